@@ -251,7 +251,6 @@ def judge(
 @_command(
     "ddpdiag simulate --hosts 16384 --fault slow-host:164 --seed 7",
     "ddpdiag simulate --hosts 8 --fault slow-link --record run.jsonl",
-    "ddpdiag simulate --hosts 1024 --fault slow-host:10 --trials 100",
 )
 def simulate(
     what: SimulateOptions,

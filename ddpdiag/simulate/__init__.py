@@ -29,6 +29,3 @@ class SimulateOptions:
     )
     hosts_per_leaf: int = option(32, "Hosts on a leaf switch.", metavar="N", min=1)
     seed: int = option(0, "The same seed gives the same run.", metavar="N")
-    trials: int | None = option(
-        None, "Number of runs; prints how often hosts were blamed, instead of a report.", metavar="N", min=1
-    )

@@ -20,7 +20,7 @@ Scheme = Callable[[Sequence[int], int], Search]
 
 
 def ours(hosts: Sequence[int], seed: int, *, floor: float, leaves: Mapping[int, Domain] | None = None) -> Search:
-    """Hosts of a leaf that is named as a whole are not blamed one by one, nor those of a congested part."""
+    """The procedure of FAB001; hosts of a congested part are not blamed."""
     search = localise(hosts, leaves, Rules(floor=floor, expected=NOMINAL_BYTES_PER_S), seed)
     try:
         step = next(search)
@@ -29,8 +29,7 @@ def ours(hosts: Sequence[int], seed: int, *, floor: float, leaves: Mapping[int, 
             step = search.send({group: Reached(NOMINAL_BYTES_PER_S * share) for group, share in shares.items()})
     except StopIteration as end:
         found: Diagnosis = end.value
-    of_leaves = {host for _, members in found.domains for host in members}
-    return {bad.unit for bad in found.bad} - of_leaves
+    return {bad.unit for bad in found.bad}
 
 
 def two_pass(hosts: Sequence[int], seed: int, *, below: float, confirmations: int) -> Search:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddpdiag.checks.fabric.notes import LOST, Diagnosis, Phase, Reached, Round, Rules
+from ddpdiag.checks.fabric.notes import Diagnosis, Phase, Reached, Round, Rules
 from ddpdiag.checks.fabric.search import localise, rows
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
@@ -17,10 +17,8 @@ QUIET = Noise(sigma=0.01, transients=0.0)
 IN_LEAVES = 16
 
 
-def searched(
-    fleet: Fleet, leaves: Mapping[int, int] | None = None, most_quiet: int = 100
-) -> tuple[Diagnosis, list[Round]]:
-    """What comes of it, and its rounds; quiet rounds beyond `most_quiet` are not known, as in old recordings."""
+def searched(fleet: Fleet, leaves: Mapping[int, int] | None = None) -> tuple[Diagnosis, list[Round]]:
+    """The diagnosis of a search, and its rounds."""
     search = localise(range(fleet.hosts), leaves, Rules(), seed=7)
     rounds: list[Round] = []
     try:
@@ -28,8 +26,7 @@ def searched(
         while True:
             rounds.append(step)
             fleet.next_round(step.groups)
-            is_known = sum(own.phase is Phase.QUIET for own in rounds) <= most_quiet
-            step = search.send({g: Reached(fleet.rate(g)) if is_known else Reached(None, LOST) for g in step.groups})
+            step = search.send({group: Reached(fleet.rate(group)) for group in step.groups})
     except StopIteration as end:
         return end.value, rounds
 
@@ -61,16 +58,6 @@ def test_hosts_behind_a_narrow_uplink_are_not_blamed_and_slow_ones_are(known, se
     assert len(part.units) >= IN_LEAVES - 2  # but for slow ones, and those that passed with a neighbour
     assert part.domain == (narrow if known else None)
     assert len(rounds) <= 10
-
-
-def test_in_a_quiet_round_few_hosts_of_a_leaf_communicate():
-    fleet = fleet_of(512, (Fault.UPLINK, 1))
-    (narrow,) = fleet.narrow
-    _, rounds = searched(fleet)
-    quiet = [step for step in rounds if step.phase is Phase.QUIET]
-    assert quiet
-    for step in quiet:
-        assert sum(fleet.leaf_of(host) == narrow for group in step.groups for host in group) <= IN_LEAVES / 4
 
 
 def test_a_fleet_without_suspects_has_no_quiet_rounds():
@@ -108,15 +95,10 @@ def test_neighbours_that_are_slow_together_are_a_part_of_the_fabric():
     assert [part.units for part in found.congested] == [tuple(range(32, 48))]
 
 
-def test_a_slow_host_among_fast_neighbours_is_at_fault():
-    found, _ = searched(Slow(512, range(32, 33)))
-    assert named(found) == {32}
-    assert not found.congested
-
-
-def test_two_slow_neighbours_are_two_slow_hosts():
-    found, _ = searched(Slow(512, range(32, 34)))
-    assert named(found) == {32, 33}
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_slow_hosts_among_fast_neighbours_are_at_fault(count):
+    found, _ = searched(Slow(512, range(32, 32 + count)))
+    assert (named(found), found.congested) == ({*range(32, 32 + count)}, ())
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -137,7 +119,7 @@ def test_witnesses_show_that_a_suspect_shares_its_slowness(known):
 def test_of_a_known_leaf_the_leaf_is_at_fault():
     fleet = Slow(512, range(32, 48))
     found, _ = searched(fleet, leaves_of(fleet))
-    assert [domain for domain, _ in found.domains] == [2]
+    assert [(part.domain, part.units) for part in found.congested] == [(2, tuple(range(32, 48)))]
 
 
 def test_the_only_two_hosts_of_a_leaf_cannot_be_told_from_the_leaf():
@@ -145,12 +127,6 @@ def test_the_only_two_hosts_of_a_leaf_cannot_be_told_from_the_leaf():
     leaves = {host: 0 if host < 2 else 1 + host % 4 for host in range(64)}
     found, _ = searched(fleet, leaves)
     assert (named(found), found.open) == (set(), (0, 1))
-
-
-def test_without_quiet_rounds_a_recording_is_judged_by_the_others():
-    fleet = fleet_of(512, (Fault.SLOW_HOST, 5))
-    found, _ = searched(fleet, most_quiet=0)
-    assert named(found) == fleet.failing
 
 
 # Cuts -----------------------------------------------------------------------------------------------------------------
@@ -177,17 +153,14 @@ class Trunk(Fleet):
 def test_a_bottleneck_between_two_groups_blames_no_host_and_no_pair(hosts, share):
     found, rounds = searched(Trunk(hosts, share))
     assert not found.bad
-    assert not (*found.paths, *found.transients, *found.unrepeated)
+    assert not found.paths
     (part,) = found.congested
-    half = hosts // 2
-    # Where all pairs are tested, and none passes across, the two groups are known.
-    both = (tuple(range(half)), tuple(range(half, hosts)))
-    assert part.sides == both if hosts == 8 else len(part.sides) == 1
+    assert part.between
     assert [own.rate for own in part.quiet] == pytest.approx([share * USUAL] * 2, rel=0.1)
     assert len(rounds) <= 10
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_noise_makes_no_cut(seed):
     fleet = Fleet(8, Faults(((Fault.SLOW_LINK, 1),), 0.5), Noise(0.02, 0.01), seed=seed)
     assert searched(fleet)[0].congested == ()
@@ -230,10 +203,10 @@ def test_a_congested_part_is_a_warning_with_the_hosts_behind_it(golden):
     golden(finding)
 
 
-def test_a_bottleneck_between_two_groups_is_named_with_both_sides(golden):
+def test_a_bottleneck_between_two_groups_is_named_with_its_hosts(golden):
     report = judged(Trunk(8, 0.4))
     (finding,) = (own for own in report.findings if own.code == "FAB001.congested")
-    assert finding.evidence["sides"] == [" ".join(map(host_name, side)) for side in (range(4), range(4, 8))]
+    assert finding.evidence["hosts"] == [*map(host_name, range(8))]
     assert finding.severity is Severity.ERROR
     assert not any(own.hosts or own.links for own in report.findings)
     golden(finding)
@@ -245,12 +218,3 @@ def test_two_hosts_of_a_leaf_are_undecided(golden):
     (finding,) = (own for own in report.findings if own.code == "FAB001.undecided")
     assert finding.evidence["hosts"] == ["n0000", "n0001"]
     golden(finding)
-
-
-def test_answers_are_what_the_rounds_asked(recwarn):
-    # A played-back search is the same search: nothing hangs on the order in which answers come.
-    fleet = fleet_of(256, (Fault.UPLINK, 1), (Fault.SLOW_HOST, 3))
-    first, rounds = searched(fleet)
-    again, _ = searched(fleet_of(256, (Fault.UPLINK, 1), (Fault.SLOW_HOST, 3)))
-    assert first == again
-    assert all(len({host for group in step.groups for host in group}) == 2 * len(step.groups) for step in rounds)

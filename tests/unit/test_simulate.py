@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.app import app
 from ddpdiag.cli.edge import guarded
-from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Status
 from ddpdiag.render.findings import SAME_SHOWN
@@ -85,8 +84,7 @@ def test_bad_hosts_are_named_and_no_others(tmp_path, fault, ranks, code, exit_co
     done = simulated(tmp_path, *words)
     assert done.codes[code] == names(fleet(64, (fault, 3), seed=seed).failing)
     # Of the others it is told from which slowdown on they would have been found.
-    own = {word for word in done.codes if word.startswith("FAB001")}
-    assert own - {"FAB001.transient"} == {code, "FAB001.clear"}
+    assert {word for word in done.codes if word.startswith("FAB001")} == {code, "FAB001.clear"}
     assert done.exit_code == exit_code
 
 
@@ -102,18 +100,15 @@ def test_a_slow_way_is_named_and_no_host(tmp_path):
 def test_a_bad_leaf_is_named_with_its_hosts(golden, tmp_path):
     done = simulated(tmp_path, "--hosts", "128", "--fault", "leaf")
     failing = fleet(128, (Fault.LEAF, 1)).failing
-    assert done.codes["FAB001.domain"] == names(failing)
-    assert len(failing) == 16
+    finding = done.finding("FAB001.congested")
+    assert {*finding.evidence["hosts"]} == names(failing)
     assert "FAB001.host" not in done.codes
-    assert f"leaf{min(failing) // 32} " in done.text
-    golden(done.finding("FAB001.domain"))
+    golden(finding)
 
 
 def test_transients_blame_nobody(tmp_path):
     done = simulated(tmp_path, "--hosts", "512", "--fault", "transient")
-    assert {*done.codes} == {"FAB001.transient", "FAB001.clear"}
-    assert not any(done.codes.values())
-    assert done.exit_code == 0
+    assert (done.codes, done.exit_code) == ({"FAB001.clear": set()}, 0)
 
 
 def test_a_fleet_that_is_slow_as_a_whole_blames_nobody(tmp_path):
@@ -122,9 +117,8 @@ def test_a_fleet_that_is_slow_as_a_whole_blames_nobody(tmp_path):
     assert done.exit_code == 1
 
 
-@pytest.mark.parametrize("words", [(), ("--fault", "none")], ids=["no word", "none"])
-def test_a_fleet_without_faults_is_fit(golden, tmp_path, words):
-    done = simulated(tmp_path, "--hosts", "64", *QUIET, *words)
+def test_a_fleet_without_faults_is_fit(golden, tmp_path):
+    done = simulated(tmp_path, "--hosts", "64", *QUIET, "--fault", "none")
     assert done.codes == {"FAB001.clear": set()}
     assert done.exit_code == 0
     golden(done.finding("FAB001.clear"))
@@ -185,24 +179,6 @@ def test_the_run_lasts_as_long_as_its_trials(tmp_path):
     assert 60 < done.report["seconds"] <= done.report["budget_seconds"]
 
 
-def test_the_bad_hosts_are_excluded(tmp_path):
-    bad, good = tmp_path / "bad", tmp_path / "good"
-    simulated(
-        tmp_path,
-        *("--hosts", "64", "--fault", "slow-inside:2", "--slower", "0.8"),
-        *("--write-failing-hosts", str(bad), "--write-healthy-hosts", str(good)),
-    )
-    expected = names(fleet(64, (Fault.SLOW_INSIDE, 2)).failing)
-    assert {*bad.read_text().split()} == expected
-    assert not expected & {*good.read_text().split()}
-
-
-def test_many_runs_are_counted(golden):
-    done = CliRunner().invoke(app, ["simulate", "--hosts", "64", "--fault", "slow-host:2", "--trials", "4"])
-    assert done.exit_code == 0
-    golden(done.stdout)
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
@@ -210,10 +186,7 @@ def test_many_runs_are_counted(golden):
     "words",
     [
         ("--fault", "slow"),
-        ("--fault", "slow-host:"),
         ("--fault", "slow-host:0"),
-        ("--fault", "slow-host:-1"),
-        ("--fault", "slow-host:x"),
         ("--hosts", "4", "--fault", "slow-host:3", "--fault", "hang:2"),
         ("--hosts", "40", "--fault", "leaf:3"),
         ("--hosts", "3", "--fault", "slow-link:4"),
@@ -234,12 +207,6 @@ def test_numbers_out_of_range_are_refused(words):
     done = CliRunner().invoke(app, ["simulate", *words])
     assert done.exit_code == 2
     assert words[0] in done.output
-
-
-def test_as_many_links_are_slow_as_were_asked_for():
-    assert len(fleet(4, (Fault.SLOW_LINK, 6)).links) == 6
-    with pytest.raises(UsageError):
-        fleet(4, (Fault.SLOW_LINK, 7))
 
 
 # The page -------------------------------------------------------------------------------------------------------------

@@ -63,10 +63,6 @@ def test_a_share_that_is_no_number_is_refused(golden, name: str) -> None:
     golden(refused("simulate", f"--{name}", "nan"))
 
 
-def test_many_simulated_runs_make_no_report(golden) -> None:
-    golden(refused("simulate", "--trials", "2", "--hosts", "2", "--json", "x"))
-
-
 def test_an_empty_command_cannot_be_watched(golden) -> None:
     with pytest.raises(UsageError) as command:
         watch.run([""], WatchOptions())

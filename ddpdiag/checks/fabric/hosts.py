@@ -13,18 +13,17 @@ but one of them with healthy partners (more than 1,000 hosts take four rounds), 
 to four hosts there are none: at most one other pair communicates in any round).
 
 Quiet rounds tell a slow host from a network that does not carry all hosts at once, or is busy with other jobs. Only
-suspects and healthy partners communicate. Four rounds have a quarter of the suspects each, and hosts that are next to
-each other are in different ones; two more rounds have those that still fail, and hosts next to them as witnesses. They
-cost two rounds for one suspect and six for many (some 3 s each), never more than ten rounds of pairs among more than
-128 hosts, and none without suspects. Hosts whose tests do not end are not slow but failing, and are not tried again.
+suspects and healthy partners communicate. Four rounds have a quarter of the suspects each, and neighbours are in
+different ones; two more rounds have those that still fail, with healthy neighbours as witnesses. They cost two rounds
+for one suspect and six for many (some 3 s each), never more than ten rounds of pairs among more than 128 hosts, and
+none without suspects. Hosts whose tests do not end are not slow but failing, and are not tried again.
 
 A host that is slow alone among fast neighbours is at fault. Hosts that are slow together share the cause, and none of
-them is blamed: hosts that are slow only while others communicate; hosts of a leaf of which half of the witnesses are
-slow as well; without known leaves, rows of slow hosts in the order of ranks that are no chance (Slurm and most others
-number hosts along their cables); and, of up to 128 hosts, two groups whose pairs are slow across and not inside. Where
-the order of ranks says nothing about cables and no leaf is known, hosts behind a network that is slow all the time
-are blamed. A slow host behind a leaf that is slow itself is not found. Of two hosts that are all of their leaf it is
-not known whether they are slow or the leaf.
+them is blamed: hosts that are slow only while others communicate; rows of slow hosts that are no chance, in the order
+of leaves and ranks (Slurm and most others number hosts along their cables); and, of up to 128 hosts, healthy hosts of
+which many pairs are slow. Where the order of ranks says nothing about cables and no leaf is known, hosts behind a
+network that is slow all the time are blamed. A slow host behind a leaf that is slow itself is not found. Of two hosts
+that are all of their leaf it is not known whether they are slow or the leaf.
 
 A quick check of up to 16 hosts skips this check if the all-reduce over all ranks succeeded, or if RDZ004 has found what
 is wrong between the hosts: use `--depth standard` or `--stage fabric`. Hosts that were lost before take no part; the
@@ -59,7 +58,6 @@ from ddpdiag.checks.fabric.notes import (
     Bad,
     Bar,
     Congested,
-    Diagnosis,
     Path,
     Phase,
     Reached,
@@ -88,9 +86,6 @@ FINDINGS = {
         slows=True,
     ),
     "path": FindingSpec.warning("two hosts are slow or fail together, and pass with others: neither host is blamed."),
-    "domain": FindingSpec.error(
-        "so many hosts of one leaf or rack are slow or fail that the leaf or rack itself is at fault."
-    ),
     "systemic": FindingSpec(
         "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below the expected rate, or "
         "do not end: the configuration is at fault, not a host."
@@ -100,10 +95,9 @@ FINDINGS = {
         "The hosts behind it are listed (JSON: evidence.hosts), and none is blamed."
     ),
     "undecided": FindingSpec.warning(
-        "two hosts are slow, and no third one tells whether they are at fault or what they share: there are two hosts "
-        "only, or both are all of their leaf."
+        "hosts are slow, and no other one shows whether they are at fault or what they share: there are two hosts "
+        "only, or two are all of their leaf."
     ),
-    "transient": FindingSpec.note("pairs that failed and then passed, or that failed when no round was left."),
     "unproven": FindingSpec.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
     "clear": FindingSpec.note("no other host is slow or fails; the smallest slowdown that would have been found."),
     "unmeasured": FindingSpec.not_seen("the run ended before the search was complete."),
@@ -157,7 +151,6 @@ def _fabric(seen: Seen[Data]) -> FabricState:
         transients=seen.number("transient_share"),
         rounds=int(seen.number("rounds")) or None,
         least=seen.number("least_bytes_per_s"),
-        cover=int(seen.number("cover")) if seen.options.depth is Depth.DEEP else 0,
     )
     return FabricState(seen, rules)
 
@@ -286,7 +279,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if not seen.trials:
         return
     fabric = _fabric(seen)
-    state, names = fabric.state, fabric.fleet.names
+    state = fabric.state
     if not isinstance(state, Located):
         when, fix = truncation_of(seen)
         yield seen.finding(
@@ -300,19 +293,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         return
     found = state.diagnosis
     yield from _topology(seen, fabric)
-    # What explains many hosts comes before single ones: the first of the errors is what the verdict names.
-    for domain, units in found.domains:
-        own = [names[unit] for unit in units]
-        yield seen.finding(
-            "domain",
-            f"{domain} is at fault: {len(own)} of its hosts are slow or fail with every partner",
-            f"{len(own)} hosts of {domain} are slow or fail with every partner ({names_text(own, _SHOWN)}). So many at "
-            "once point to the leaf switch or rack that they share, not to each host.",
-            hosts=own,
-            evidence={"domain": str(domain)},
-            fix="Leave these hosts out of the job (`ddpdiag check --write-failing-hosts FILE` lists them). Ask the "
-            f"network team to check the switch, power and cooling of {domain}.",
-        )
     for alone in state.alone:
         yield _alone(seen, fabric, alone)
     if found.systemic:
@@ -320,26 +300,22 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         return
     for part in found.congested:
         yield _congested(seen, fabric, part, found.bar)
-    in_domains = {unit for _, units in found.domains for unit in units}
-    yield from (_node(seen, fabric, bad, found.bar) for bad in found.bad if bad.unit not in in_domains)
+    yield from (_node(seen, fabric, bad, found.bar) for bad in found.bad)
     yield from (_path(seen, fabric, path, found.bar.usual) for path in found.paths)
-    if found.transients or found.unrepeated:
-        yield _transient(seen, fabric, found)
     yield from _of_all(seen, fabric, state)
 
 
 def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) -> Finding:
     """A part of the fabric that slows down several hosts, with the hosts behind it."""
-    units = fabric.of_domain(part.domain) or part.units
-    names = [[fabric.fleet.names[unit] for unit in side] for side in part.sides or (units,)]
-    where = f"between {' and '.join(map(_side, names))}" if part.sides else f"behind {_side(names[0])}"
+    names = [fabric.fleet.names[unit] for unit in part.units]
+    where = f"{'between' if part.between else 'behind'} {names_text(names)}"
     loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
     in_quiet = quiet is not None and quiet < bar.least
     rate = "not measured" if quiet is None else f"{rate_text(quiet)} busbw"
     known = f"{part.domain}: " if part.domain is not None else ""
-    pairs = f"Pairs of one of these {len(part.units)} hosts with another host"
-    if part.sides:
-        pairs = "Pairs with one host of each group" if len(part.sides) > 1 else "The slow pairs of these hosts"
+    pairs = f"Pairs of one of these {len(names)} hosts with another host"
+    if part.between:
+        pairs = "The slow pairs of these hosts"
     serious = severity(part.quiet, bar.usual, seen.number("error_share"))
     return seen.finding(
         "congested",
@@ -349,8 +325,7 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
         severity=serious if in_quiet else Severity.WARNING,
         hosts=(),
         evidence={
-            "hosts": [fabric.fleet.names[unit] for unit in units],
-            "sides": [" ".join(side) for side in names] if part.sides else [],
+            "hosts": [*names],
             "domain": str(part.domain) if part.domain is not None else None,
             "loaded_bytes_per_s": loaded,
             "quiet_bytes_per_s": quiet,
@@ -359,10 +334,6 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
         fix="Ask the network team what these hosts share (leaf switch, uplinks), and for its load from other jobs, "
         "links that are down, and counters of drops, ECN marks and PFC pauses. No host needs to be replaced.",
     )
-
-
-def _side(names: Sequence[str]) -> str:
-    return names_text(names) if len(names) <= _SHOWN else f"{len(names)} hosts ({names_text(names, 3)})"
 
 
 def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
@@ -449,29 +420,15 @@ def _systemic(seen: Seen[D], fabric: FabricState, systemic: Systemic, bar: Bar) 
     )
 
 
-def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
-    names = fabric.fleet.names
-    told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
-    again = [f"{len(found.transients)} passed when repeated"] if found.transients else []
-    once = [f"{few} not repeated often enough"] if (few := len(found.unrepeated)) else []
-    return seen.finding(
-        "transient",
-        "some pairs of hosts failed for a short time",
-        f"{names_text(told, _SHOWN)} failed although both hosts pass with others: {', '.join(again + once)}.",
-        evidence={"pairs": [*told]},
-        fix="Nothing to do now. If they fail again in the next run, ask the network team about the path between them.",
-    )
-
-
 def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
     """Findings on what pairs do not show or did not decide; otherwise, that no other host is slow."""
     found, proof = state.diagnosis, state.proof
     if open_ones := [fabric.fleet.names[unit] for unit in found.open]:
         yield seen.finding(
             "undecided",
-            "the only two hosts of a leaf are slow; whether they or the leaf is at fault is not known",
-            f"{names_text(open_ones, _SHOWN)} are slow in {count(found.rounds, 'round')}. No other host of this run is "
-            "behind the same leaf switch, so either these hosts are slow or the switch is.",
+            "hosts are slow; whether they or what they share is at fault is not known",
+            f"{names_text(open_ones, _SHOWN)} are slow in {count(found.rounds, 'round')}. No healthy host of this run "
+            "is behind the same leaf switch, so either these hosts are slow or the switch is.",
             evidence={"hosts": [*open_ones]},
             fix="Run again with a third host behind that switch; it shows whether the hosts or the switch are slow.",
         )
@@ -588,13 +545,12 @@ def truncation_of(seen: Seen[D]) -> tuple[str, str]:
     return "when the run ended", "Run it again to the end."
 
 
-# least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
-# ddpdiag/checks/fabric/notes.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
+# least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts): see ddpdiag/checks/fabric/notes.py.
+# error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
 SETTINGS = {
     "floor_share": FLOOR,
     "transient_share": 0.01,
     "rounds": 0,
-    "cover": 2,
     "least_bytes_per_s": 30e6,
     "error_share": 0.5,
 }

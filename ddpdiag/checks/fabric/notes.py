@@ -119,10 +119,8 @@ class Rules(NamedTuple):
     """The rules of a search. Shares are of the rate that most of the pairs reach.
 
     `alpha`: healthy units blamed per run. `floor`: less than so much slower is never a fault, however quiet the fleet.
-    `expected` is what a pair should reach in bytes per second, if that is known, and `systemic_share` the part of it
-    that at least half of the pairs must reach; `least` is a rate below which nothing passes. `domain_share` of a
-    domain, and `domain_least` units, are the domain's fault. `cover` is how many more rounds look for links. With
-    `quiet` suspects are tried again while hardly any other unit communicates.
+    `expected` is what a pair should reach in bytes per second, if that is known; `least` is a rate below which nothing
+    passes. With `quiet` suspects are tried again while hardly any other unit communicates.
     """
 
     alpha: float = 0.05
@@ -130,11 +128,7 @@ class Rules(NamedTuple):
     transients: float = 0.01
     rounds: int | None = None
     expected: float | None = None
-    systemic_share: float = 0.5
     least: float = 0.0
-    domain_share: float = 0.3
-    domain_least: int = 3
-    cover: int = 0
     quiet: bool = True
 
     def rounds_for(self, units: int) -> int:
@@ -231,13 +225,12 @@ LOST, UNHEARD = "lost", "unheard"
 
 
 class Phase(Enum):
-    """The purpose of a round: each unit alone, pairs, suspects again, paths, suspects while hardly any other unit
-    communicates, and all good ones together as the proof."""
+    """The purpose of a round: each unit alone, pairs, suspects again, suspects while few others communicate, and all
+    good ones together as the proof."""
 
     LOCAL = "local"
     PAIR = "pair"
     CONFIRM = "confirm"
-    COVER = "cover"
     QUIET = "quiet"
     VERIFY = "verify"
 
@@ -283,15 +276,14 @@ class Path(NamedTuple):
 class Congested(NamedTuple):
     """Units that share a slow part of the fabric, and what they reached while others communicated and in quiet rounds.
 
-    `sides` are two groups whose pairs are slow only across, or one group with many slow pairs inside. `domain` is the
-    leaf, if known.
+    `domain` is the leaf, if known and the same for all. `between`: only pairs of these units are slow.
     """
 
     units: tuple[int, ...]
     loaded: tuple[Reached, ...]
     quiet: tuple[Reached, ...]
     domain: Domain | None = None
-    sides: tuple[tuple[int, ...], ...] = ()
+    between: bool = False
 
 
 class Systemic(NamedTuple):
@@ -305,10 +297,7 @@ class Diagnosis(NamedTuple):
     """The units that are bad. For units in `open` the data do not decide whether they or what they share is at fault.
 
     `systemic` is the reason why no unit is blamed. `congested` are slow parts of the fabric, of which no unit is bad.
-
-    `domains` are those of which so many units are bad that it is the domain; `bad` holds these units as well.
-    `unrepeated` failed between good ends too seldom to be sure, when no round was left. `found_from` is the smallest
-    slowdown, as a share, that would have been found.
+    `found_from` is the smallest slowdown, as a share, that would have been found.
     """
 
     bar: Bar
@@ -317,9 +306,6 @@ class Diagnosis(NamedTuple):
     cleared: frozenset[int] = frozenset()
     open: tuple[int, ...] = ()
     paths: tuple[Path, ...] = ()
-    transients: tuple[Path, ...] = ()
-    unrepeated: tuple[Path, ...] = ()
-    domains: tuple[tuple[Domain, tuple[int, ...]], ...] = ()
     congested: tuple[Congested, ...] = ()
     systemic: Systemic | None = None
     found_from: float = 1.0
@@ -345,7 +331,7 @@ class Notes:
         self.needed = rules.rounds_for(len(units))
         self.cleared: set[int] = set()
         self.retested: list[int] = []  # the suspects of the quiet rounds
-        self.quiet: dict[int, list[Reached]] = {}  # what these and their witnesses reached there
+        self.quiet: dict[int, list[Reached]] = {}  # what these reached there
         self.alone: dict[Pair, Reached] = {}  # what a pair reached while no other one communicated
         self.slow_between = False  # the network between good units is at fault, as their pairs show
         self.rounds = 0
@@ -366,7 +352,7 @@ class Notes:
     def book_quiet(self, results: Results, subjects: Collection[int]) -> None:
         """Note what the subjects of a quiet round reached with their partners; a suspect that passes is cleared.
 
-        What could not be tried is no failure: recordings of versions without quiet rounds are judged without them.
+        What could not be tried is no failure.
         """
         self.rounds += 1
         for pair, tested in results.items():
@@ -394,13 +380,10 @@ class Notes:
         """With whom it failed, in order."""
         return tuple(one if other == unit else other for one, other in self.failures.get(unit, ()))
 
-    def by_domain(self, units: Iterable[int]) -> dict[Domain, list[int]]:
-        """Those units whose domain is known, by domain."""
-        members: dict[Domain, list[int]] = {}
-        for unit in units:
-            if unit in self.domains:
-                members.setdefault(self.domains[unit], []).append(unit)
-        return members
+    @property
+    def in_line(self) -> list[int]:
+        """All units, neighbours beside each other: by domain, then by number, as most schedulers number hosts."""
+        return sorted(self.units, key=lambda unit: (str(self.domains.get(unit, "")), unit))
 
     @property
     def suspects(self) -> list[int]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.notes import UNHEARD, Domain, Phase, Reached, Results, Round, Rules
+from ddpdiag.checks.fabric.notes import UNHEARD, Phase, Reached, Results, Round, Rules
 from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
 from ddpdiag.model import Outcome, Status
@@ -83,7 +83,6 @@ class FabricState:
             with_inside=tuple(unit for unit in self.units if len(self.fleet.ranks[unit]) > 1),
             domains=self._domains,
             rules=self._rules._replace(expected=self._expected),
-            inside_rules=self._rules._replace(least=0.0, cover=0),
             seed=zlib.crc32(self._seen.recording.header.run_id.encode()),
         )
 
@@ -126,10 +125,6 @@ class FabricState:
         arrivals = self._seen.world.arrivals
         told = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
         return self.given_domains or {unit: leaf for unit, leaf in enumerate(told) if leaf}
-
-    def of_domain(self, domain: Domain | None) -> tuple[int, ...]:
-        """The hosts of a leaf; none if it is not known."""
-        return tuple(unit for unit in self.units if domain is not None and self._domains.get(unit) == domain)
 
     @cached_property
     def given_domains(self) -> Mapping[int, str]:

@@ -8,9 +8,8 @@ blame.
 2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared. A pair that failed
    while both its ends are cleared is tried again: it goes on failing (the path between the two is bad) or it does not
    (a transient).
-3. Cover, if asked for: more matchings look for paths.
-4. Quiet: what failed every time is tried again while hardly any other unit communicates (see `retest`). A unit that
-   fails there as well is bad, unless its neighbours are as slow: then what they share is (see `congestion`).
+3. Quiet: what failed every time is tried again while hardly any other unit communicates (see `retest`). A unit that
+   fails there as well is bad, unless its neighbours are as slow: then what they share is (see `congested_parts`).
 
 The procedure is written down as a generator: it yields rounds and is sent what each pair reached. Two units, or units
 of which most are bad, cannot be told apart, and that is said.
@@ -18,8 +17,8 @@ of which most are bad, cannot be told apart, and that is said.
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, zip_longest
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -55,7 +54,6 @@ from ddpdiag.checks.fabric.notes import (
     round_robin,
     smallest_slowdown,
 )
-from ddpdiag.checks.matrix import explain
 from ddpdiag.stats import quantile
 from ddpdiag.text import share_text
 
@@ -65,8 +63,8 @@ _LEAST = 3
 _ROWS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
 # Uplinks of a leaf that carry less than a quarter of what its hosts can send are not built.
 _PARTS = 4
-# On each side of a suspect: even at the end of a row of hosts, four that are slow are no chance among 16,384.
-_WITNESSES = 3
+# The witnesses of a suspect: even at the end of a row of hosts, four that are slow are no chance among 16,384.
+_NEIGHBOURS = (1, -1, 2, -2, 3, -3)
 # A quiet round has witnesses as long as a quarter of the units communicates at most.
 _QUIET_SHARE = 1 / 8
 # So many pairs are tried with nothing beside them: each costs a round.
@@ -88,9 +86,8 @@ def retest(notes: Notes) -> Generator[Round, Results, None]:
     1. Parts: in each of four rounds a quarter of the suspects communicates; neighbours, and units of one domain, in
        different rounds. An uplink that carries a quarter of what its units can send is then no hindrance. A suspect
        that passes is cleared.
-    2. Last: the suspects that never passed, in two rounds, with witnesses. These are units that are next to a suspect
-       (in its domain, else in the order of ranks) and passed. Witnesses that fail both times show that the slowness is
-       shared.
+    2. Last: the suspects that never passed, in two rounds, with witnesses: neighbours that passed before. Witnesses
+       that fail both times show that the slowness is shared.
     3. Pairs one at a time: a few of those that fail between good ends.
 
     Where the network between good units is slow, no suspect is blamed, and only pairs are tried.
@@ -115,23 +112,25 @@ def _retest_units(notes: Notes) -> Generator[Round, Results, None]:
         for unit in notes.suspects
         if notes.is_bad(unit) and any(tested.rate is not None for tested in notes.loaded_tests(unit))
     ]
-    dealt = sorted(notes.retested, key=lambda unit: (str(notes.domains.get(unit, "")), unit))
+    suspects = set(notes.retested)
+    dealt = [unit for unit in notes.in_line if unit in suspects]
     count = min(_PARTS, len(dealt), max(1, MOST_ROUNDS - FINAL_ROUNDS - notes.rounds))
     for part in range(count if len(dealt) > 1 else 0):  # one suspect is alone in the last rounds
         yield from _try(notes, dealt[part::count])
-    yield from _last(notes)
-
-
-def _last(notes: Notes) -> Generator[Round, Results, None]:
-    witnesses: list[int] = []
+    witnesses = _witnesses(notes)
     for number in range(FINAL_ROUNDS):
-        left = [unit for unit in notes.retested if unit not in notes.cleared]
-        if not left:
-            return
-        if number == 0:
-            room = max(0, int(len(notes.units) * _QUIET_SHARE) - len(left))
-            witnesses = list(islice(_next_to(notes, left), room))
-        yield from _try(notes, [*left, *witnesses], () if number else _open_pairs(notes))
+        if left := [unit for unit in notes.retested if unit not in notes.cleared]:
+            yield from _try(notes, [*left, *witnesses], () if number else _open_pairs(notes))
+
+
+def _witnesses(notes: Notes) -> list[int]:
+    """The neighbours of the remaining suspects that passed, the nearest first."""
+    line, left = notes.in_line, [unit for unit in notes.retested if unit not in notes.cleared]
+    place = {unit: at for at, unit in enumerate(line)}
+    near = (place[unit] + away for away in _NEIGHBOURS for unit in left)
+    found = dict.fromkeys(line[at] for at in near if 0 <= at < len(line))
+    free = [unit for unit in found if unit in notes.cleared and unit not in notes.retested]
+    return free[: max(0, int(len(line) * _QUIET_SHARE) - len(left))]
 
 
 def _try(notes: Notes, subjects: Sequence[int], pairs: Sequence[Pair] = ()) -> Generator[Round, Results, None]:
@@ -143,23 +142,6 @@ def _try(notes: Notes, subjects: Sequence[int], pairs: Sequence[Pair] = ()) -> G
         results = yield Round(Phase.QUIET, (*found, *beside))
         notes.book_quiet({pair: results[pair] for pair in found}, {*subjects})
         notes.alone |= {pair: results[pair] for pair in beside}
-
-
-def _next_to(notes: Notes, suspects: Sequence[int]) -> Iterator[int]:
-    """Units next to the suspects that were none themselves, each once; first the nearest of every suspect."""
-    members: dict[object, list[int]] = {}
-    for unit in notes.units:
-        members.setdefault(notes.domains.get(unit), []).append(unit)
-    place = {unit: at for own in members.values() for at, unit in enumerate(own)}
-    near = []
-    for unit in suspects:
-        own, at = members[notes.domains.get(unit)], place[unit]
-        near.append(own[at + 1 : at + 1 + _WITNESSES] + own[max(0, at - _WITNESSES) : at][::-1])
-    known = {None, *notes.retested}
-    for witness in chain.from_iterable(zip_longest(*near)):
-        if witness not in known and witness in notes.cleared:
-            known.add(witness)
-            yield witness
 
 
 def _open_pairs(notes: Notes) -> list[Pair]:
@@ -177,46 +159,31 @@ def congested_parts(notes: Notes) -> tuple[Congested, ...]:
     """The parts of the fabric that slow down several units: always, or only while others communicate."""
     if notes.slow_between:
         return (_slow_between(notes),)
-    slow = [unit for unit in notes.retested if unit not in notes.cleared and unit in notes.quiet]
-    suspects = set(notes.retested)
-    witnesses = [unit for unit, own in notes.quiet.items() if unit not in suspects and len(own) >= FINAL_ROUNDS]
-    failing = {unit for unit in witnesses if not any(map(notes.passes, notes.quiet[unit]))}
-    parts: list[tuple[Domain | None, list[int]]] = []
-    # Domains of which half of the witnesses are slow, as the suspects are.
-    for domain, members in notes.by_domain(witnesses).items():
-        bad = failing.intersection(members)
-        if len(members) >= 2 and 2 * len(bad) >= len(members):
-            parts.append((domain, sorted([*bad, *(unit for unit in slow if notes.domains.get(unit) == domain)])))
-    unknown = sorted(unit for unit in (*slow, *failing) if unit not in notes.domains)
-    parts += [(None, row) for row in rows(unknown, notes.units, notes.rules.alpha) if not failing.issuperset(row)]
-    parts += _eased(notes)
-    found = []
-    for shared, units in parts:
-        loaded = tuple(tested for unit in units for tested in notes.loaded_tests(unit))
-        quiet = tuple(notes.quiet[unit][-1] for unit in units if unit in notes.quiet)
-        found.append(Congested(tuple(units), loaded, quiet, shared))
-    return tuple(found)
-
-
-def _eased(notes: Notes) -> list[tuple[Domain | None, list[int]]]:
-    """Those that are slow only while others communicate: by domain, in rows, and the rest together.
-
-    In a quiet round they are as fast as others, and not just above the bar by chance.
-    """
+    line, alpha, suspects = notes.in_line, notes.rules.alpha, set(notes.retested)
+    slow = {unit for unit in notes.retested if unit not in notes.cleared and unit in notes.quiet}
+    slow |= {unit for unit, own in notes.quiet.items() if len(own) > 1 and not any(map(notes.passes, own))}
+    # In a quiet round they are as fast as others, and not just above the bar by chance.
     least = (notes.bar.usual + notes.bar.least) / 2
-    eased = [
+    eased = {
         unit
         for unit in notes.retested
         if unit in notes.cleared and any((tested.rate or 0.0) >= least for tested in notes.quiet.get(unit, ()))
-    ]
-    groups: list[tuple[Domain | None, list[int]]] = [
-        (domain, units) for domain, units in notes.by_domain(eased).items() if len(units) >= _LEAST
-    ]
-    in_domains = {unit for _, units in groups for unit in units}
-    groups += [(None, row) for row in rows(sorted({*eased} - in_domains), notes.units, notes.rules.alpha)]
-    grouped = {unit for _, units in groups for unit in units}
-    rest = [unit for unit in eased if unit not in grouped]
-    return [*groups, (None, rest)] if len(rest) >= _LEAST else groups
+    }
+    near = rows([unit for unit in line if unit in slow], line, alpha)
+    parts = [units for units in near if not suspects.isdisjoint(units)]
+    freed = rows([unit for unit in line if unit in eased], line, alpha)
+    rest = [unit for unit in line if unit in eased.difference(*freed)]
+    return tuple(_part(notes, units) for units in (*parts, *freed, *([rest] if len(rest) >= _LEAST else ())))
+
+
+def _part(notes: Notes, units: Sequence[int]) -> Congested:
+    domains = {notes.domains.get(unit) for unit in units}
+    return Congested(
+        units=tuple(sorted(units)),
+        loaded=tuple(tested for unit in units for tested in notes.loaded_tests(unit)),
+        quiet=tuple(notes.quiet[unit][-1] for unit in units if unit in notes.quiet),
+        domain=domains.pop() if len(domains) == 1 else None,
+    )
 
 
 def rows(members: Sequence[int], units: Sequence[int], alpha: float) -> list[list[int]]:
@@ -277,20 +244,18 @@ def _between_cleared(notes: Notes) -> list[Pair]:
 
 
 def _slow_between(notes: Notes) -> Congested:
-    """The pairs that fail, and if all pairs were tried, the two groups between which they do."""
+    """The units of the pairs that fail."""
     failing = [pair for pair in _between_cleared(notes) if not any(map(notes.passes, notes.tests[pair]))]
-    passing = notes.tests.keys() - failing
-    pattern = explain({(one, other) for one, other in failing}, {(one, other) for one, other in passing})
-    islands = pattern.islands if pattern is not None else ()
     units = tuple(sorted({*chain(*failing), *notes.suspects}))
     loaded = tuple(tested for pair in failing for tested in notes.tests[pair])
-    sides = islands if len(islands) == 2 and min(map(len, islands)) >= _LEAST else (units,)
-    return Congested(units, loaded, tuple(notes.alone.values()), sides=sides)
+    return Congested(units, loaded, tuple(notes.alone.values()), between=True)
 
 
 T = TypeVar("T")
 # Of fewer units it is not known which of them is the usual one.
 _LEAST_TO_COMPARE = 3
+# At least half of the pairs must reach this share of what is expected.
+_SYSTEMIC_SHARE = 0.5
 # Where the best pairs are so far above the median, they show what is possible, and most units are slow.
 _ABOVE = 2.0
 _ABOVE_SIGMAS = 6.0  # and no noise
@@ -303,7 +268,6 @@ class Ground(NamedTuple):
     with_inside: tuple[int, ...] = ()
     domains: Mapping[int, Domain] = {}
     rules: Rules = Rules()
-    inside_rules: Rules = Rules()
     seed: int = 0
 
 
@@ -346,16 +310,16 @@ def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
         return ()
     results = yield Round(Phase.LOCAL, tuple(units))
     rates = [tested.rate for tested in results.values() if tested.rate is not None]
-    bar = Bar(0.0, 0.0, ground.inside_rules.least)
+    rules, bar = ground.rules._replace(least=0.0), Bar(0.0, 0.0, 0.0)
     if len(rates) >= _LEAST_TO_COMPARE:
         spread = max(tested.spread for tested in results.values())
-        bar = bar_of(rates, len(rates), ground.inside_rules, spread)
+        bar = bar_of(rates, len(rates), rules, spread)
     tests = {group: [tested] for group, tested in results.items()}
     failing = [group for group in units if group in results and not results[group].passes(bar.least)]
     # Where most fail, it is no matter of single units: pairs will show it as well.
     if 2 * len(failing) >= len(units) and len(units) > 1:
         return ()
-    for _ in range(ground.inside_rules.rounds_for(len(units)) - 1):
+    for _ in range(rules.rounds_for(len(units)) - 1):
         if not failing:
             break
         again = yield Round(Phase.LOCAL, tuple(failing))
@@ -393,7 +357,7 @@ def follow(
         return found
 
 
-# Pair, confirm, cover ------------------------------------------------------------------------------------------------
+# Pair and confirm ----------------------------------------------------------------------------------------------------
 
 
 def localise(
@@ -416,7 +380,6 @@ def localise(
     notes.slow_between = notes.has_quiet_rounds and is_slow_between(notes)
     if not notes.slow_between:
         yield from _repeat(notes)
-    yield from _cover(notes)
     if notes.has_quiet_rounds:
         yield from retest(notes)
     return _diagnose(notes)
@@ -456,11 +419,11 @@ def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
         return Systemic("with two alone it cannot be decided which of them is at fault, or the path between them")
     if not ended or (2 * (len(tests) - len(ended)) > len(tests) and not _most_pass(notes, 0.0)):
         return Systemic(f"{len(tests) - len(ended)} of {len(tests)} pairs did not end", too_slow=True)
-    share, expected, least = notes.rules.systemic_share, notes.rules.expected or 0.0, notes.rules.least
-    below = len(tests) - len(ended) + sum(rate < max(least, share * expected) for rate in ended)
-    if 2 * below >= len(tests) and not _most_pass(notes, max(least, share * expected)):
-        is_expected = share * expected >= least
-        what = f"{share_text(share)} of what is expected" if is_expected else f"{least / 1e6:g} MB/s"
+    least, expected = notes.rules.least, _SYSTEMIC_SHARE * (notes.rules.expected or 0.0)
+    below = len(tests) - len(ended) + sum(rate < max(least, expected) for rate in ended)
+    if 2 * below >= len(tests) and not _most_pass(notes, max(least, expected)):
+        is_expected = expected >= least
+        what = f"{share_text(_SYSTEMIC_SHARE)} of what is expected" if is_expected else f"{least / 1e6:g} MB/s"
         return Systemic(f"{below} of {len(tests)} pairs are below {what}", too_slow=is_expected)
     best = max(_ABOVE, 1 + _ABOVE_SIGMAS * notes.bar.sigma)
     above = sum(rate > best * notes.bar.usual for rate in ended)
@@ -507,32 +470,20 @@ def _repeat(notes: Notes) -> Generator[Round, Results, None]:
             notes.alone |= results
 
 
-def _cover(notes: Notes) -> Generator[Round, Results, None]:
-    """More matchings of those that are cleared: they look for paths."""
-    good = [unit for unit in notes.units if unit in notes.cleared]
-    if len(good) < 3:
-        return
-    chosen = [pair_up(good, notes.domains, notes.random) for _ in range(notes.rules.cover)]
-    rounds = [tuple(pair for pair in own if pair not in notes.tests) for own in chosen]
-    for pairs in filter(None, rounds):
-        notes.book((yield Round(Phase.COVER, pairs)))
-    while rounds and (again := apart(notes.questionable())):
-        notes.book((yield Round(Phase.COVER, again)))
-
-
 def _diagnose(notes: Notes, systemic: Systemic | None = None) -> Diagnosis:
     failing = [] if systemic else [unit for unit in notes.suspects if notes.is_bad(unit)]
     congested = () if systemic else congested_parts(notes)
     shared = {unit for part in congested for unit in part.units}
     # Slow units that are both there are of their domain: they are at fault, or what they share; no third one tells.
     slow = {unit for unit in failing if unit in notes.quiet}
-    members = notes.by_domain(notes.units)
+    members: dict[Domain, list[int]] = {}
+    for unit in notes.domains.keys() & set(notes.units):
+        members.setdefault(notes.domains[unit], []).append(unit)
     twos = [own for own in members.values() if len(own) == 2 and slow.issuperset(own)]
     undecided = {unit for own in twos for unit in own} - shared
     named = [unit for unit in failing if unit not in shared and unit not in undecided]
     between_good = [pair for pair in notes.between_good() if shared.isdisjoint(pair)]
-    passed = [pair for pair in between_good if notes.passed(pair)]
-    sure = [pair for pair in between_good if pair not in passed and len(notes.tests[pair]) >= PATH_FAILURES]
+    failed = [pair for pair in between_good if not notes.passed(pair) and len(notes.tests[pair]) >= PATH_FAILURES]
     return Diagnosis(
         bar=notes.bar,
         rounds=notes.rounds,
@@ -542,21 +493,9 @@ def _diagnose(notes: Notes, systemic: Systemic | None = None) -> Diagnosis:
         ),
         cleared=frozenset(notes.cleared) if not systemic else frozenset(),
         open=tuple(unit for unit in notes.suspects if unit not in named and unit not in shared),
-        paths=_paths(notes, sure),
-        transients=_paths(notes, passed),
-        unrepeated=_paths(notes, [pair for pair in notes.questionable() if pair in between_good]),
-        # Those of which so many units are bad that it is the domain's fault.
-        domains=tuple(
-            (domain, tuple(own))
-            for domain, own in notes.by_domain(sorted(named)).items()
-            if len(own) >= max(notes.rules.domain_least, notes.rules.domain_share * len(members[domain]))
-        ),
+        paths=tuple(Path(pair, tuple(notes.tests[pair])) for pair in failed),
         congested=congested,
         systemic=systemic,
         # Two have no third one to be compared with.
         found_from=smallest_slowdown(notes.bar, notes.most_failures) if len(notes.units) > 2 else 1.0,
     )
-
-
-def _paths(notes: Notes, pairs: Sequence[Pair]) -> tuple[Path, ...]:
-    return tuple(Path(pair, tuple(notes.tests[pair])) for pair in pairs)
