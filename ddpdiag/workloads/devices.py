@@ -13,7 +13,6 @@ from ddpdiag.model.bench import Limits
 from ddpdiag.model.measurements import Product
 from ddpdiag.model.trial import Context
 from ddpdiag.nccl_rings import allows_mnnvl
-from ddpdiag.probes.gpu.health import GpuUsers, gpu_users
 from ddpdiag.probes.gpu.iommu import processor_maker
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.paths import peers_of
@@ -23,8 +22,6 @@ from ddpdiag.probes.net.adapters import route_out
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}
-# This rank's worker before, which was ended, may take so long to release the GPU's memory.
-_RELEASE_SECONDS = 2.0
 SIZE = 512
 # Products of such integers stay below 2^24, so float32 holds every partial sum exactly, in whatever order they are
 # added; TensorFloat-32 holds the factors.
@@ -104,19 +101,6 @@ def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
         peers={} if links.nvlink_switched else peers_of(uuid, [own for own in shown if own is not None]),
         processor=processor_maker(proc_root(os.environ)),
     )
-
-
-def gpu_users_before(local_rank: int | None) -> GpuUsers:
-    """The processes that use the GPU of this rank, while this process has no context on it."""
-    index = device_index(local_rank, torch.cuda.device_count())
-    uuid = describe(torch.device("cuda", index)).uuid if index is not None else None
-    if uuid is None:
-        return GpuUsers()
-    end, use = time.monotonic() + _RELEASE_SECONDS, gpu_users(uuid)
-    while use.is_taken and time.monotonic() < end:
-        time.sleep(0.1)
-        use = gpu_users(uuid)
-    return use
 
 
 def synchronize(device: torch.device) -> None:

@@ -69,7 +69,7 @@ def test_the_log_is_read_from_where_nccl_was_told_to_write(context: Alone, nccl:
     nccl.append((LOGS / "sockets-2.18.log").read_text())
     data = transport.measure(context)  # type: ignore[arg-type]
     assert data.log is not None
-    assert (data.log.network, data.log.version) == ("Socket", "2.18.6")
+    assert data.log.sockets == ("ib0", "eth0")
     assert data.log.hops == (), "those of a larger group are not ours"
     assert "all_reduce 4194304 B: wait" in context.steps
     assert "%%h" in os.environ["NCCL_DEBUG_FILE"], "NCCL expands %h"

@@ -8,7 +8,6 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.speed import CHECK, Data
-from ddpdiag.probes.gpu.health import GpuUsers
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.nccl_log import Hop, Log
@@ -18,7 +17,6 @@ GB = 1e9
 H100 = Connections(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=370.8 * GB, pcie_bytes_per_s=48 * GB)
 PCIE = Connections(pcie_bytes_per_s=24 * GB)
 LATENCY = 30e-6
-FREE = GpuUsers(used_bytes=1 << 20, pids=())
 
 
 def timing(seconds):
@@ -48,7 +46,7 @@ def transport_of(rank, size, on_host, *, kind="P2P", name="CUMEM", links=H100, l
     )
     hop = hop_of(rank, size, on_host, kind, name)
     hop = structs.replace(hop, name=network) if network and hop.kind == "NET" else hop
-    told = Log(version="2.27.7", hops=(hop,), settings=settings) if log else None
+    told = Log(hops=(hop,), settings=settings) if log else None
     host, index = divmod(rank, on_host)
     return transport.Data(log=told, gpu_uuid=uuid_of(index, host), links=links, ports=ports)
 
@@ -62,10 +60,8 @@ def run(
     on_host=None,
     sick=None,
     health=True,
-    before=FREE,
     others=(),
     options=None,
-    fresh=True,
     **path,
 ):
     """`size` ranks whose all-reduce of 4 MiB reaches `rate`, one of 128 MiB `again`, and `around` without P2P."""
@@ -84,8 +80,6 @@ def run(
     for rate, env in ((again, {}), (around, {"NCCL_P2P_DISABLE": "1"})):
         if rate is not None:
             large = timing(seconds_of(128 << 20, rate, size))
-            row = Data(
-                backend="nccl", bytes=128 << 20, small_seconds=timing(LATENCY), large_seconds=large, before=before
-            )
-            seen = together(seen, seen_of(CHECK, dict.fromkeys(range(size), row), env=env, fresh=fresh, **world))
+            row = Data(backend="nccl", bytes=128 << 20, small_seconds=timing(LATENCY), large_seconds=large)
+            seen = together(seen, seen_of(CHECK, dict.fromkeys(range(size), row), env=env, fresh=True, **world))
     return seen.of(CHECK)

@@ -114,11 +114,6 @@ def test_without_a_second_time_it_is_a_warning(golden):
     golden(finding)
 
 
-def test_a_path_that_nccls_log_does_not_show_is_a_warning():
-    finding = only(slow(2 * GB), again=slow(2 * GB), log=False)
-    assert finding.evidence["doubts"] == "NCCL's log does not show this path"
-
-
 def test_a_gpu_that_another_process_uses_is_a_warning():
     finding = only(slow(2 * GB), again=slow(2 * GB), sick={1: {"memory_used_bytes": 20 << 30}})
     assert finding.severity is Severity.WARNING

@@ -12,7 +12,7 @@ from seen import seen_of
 from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu.health import GpuUsers, Look, tells_recovery
+from ddpdiag.probes.gpu.health import Look, tells_recovery
 from ddpdiag.probes.gpu.nvml import Broken, Enumeration, Trouble
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
@@ -41,14 +41,6 @@ ENUMERATE = """
 from ddpdiag.codec import encode
 from ddpdiag.probes.gpu.nvml import enumerate_gpus
 print(encode(enumerate_gpus(lambda _: None)).decode())
-"""
-
-
-USERS = """
-import sys
-from ddpdiag.codec import encode
-from ddpdiag.probes.gpu.health import gpu_users
-print(encode([gpu_users(uuid) for uuid in sys.argv[1:]]).decode())
 """
 
 
@@ -134,16 +126,6 @@ def test_the_sick_gpu_is_named_and_the_other_seven_are_not(looked, name, code, s
     for healthy in {*range(8)} - {5}:
         assert fake_nvml.uuid_of(healthy) not in said
         assert fake_nvml.pci_of(healthy) not in said
-
-
-def test_who_uses_a_gpu_is_told_by_its_uuid(libraries):
-    uuids = [fake_nvml.uuid_of(5), fake_nvml.uuid_of(0), "GPU-of-nobody"]
-    told = run(fake_nvml.build("foreign-process", libraries), USERS, *uuids)
-    used, free, unknown = decode(told.encode(), list[GpuUsers])
-    assert used.is_taken
-    assert used.pids
-    assert (free.is_taken, free.pids) == (False, ())
-    assert (unknown.is_taken, unknown.pids, unknown.used_bytes) == (False, None, None)
 
 
 @pytest.mark.parametrize("name", SILENT)

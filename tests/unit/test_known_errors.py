@@ -40,7 +40,7 @@ CAUSES = {
     "no-nccl": ("RuntimeError: Distributed package doesn't have NCCL built in", "GPU002.cpu-build"),
     "nccl-versions": (
         f"{NCCL}NCCL WARN Mismatched NCCL version detected : rank 0 version 22907 rank 1 version 22605",
-        "P2P004.mixed-versions",
+        "LCH003.nccl",
     ),
     "store-is-full": ("DistStoreError: No space left on device", "RDZ006.full"),
     "disk-full": ("OSError: [Errno 28] No space left on device: '/tmp/ddpdiag-1/store'", "HST003.unusable"),

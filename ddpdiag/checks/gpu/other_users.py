@@ -16,7 +16,7 @@ nvmlDeviceGetGraphicsRunningProcesses and nvmlComputeMode_t; NVIDIA MIG user gui
 (docs.nvidia.com/datacenter/tesla/mig-user-guide).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
@@ -25,7 +25,7 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, card_findings, cards_of
 from ddpdiag.checks.hosts import MIB, leave_out, ranks_text
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.health import CONTEXT_BYTES, GpuUsers
+from ddpdiag.probes.gpu.health import CONTEXT_BYTES
 from ddpdiag.probes.gpu.nvml import EXCLUSIVE
 from ddpdiag.text import begun
 
@@ -162,17 +162,6 @@ def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
             yield f"{card.label} is cut into slices (MIG)"
         elif len(card.takers) > 1:
             yield f"{ranks_text(card.takers)} share {card.label}"
-
-
-def used_meanwhile(uses: Sequence[tuple[str, GpuUsers]]) -> Iterator[str]:
-    """Reasons why GPUs, each with who used it right before a measurement, may not have been free."""
-    for name, use in uses:
-        if use.pids is None and use.used_bytes is None:
-            yield f"whether another process uses {name} is not known"
-        elif use.pids:
-            yield f"{name} is used by pid {', '.join(map(str, use.pids))}"
-        elif use.is_taken:
-            yield f"{(use.used_bytes or 0) / MIB:.0f} MiB of {name} are in use"
 
 
 skip = devices.skip

@@ -1,16 +1,14 @@
 """All-reduce far below what its path can do.
 
 NCCL's log (P2P004) shows the path between the ranks, and NVML what its links carry. Where the all-reduce of COL001 over
-nccl stays below `far_ratio` of that, it is measured once more, with a larger message (128 MiB, less where that takes
-long), and where that is slow as well, again in new processes and after a check which processes use the GPUs. A run
-whose all-reduce is fast enough measures nothing more. Short messages are bound by latency, so the time of a call of 4
-bytes is left out of all.
+nccl stays below `far_ratio` of that, it is measured once more in new processes, with a larger message (128 MiB, less
+where that takes long). A run whose all-reduce is fast enough measures nothing more. Short messages are bound by
+latency, so the time of a call of 4 bytes is left out.
 
-It is an error where the first and the last of them agree, NCCL's own log shows the path, and nothing else uses the GPUs
-or the cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a
-note. Where NCCL copies directly between GPUs (P2P) and stays slow, a last measurement with NCCL_P2P_DISABLE=1 shows
-whether direct copies are the cause. For TCP sockets and for gloo no rate is expected: their speed depends on the hosts'
-cores.
+It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
+cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a note.
+Where NCCL copies directly between GPUs (P2P) and stays slow, a last measurement with NCCL_P2P_DISABLE=1 shows whether
+direct copies are the cause. For TCP sockets and for gloo no rate is expected: their speed depends on the hosts' cores.
 
 Findings:
 
@@ -26,39 +24,32 @@ Sources: nccl-tests, doc/PERFORMANCE.md (bus bandwidth); NCCL's src/graph/topo.h
 health checks (github.com/Azure/azurehpc-health-checks); stas00, ml-engineering (80 % of the nominal rate is good).
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu.other_users import not_free, used_meanwhile
+from ddpdiag.checks.gpu.other_users import not_free
+from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p import transport
-from ddpdiag.checks.p2p.copies import check as copies
-from ddpdiag.checks.p2p.copies.judge import ACS, copies_by_rank
+from ddpdiag.checks.p2p.copies.judge import ACS
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.nccl_path import (
-    FAR_RATIO,
-    Cause,
-    Path,
-    Timed,
-    causes_text,
-    compare_fix,
-    doubts_of,
-    doubts_text,
-    limited_by,
-    path_of,
-)
-from ddpdiag.checks.rates import severity_of_rate
+from ddpdiag.checks.rates import FAR_RATIO, doubts_text, severity_of_rate
 from ddpdiag.checks.world import ONE_RANK, without_gpu
 from ddpdiag.model import Finding, Kind, Severity, Trial
-from ddpdiag.model.bench import Bottleneck
-from ddpdiag.model.trial import CONTEXT_STEP, Context
-from ddpdiag.probes.gpu.health import GpuUsers
+from ddpdiag.model.bench import Bottleneck, Limits
+from ddpdiag.model.trial import Context
+from ddpdiag.nccl_rings import allows_mnnvl
+from ddpdiag.probes.gpu.links import Connections
+from ddpdiag.probes.net.nccl_log import Hop
 from ddpdiag.stats import Samples, samples
 from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
@@ -73,20 +64,27 @@ FINDINGS = {
 _BYTES, _BYTES_PER_RANK, _MOST_BYTES = 128 << 20, 128 << 10, 1 << 30
 # One call of a slow path may take so long.
 _CALL_SECONDS = 0.4
-
-
+# A message that gives each rank less costs its calls more than its bytes (bench.bottleneck, on every fabric).
+_LEAST_PART_BYTES = 64 << 10
+# What goes through the host's memory crosses PCIe twice (NCCL's SHM).
+_THROUGH_HOST_SHARE = 0.5
+# Variables that let NCCL use less of the links than it can (NCCL user guide, environment variables).
+_LIMITING = (
+    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_DIRECT_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE",
+    "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_ALGO",
+    "NCCL_PROTO", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE",
+)  # fmt: skip
 _CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown", "GPU010.warm")
-_COPIES = ("P2P002.slow", "P2P002.p2p-slower")
 # Findings of other checks that show what makes a path slow, by what sets its rate.
 _SEEN_BY = {
-    Bottleneck.NVLINK: (*_COPIES, "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),
-    Bottleneck.PCIE: (*_COPIES, "P2P002.host-slow", "GPU004.narrow", "P2P001.acs", "P2P001.disabled", *_CLOCKS),
+    Bottleneck.NVLINK: ("P2P002.slow", "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),
+    Bottleneck.PCIE: ("P2P002.slow", "P2P002.host-slow", "GPU004.narrow", "P2P001.acs", "P2P001.disabled", *_CLOCKS),
     Bottleneck.NIC: ("P2P004.no-gdr", "GPU004.narrow", *_CLOCKS),
 }
 # NCCL goes through the host's memory then.
 AROUND = {"NCCL_P2P_DISABLE": "1"}
 _ASSIGNED = "NCCL_P2P_DISABLE=1"
-# As P2P003's `rescue`: through the host's memory an all-reduce is slower than over links that work.
+# Through the host's memory an all-reduce is slower than over links that work.
 _AROUND_RATIO = 2.0
 _GO_AROUND = (
     f"Run the job with {_ASSIGNED} until direct copies are fast. Run `nvidia-smi nvlink -s` there for links that are "
@@ -94,59 +92,102 @@ _GO_AROUND = (
 )
 
 
+Rows = Mapping[int, transport.Data]
+Hosts = Mapping[str, Sequence[int]]
+
+
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank: seconds of calls of 4 bytes and of `bytes`, and the users of its GPU right before."""
+    """One rank: seconds of calls of 4 bytes and of `bytes`."""
 
     backend: str
     bytes: int
     small_seconds: Samples
     large_seconds: Samples
-    before: GpuUsers = GpuUsers()
+
+
+class Path(NamedTuple):
+    """A bus bandwidth that NCCL's path should reach, what sets it, and in words.
+
+    `transports` are those of NCCL's log, such as "P2P/CUMEM"; `by_log` says whether the log shows them for all ranks.
+    """
+
+    busbw_bytes_per_s: float
+    part: Bottleneck
+    source: str
+    transports: str
+    by_log: bool
+
+    @property
+    def text(self) -> str:
+        """Such as "95 % of the 371 GB/s of the GPU's NVLinks. NCCL's log shows P2P/CUMEM"."""
+        return f"{self.source}. NCCL's log shows {self.transports}" if self.transports else self.source
+
+
+class Timed(NamedTuple):
+    """An all-reduce as it was measured: the shortest call of the slowest rank, and that of a few bytes."""
+
+    size_bytes: int
+    ranks: int
+    seconds: float
+    latency_seconds: float = 0.0
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """As nccl-tests counts it."""
+        return busbw("all_reduce", self.size_bytes, self.seconds, self.ranks)
+
+    def share_of(self, expected_bytes_per_s: float) -> float:
+        """The share of what is expected of a message of this size, without the time that a call takes at any size."""
+        moving = self.seconds - self.latency_seconds
+        expected = expected_bytes_per_s * min(1.0, self.size_bytes / self.ranks / _LEAST_PART_BYTES)
+        if moving <= 0 or expected <= 0:
+            return math.inf
+        return busbw("all_reduce", self.size_bytes, moving, self.ranks) / expected
+
+
+class Cause(NamedTuple):
+    """A fact of this run that makes a path slow, and the fix (empty: none)."""
+
+    text: str
+    fix: str = ""
 
 
 def measure(ctx: Context) -> Data:
-    """The users of this rank's GPU before a new process has a context there; seconds of small and large all-reduces."""
+    """Seconds of small and large all-reduces."""
     from ddpdiag.workloads.collectives import time_all_reduce
-    from ddpdiag.workloads.devices import gpu_users_before
     from ddpdiag.workloads.group import process_group
 
     backend, size = str(ctx.trial.params["backend"]), int(ctx.trial.params["bytes"])
-    ctx.step(CONTEXT_STEP)
-    before = gpu_users_before(ctx.place.local_rank) if ctx.trial.fresh else GpuUsers()
     with process_group(ctx, backend) as device:
         small = time_all_reduce(ctx, SMALL_BYTES, device, (5, 20))
         seconds = time_all_reduce(ctx, size, device, (1, 1))
         calls = affordable(0, 5, max(seconds), ctx.end - time.monotonic())
         seconds += time_all_reduce(ctx, size, device, calls)
-    return Data(
-        backend=backend, bytes=size, small_seconds=samples(small), large_seconds=samples(seconds), before=before
-    )
+    return Data(backend=backend, bytes=size, small_seconds=samples(small), large_seconds=samples(seconds))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Once more, where COL001's all-reduce is far below what the path can do; if it still is, again in new processes,
-    which look for other users of the GPUs before; then without direct copies."""
+    """Once more in new processes, where COL001's all-reduce is far below what the path can do; if it still is, without
+    direct copies."""
     first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
     if first is None or isinstance(path, str) or len(seen.world.living) < seen.world.size:
         return ()
-    if not first.is_far_below(path.busbw_bytes_per_s, ratio):
+    env: dict[str, str | None] = {}
+    if seen.trials:
+        again = again_of(seen)
+        if again is None or again.share_of(path.busbw_bytes_per_s) >= ratio:
+            return ()
+        if any(trial.env for trial in seen.trials) or "P2P" not in path.transports:
+            return ()
+        env = {**AROUND}
+    elif first.share_of(path.busbw_bytes_per_s) >= ratio:
         return ()
     # Bytes that keep the slow path busy for a moment, no fewer than before.
     most = min(max(_BYTES, _BYTES_PER_RANK * first.ranks), _MOST_BYTES)
     size = max(first.size_bytes, min(most, int(_CALL_SECONDS * first.size_bytes / first.seconds) & ~0xFFFF))
-    params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": size}
-    plain = [trial for trial in seen.trials if not trial.env]
-    if not plain:
-        return (new_trial(seen, params=params),)
-    again = again_of(seen)
-    if again is None or not again.is_far_below(path.busbw_bytes_per_s, ratio):
-        return ()
-    if not any(trial.fresh for trial in plain):
-        # Other users of a GPU are looked for by a process that has no context there yet.
-        return (new_trial(seen, params=params, fresh=True),)
-    if len(plain) < len(seen.trials) or "P2P" not in path.transports:
-        return ()
-    return (new_trial(seen, params=params, env=AROUND, fresh=True, may_fail=True),)
+    return (
+        new_trial(seen, params={"backend": seen.world.backend, "bytes": size}, env=env, fresh=True, may_fail=bool(env)),
+    )
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
@@ -186,20 +227,15 @@ def first_of(seen: Seen[Data]) -> Timed | None:
 
 def again_of(seen: Seen[Data], env: Mapping[str, str] | None = None) -> Timed | None:
     """The second measurement, or that with these variables; None where a rank has no result."""
-    rows = _rows(seen, env or {})
+    rows = {row.place.rank: row.data for row in seen.rows if row.trial.env == (env or {})}
     if len(rows) < seen.world.size:
         return None
     return _timed({rank: (row.bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()})
 
 
-def _rows(seen: Seen[Data], env: Mapping[str, str]) -> dict[int, Data]:
-    return {row.place.rank: row.data for row in seen.rows if row.trial.env == env}
-
-
 def _timed(rows: Mapping[int, tuple[int, Samples, Samples]]) -> Timed:
     """The shortest call of the slowest rank: noise only adds, and an all-reduce is as fast as the last of them."""
     return Timed(
-        "all_reduce",
         size_bytes=max(size for size, _, _ in rows.values()),
         ranks=len(rows),
         seconds=max(large.min for _, large, _ in rows.values()),
@@ -213,17 +249,96 @@ def path_here(seen: Seen[Data]) -> Path | str:
         return "NCCL takes another path with the variables of P2P003"
     unique = len({name for name, _ in seen.world.hosts}) == len(seen.world.hosts)
     hosts = {name if unique else f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
-    return path_of("all_reduce", seen.of(transport.CHECK).by_rank, hosts)
+    return path_of(seen.of(transport.CHECK).by_rank, hosts)
+
+
+def path_of(rows: Rows, hosts: Hosts) -> Path | str:
+    """The rate that the path of these ranks should reach; or the reason why it is not known."""
+    ranks = [rank for own in hosts.values() for rank in own]
+    if missing := [rank for rank in ranks if rank not in rows]:
+        return f"the links of {ranks_text(missing)} are not known"
+    host_of = {rank: host for host, own in hosts.items() for rank in own}
+    hops = {(hop.source, hop.target, hop.text): hop for rank in ranks for hop in rows[rank].hops}.values()
+    inside = [hop for hop in hops if host_of.get(hop.source) == host_of.get(hop.target)]
+    limits = _limits(rows, hosts, [hop for hop in hops if hop not in inside], inside)
+    if isinstance(limits, str):
+        return limits
+    lowest = bound("all_reduce", "nccl", hosts, limits)
+    if lowest is None:
+        return "what the links between these GPUs should reach is not known"
+    halved = lowest.part is Bottleneck.PCIE and any(hop.kind == "SHM" for hop in inside)
+    return Path(
+        busbw_bytes_per_s=lowest.busbw_bytes_per_s * (_THROUGH_HOST_SHARE if halved else 1.0),
+        part=lowest.part,
+        source=f"{lowest.source}{', half of it through the memory of the host' if halved else ''}",
+        transports=names_text(sorted({hop.text for hop in hops}), 4),
+        by_log={end for hop in hops for end in (hop.source, hop.target)}.issuperset(ranks),
+    )
+
+
+def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[Hop]) -> dict[int, Limits] | str:
+    """The links of each rank that NCCL uses; or why they are not known.
+
+    A network card's nominal speed counts for InfiniBand and RoCE only: TCP reaches what its hosts' cores can copy.
+    """
+    if any(hop.kind == "NET" for hop in inside):
+        return "NCCL uses the network inside a host"
+    # P2P between hosts is MNNVL (transport/p2p.cc).
+    crossing = [hop for hop in outside if hop.kind != "P2P"]
+    if any(hop.name == transport.SOCKET for hop in crossing):
+        return "NCCL sends over TCP sockets, for which no rate is expected"
+    if len(hosts) > 1 and not all(hop.name.startswith("IB") for hop in crossing):
+        return f"what {names_text(sorted({hop.text for hop in crossing}), 4)} can carry is not known"
+    domains = _nvlink_domains(rows, hosts, crossing)
+    over_nvlink = len(hosts) > 1 and None not in domains.values() and len({*domains.values()}) == 1
+    through_host = any(hop.kind == "SHM" for hop in inside)
+    limits: dict[int, Limits] = {}
+    for host, own in hosts.items():
+        rail = _rails(own, rows) if len(hosts) > 1 and not over_nvlink else Limits()
+        if rail is None:
+            return f"which network ports of {host} NCCL uses is not known"
+        for rank in own:
+            links = rows[rank].links
+            used = Connections(pcie_bytes_per_s=links.pcie_bytes_per_s) if through_host else links
+            limits[rank] = structs.replace(rail, **structs.asdict(used) | {"nvlink_domain": domains[rank]})
+    return limits
+
+
+def _nvlink_domains(rows: Rows, hosts: Hosts, crossing: Sequence[Hop]) -> dict[int, str | None]:
+    """The domain of NVLinks of each rank, by NVML; None for all where NCCL uses none between hosts.
+
+    Variables may forbid it; or NCCL's log shows the network between ranks of one domain.
+    """
+    logs = [row.log for row in rows.values() if row.log is not None]
+    domains = {rank: rows[rank].links.nvlink_domain for own in hosts.values() for rank in own}
+    unused = any(domains.get(hop.source) == domains.get(hop.target) for hop in crossing)
+    if unused or not all(allows_mnnvl(log.settings) for log in logs):
+        return dict.fromkeys(domains)
+    return domains
+
+
+def _rails(own: Sequence[int], rows: Rows) -> Limits | None:
+    """The RDMA ports of a host that NCCL's log names by number; None where their rate is not known."""
+    devices = {device for rank in own for hop in rows[rank].hops if hop.kind == "NET" for device in hop.devices}
+    ports = rows[own[0]].usable_ports
+    rates = [port.bytes_per_s for port in ports if port.bytes_per_s]
+    number = min(len(devices), len(rates))
+    if not number or len(rates) < len(ports):
+        return None
+    rate = min(rates)
+    return Limits(nic=f"{number} ports", nic_bytes_per_s=number * rate, nic_ports=number, nic_port_bytes_per_s=rate)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
-    if first is None or isinstance(path, str) or not first.is_far_below(path.busbw_bytes_per_s, ratio):
+    if first is None or isinstance(path, str):
         return
     again, expected = again_of(seen), path.busbw_bytes_per_s
-    doubts = [*_doubts(seen, path, again, ratio)]
     shares = [one.share_of(expected) for one in (first, again) if one is not None]
+    doubts = [*_doubts(seen, path, again)] if shares[0] < ratio else []
     severity = severity_of_rate(shares, least=ratio, error_below=ratio, doubts=doubts)
+    if severity is None:
+        return
     is_note = severity is Severity.NOTE
     causes = [] if is_note else [*_causes(seen, path)]
     shown = again or first
@@ -231,6 +346,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     where = f" on {nodes[0]}" if nodes else ""
     rate, backend = shown.busbw_bytes_per_s, seen.world.backend
     both = f" ({rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)})" if again else ""
+    why = f" Seen in this run: {'; '.join(own.text for own in causes)}." if causes else " This run shows no cause."
     yield seen.finding(
         "far-below",
         f"one of two measurements of the all-reduce over {backend} was slow: {rate_text(first.busbw_bytes_per_s)}"
@@ -238,7 +354,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         else f"the all-reduce over {backend} is far too slow for its path: {rate_text(rate)}",
         f"The all-reduce over {backend}{where} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}{both}. "
         f"At least {share_text(ratio)} of {rate_text(expected)} is expected: {path.text}."
-        + ("" if is_note else f" {causes_text(causes)}{doubts_text(doubts)}"),
+        f"{'' if is_note else why}{'' if is_note else doubts_text(doubts)}",
         severity=severity,
         hosts=() if is_note else nodes,
         evidence={
@@ -250,19 +366,29 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "causes": [cause.text for cause in causes],
             "doubts": [*doubts],
         },
-        fix="Nothing to do."
-        if is_note
-        else next((cause.fix for cause in causes if cause.fix), compare_fix(seen.world.hosts)),
+        fix="Nothing to do." if is_note else next((cause.fix for cause in causes if cause.fix), _compare_fix(seen)),
     )
 
 
-def _doubts(seen: Seen[Data], path: Path, again: Timed | None, ratio: float) -> Iterator[str]:
+def _compare_fix(seen: Seen[Data]) -> str:
+    """The fix where no cause is known: the same measurement by nccl-tests on the first host."""
+    (name, _), ranks = next(iter(seen.world.hosts.items()))
+    return (
+        f"Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g {len(ranks)}` on {name} while nothing else runs there. "
+        "If it is slow too, compare `nvidia-smi topo -m` and `nvidia-smi -q -d PERFORMANCE,PCIE` with a host that "
+        "passes; if it is fast, compare the versions of NCCL and the NCCL_* variables."
+    )
+
+
+def _doubts(seen: Seen[Data], path: Path, again: Timed | None) -> Iterator[str]:
     """Reasons for a warning instead of an error."""
-    yield from doubts_of(path, again, ratio)
+    if not path.by_log:
+        yield "NCCL's log does not show the path"
+    if again is None:
+        yield "it was measured once only"
     if (crowd := seen.world.ranks_per_core) > 1:
         yield f"{crowd:.1f} ranks share each core"
     yield from not_free(seen, _uuids(seen))
-    yield from used_meanwhile([(f"the GPU of rank {rank}", row.before) for rank, row in _rows(seen, {}).items()])
 
 
 def _uuids(seen: Seen[Data]) -> list[str]:
@@ -275,9 +401,12 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
     again, around = again_of(seen), again_of(seen, AROUND)
     if again and around and around.busbw_bytes_per_s > _AROUND_RATIO * again.busbw_bytes_per_s:
         yield Cause(f"with {_ASSIGNED} the same all-reduce reaches {rate_text(around.busbw_bytes_per_s)}", _GO_AROUND)
-    yield from limited_by(seen.of(transport.CHECK).by_rank)
-    uuids = {*_uuids(seen)}
-    codes = _SEEN_BY.get(path.part, ())
+    logs = [row.log for row in seen.of(transport.CHECK).by_rank.values() if row.log is not None]
+    given = dict.fromkeys((name, log.settings[name]) for log in logs for name in _LIMITING if name in log.settings)
+    if given:
+        names = ", ".join(sorted({name for name, _ in given}))
+        yield Cause(f"{', '.join(map('='.join, given))} limits NCCL", f"Unset {names} and run again.")
+    uuids, codes = {*_uuids(seen)}, _SEEN_BY.get(path.part, ())
     found: dict[str, Finding] = {}
     for finding in chain.from_iterable(map(seen.findings_of, dict.fromkeys(code.partition(".")[0] for code in codes))):
         concerns = not finding.gpus or uuids & {*finding.gpus}
@@ -285,20 +414,6 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
             found.setdefault(finding.code, finding)
     for finding in found.values():
         yield Cause(f"{finding.title} ({finding.code})", finding.fix)
-    yield from _by_copies(seen, uuids)
-
-
-def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:
-    """The rates of copies between the same GPUs, which separate the links from NCCL's use of them."""
-    rates = sorted(
-        pair.bytes_per_s
-        for own in copies_by_rank(seen.of(copies.CHECK))
-        for link, pair in own.pairs.items()
-        if pair.access and pair.bytes_per_s and uuids.issuperset(ends := own.uuids(link)) and len(ends) == 2
-    )
-    if rates:
-        span = " to ".join(dict.fromkeys((rate_text(rates[0]), rate_text(rates[-1]))))
-        yield Cause(f"direct copies between these GPUs reach {span} (P2P002)")
 
 
 SETTINGS = {"far_ratio": FAR_RATIO}

@@ -4,7 +4,6 @@ Only a worker calls this, since a sick GPU may hang in any of these questions. "
 by itself.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
@@ -79,18 +78,6 @@ class Process(Struct, frozen=True):
 
     pid: int
     used_bytes: int | None
-
-
-class GpuUsers(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The users of a GPU at one moment: bytes of its memory in use, and the pids of the compute processes on it."""
-
-    used_bytes: int | None = None
-    pids: tuple[int, ...] | None = None
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether a compute process is on it, or more memory is in use than without one."""
-        return bool(self.pids) or (self.used_bytes or 0) > CONTEXT_BYTES
 
 
 class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -183,20 +170,6 @@ def _health(gpu: Gpu, device: Device | None, driver: str | None) -> Health:
         # Last, because the answer to any question may show it.
         broken=device.broken,
     )
-
-
-def gpu_users(uuid: str) -> GpuUsers:
-    """The users of the GPU with this UUID, without this process; nothing where NVML does not say."""
-    try:
-        with opened_nvml() as pynvml:
-            device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-            used, processes = device.of(memory), device.processes("Compute")
-            return GpuUsers(
-                used_bytes=None if used is None else used[1],
-                pids=None if processes is None else tuple(pid for pid, _ in processes if pid != os.getpid()),
-            )
-    except (NvmlError, OSError):
-        return GpuUsers()
 
 
 def tells_recovery(driver: str | None) -> bool:

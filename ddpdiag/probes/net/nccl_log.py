@@ -1,15 +1,13 @@
-"""NCCL's log of itself (NCCL_DEBUG=INFO): its network, the path to each peer, NVLS.
+"""NCCL's log of itself (NCCL_DEBUG=INFO): the path to each peer, NVLS, settings and warnings.
 
-The lines are those of NCCL 2.12 to 2.30 (init.cc, graph/topo.cc, net.cc, and transport/
-p2p.cc, shm.cc, net.cc, net_ib.cc, net_socket.cc, nvls.cc). They are meant for people and change from version to
-version: a line of another form is left out, and what no line says is None.
+The lines are those of NCCL 2.12 to 2.30 (init.cc, net.cc, and transport/p2p.cc, shm.cc, net.cc, net_ib.cc,
+net_socket.cc, nvls.cc). They are meant for people and change from version to version: a line of another form is left
+out, and what no line says is None.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -20,24 +18,15 @@ MAX_BYTES = 4 << 20
 _MOST_LINES = 8
 _MOST_CHARACTERS = 200
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*)")
-# In front of "NCCL" stand host, process and thread ("alpha1:4101:4190 [0]"), and a time if that is asked for.
-_THREAD = re.compile(r"(\S+:\d+:\d+) \[\d+\] $")
-# "[Rank 0]" since 2.30; the name of the function since 2.21.
-_BEGUN = re.compile(r"(?:\[Rank \d+\] )?(?:\w+ )?comm \S+ rank \d+ nranks (\d+) .*Init START")
-_VERSION = re.compile(r"NCCL version (\d[\w.]*)")
 # "Channel 02 : 0[1000] -> 1[2000]" up to 2.12 and for SHM still; "Channel 02/0 : 0[0] -> 1[1] [send] via ..." else.
 _CHANNEL = re.compile(
-    r"Channel \d+(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
+    r"Channel \d+(?:/\d+)? : (\d{1,9})\[[0-9a-f]+\] -> (\d{1,9})\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
 )
-# RCCL ends it with the communicator.
-_RCCL_END = re.compile(r" comm 0x[0-9a-f]+ nRanks \d+.*")
 # The name of a plugin may hold a space ("AWS Libfabric"); "(5)" is the rank whose NIC is used (PXN).
-_NET = re.compile(r"NET/([^/]+)/(\d+)(?:\(\d+\))?(/.*)?")
-_COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : \d+ \[(?:send|receive)\] via COLLNET/([^/]+)/\d+(/GDRDMA)?")
-_GPU = re.compile(r"GPU/(\S+) \((\d+)\)")
-_NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (GPU|NVS)/(\S+)")
+_NET = re.compile(r"NET/([^/]+)/(\d{1,9})(?:\(\d+\))?(/.*)?")
 _SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?")
-_GDR = re.compile(r"NET/.+ : GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '(.*)'")
+_SOCKETS = re.compile(r"NET/Socket : Using (.*)")
+_NVLS_CHANNELS = re.compile(r"\d+ coll channels, (?:\d+ collnet channels, )?(\d{1,9}) nvls channels")
 # Why NCCL chose what it chose.
 _NOTES = (
     "NET/IB : No device found",
@@ -71,29 +60,18 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank's log; of several communicators the largest one's hops.
+    """One rank's log.
 
-    `network` carries what goes to other hosts. `sockets` are names of interfaces. `gdr` maps an adapter to whether
-    GPUDirect RDMA could be used with it. `nvls`: whether the GPU offers NVLink SHARP, which is used if `nvls_channels`
-    is above 0. `hosts` is the number of hosts that NCCL counts.
-    `nvlinked` lists, for each GPU of the host by rank, those to which NVLinks lead, directly or through a switch.
-    `collnet` is the network that reduces by itself (SHARP), such as "SHARP/GDRDMA", if NCCL opened a path to it.
-    `settings` are variables that NCCL obeyed, `notes` reasons, `warnings` its own.
+    `sockets` are names of interfaces. NVLink SHARP is used if `nvls_channels` is above 0. `settings` are variables that
+    NCCL obeyed, `notes` reasons, `warnings` its own.
     """
 
-    version: str | None = None
-    network: str | None = None
     sockets: tuple[str, ...] = ()
-    gdr: dict[str, bool] = {}
     hops: tuple[Hop, ...] = ()
-    nvls: bool | None = None
     nvls_channels: int | None = None
-    hosts: int | None = None
-    nvlinked: dict[int, tuple[int, ...]] = {}
     settings: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    collnet: str | None = None
 
 
 def read_log(path: Path) -> Log | None:
@@ -109,74 +87,17 @@ def read_log(path: Path) -> Log | None:
 
 def parse(text: str) -> Log:
     """Read the lines of a log; never raises."""
-    messages = list(_messages(text))
-    lines = [line.message for line in messages]
-    version = next((found for line in lines if (found := _VERSION.match(line))), None)
-    nvls = _said(lines, r"NVLS multicast support is (not )?available")
+    found = [(match[1], match[2].strip()) for line in text.split("\n") if (match := _LINE.search(line))]
+    lines = [message for _, message in found]
+    sockets = next((match[1] for line in lines if (match := _SOCKETS.match(line))), "")
     return Log(
-        version=version[1] if version else None,
-        network=_said(lines, r"Using network (.+)") or _said(lines, r"Assigned NET plugin (.+) to comm"),
-        sockets=_listed(lines, r"NET/Socket : Using (.*)", r"\[\d+\]([^\s:]+):"),
-        gdr={found[2]: found[1] == "Enabled" for line in lines if (found := _GDR.match(line))},
-        hops=_hops(_of_the_largest(messages)),
-        nvls=None if nvls is None else not nvls,
-        nvls_channels=_number(_said(lines, r"\d+ coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels")),
-        hosts=_number(_said(lines, r"comm \S+ rank \d+ nRanks \d+ nNodes (\d+)")),
-        nvlinked=_nvlinked(lines),
+        sockets=tuple(dict.fromkeys(re.findall(r"\[\d+\]([^\s:]+):", sockets))),
+        hops=_hops(lines),
+        nvls_channels=next((int(match[1]) for line in lines if (match := _NVLS_CHANNELS.match(line))), None),
         settings=_settings(lines),
         notes=_some(line for line in lines if line.startswith(_NOTES)),
-        warnings=_some(line.message for line in messages if line.level == "WARN"),
-        collnet=next((f"{own[1]}{own[2] or ''}" for line in lines if (own := _COLLNET.match(line))), None),
+        warnings=_some(message for level, message in found if level == "WARN"),
     )
-
-
-class _Line(NamedTuple):
-    """A line of the log; `thread` is empty where it is not written in front."""
-
-    level: str
-    message: str
-    thread: str = ""
-
-
-def _messages(text: str) -> Iterator[_Line]:
-    for line in text.split("\n"):
-        if found := _LINE.search(line):
-            thread = _THREAD.search(line[: found.start()])
-            yield _Line(found[1], found[2].strip(), thread[1] if thread else "")
-        elif line.startswith("NCCL version"):
-            yield _Line("INFO", line.strip())
-
-
-def _of_the_largest(lines: Iterable[_Line]) -> list[str]:
-    """The lines of the communicators with the most ranks; of other sizes, ranks have other numbers.
-
-    A line belongs to the communicator that its thread began last, else to the one that any thread did.
-    """
-    begun: dict[str, int] = {}
-    last = 0
-    sized: list[tuple[int, str]] = []
-    for line in lines:
-        if (found := _BEGUN.match(line.message)) and (size := _number(found[1])) is not None:
-            begun[line.thread] = last = size
-        sized.append((begun.get(line.thread, last), line.message))
-    # What was written before the first communicator belongs to each: NCCL up to 2.17 does not say when one begins.
-    largest = max((size for size, _ in sized), default=0)
-    return [message for size, message in sized if size in (0, largest)]
-
-
-def _said(lines: Sequence[str], pattern: str) -> str | None:
-    """The first group in the first line that starts so, empty where it took no part; None without such a line."""
-    form = re.compile(pattern)
-    return next((found[1] or "" for line in lines if (found := form.match(line))), None)
-
-
-def _listed(lines: Sequence[str], pattern: str, item: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(re.findall(item, _said(lines, pattern) or "")))
-
-
-def _number(digits: str | None) -> int | None:
-    # A thousand million nodes is no number of nodes.
-    return int(digits) if digits and len(digits) < 10 else None
 
 
 def _some(messages: Iterator[str]) -> tuple[str, ...]:
@@ -186,52 +107,17 @@ def _some(messages: Iterator[str]) -> tuple[str, ...]:
 def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
     # Devices by source, target, kind, name and whether it is GPUDirect RDMA.
     hops: dict[tuple[int, int, str, str, bool], set[int]] = {}
-    for line in lines:
-        if (found := _CHANNEL.match(line)) is None:
-            continue
-        source, target = _number(found[1]), _number(found[2])
-        if source is None or target is None:
-            continue
-        path = _RCCL_END.sub("", found[3])
-        kind, _, rest = path.partition("/")
-        net = _NET.match(path)
+    for match in filter(None, map(_CHANNEL.match, lines)):
+        net = _NET.match(match[3])
+        kind, _, rest = match[3].partition("/")
         name, gdr = (net[1], "GDRDMA" in (net[3] or "")) if net else (rest.partition("/")[0], False)
-        devices = hops.setdefault((source, target, kind, name, gdr), set())
-        if net and (device := _number(net[2])) is not None:
-            devices.add(device)
+        devices = hops.setdefault((int(match[1]), int(match[2]), kind, name, gdr), set())
+        if net:
+            devices.add(int(net[2]))
     return tuple(
-        Hop(
-            source=source,
-            target=target,
-            kind=kind,
-            name=name,
-            gdr=gdr,
-            devices=tuple(sorted(devices)),
-        )
+        Hop(source=source, target=target, kind=kind, name=name, gdr=gdr, devices=tuple(sorted(devices)))
         for (source, target, kind, name, gdr), devices in hops.items()
     )
-
-
-def _nvlinked(lines: Sequence[str]) -> dict[int, tuple[int, ...]]:
-    """From NCCL's map of the host (graph/topo.cc, ncclTopoPrint): below each GPU stand its NVLinks."""
-    ranks: dict[str, int] = {}
-    ends: dict[int, set[tuple[str, str]]] = defaultdict(set)
-    current: int | None = None
-    for line in lines:
-        if found := _NVLINK.search(line):
-            if current is not None:
-                ends[current].add((found[1], found[2]))
-        elif (found := _GPU.search(line)) and (current := _number(found[2])) is not None:
-            ranks[found[1]] = current
-        else:
-            current = None
-    switched = {rank for rank, own in ends.items() if any(kind == "NVS" for kind, _ in own)}
-    links: Mapping[int, set[int]] = {
-        rank: {ranks[name] for kind, name in own if kind == "GPU" and name in ranks}
-        | (switched if rank in switched else set())
-        for rank, own in ends.items()
-    }
-    return {rank: tuple(sorted(own - {rank})) for rank, own in sorted(links.items()) if own - {rank}}
 
 
 def _settings(lines: Sequence[str]) -> dict[str, str]:

@@ -51,7 +51,7 @@ from ddpdiag.checks.p2p.copies.judge import (
     wrong,
 )
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.nccl_path import FAR_RATIO
+from ddpdiag.checks.rates import FAR_RATIO
 from ddpdiag.model import EventKind, Finding, Kind, Matrix, Outcome, Scalar, Status, Trial
 from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context

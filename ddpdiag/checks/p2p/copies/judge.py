@@ -20,10 +20,9 @@ from ddpdiag.checks.gpu.cards import Card, cards_of, smi_id
 from ddpdiag.checks.gpu.other_users import not_free
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
-from ddpdiag.checks.p2p import paths, transport
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.host_paths import Pair, host_paths
-from ddpdiag.checks.p2p.nccl_path import doubts_text
-from ddpdiag.checks.rates import severity_of_rate
+from ddpdiag.checks.rates import doubts_text, severity_of_rate
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.probes.gpu.paths import Level
@@ -571,30 +570,10 @@ def _slow_finding(seen: Seen[Copies], word: str, subject: Subject, bad: Mapping[
 
 def _doubts(seen: Seen[Copies], subject: Subject, expected: Expected) -> Iterator[str]:
     """Reasons for a warning instead of an error."""
-    copies, ratio = subject.copies, seen.number("far_ratio")
+    copies = subject.copies
     if not any(link in copies.again for link in subject.links):
         yield "it was measured once only"
-    usual = usual_rate(rates_by_access(copies, access=True)) or 0.0
-    below_peers = any(_rate(copies, link) < ratio * usual for link in subject.links)
-    if expected.setting == "far_ratio" and not below_peers and not _is_in_log(seen, subject):
-        yield "NCCL's log does not show this path"
     yield from not_free(seen, copies.uuids(dict.fromkeys(end for link in subject.links for end in link)))
-
-
-def _is_in_log(seen: Seen[Copies], subject: Subject) -> bool:
-    """Whether NCCL's log shows P2P between two of these GPUs, or that NVLinks connect them."""
-    rows = seen.of(transport.CHECK).by_rank
-    ranks = {row.gpu_uuid: rank for rank, row in rows.items() if row.gpu_uuid is not None}
-    for link in subject.links:
-        ends = [ranks[uuid] for uuid in subject.copies.uuids(link) if uuid in ranks]
-        for log in (rows[rank].log for rank in ends if len(ends) == 2):
-            if log is None:
-                continue
-            if any(hop.kind == "P2P" and {hop.source, hop.target} == {*ends} for hop in log.hops):
-                return True
-            if ends[1] in log.nvlinked.get(ends[0], ()):
-                return True
-    return False
 
 
 def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
