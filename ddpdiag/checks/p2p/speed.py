@@ -74,7 +74,7 @@ _LIMITING = (
     "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_ALGO",
     "NCCL_PROTO", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE",
 )  # fmt: skip
-_CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown", "GPU010.warm")
+_CLOCKS = ("GPU005.slowdown", "GPU010.slowdown")
 # Findings of other checks that show what makes a path slow, by what sets its rate.
 _SEEN_BY = {
     Bottleneck.NVLINK: ("P2P002.slow", "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),
