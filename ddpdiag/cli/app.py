@@ -180,6 +180,7 @@ def train(
 
 @_command(
     "ddpdiag watch -- torchrun --nproc-per-node 8 train.py",
+    "ddpdiag watch --stall 600 --kill -- torchrun --nproc-per-node 8 train.py   (end a job that hangs)",
     "srun --ntasks-per-node 1 ddpdiag watch --stall 120 -- torchrun ... train.py",
     "srun ddpdiag watch -- python train.py   (one report per host)",
     "ddpdiag watch --output 'logs/**/*.log' -- torchrun --log-dir logs --redirects 3 train.py",
@@ -195,7 +196,8 @@ def watch(
     Stalled means: no output, and no new collective if NCCL's flight recorder can be read. The report goes to standard
     error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install py-spy`).
 
-    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started.
+    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank is named) or
+    3 (none is).
     """
     from ddpdiag.watch import command as watch
 

@@ -10,6 +10,12 @@ class WatchOptions(DisplayOptions):
     """The options of a watched command, as they were typed."""
 
     stall: float = option(300.0, "Look at the ranks when nothing new was written for so long.", metavar="SECONDS")
+    kill: bool = option(
+        False,
+        "End the command at the second report of one silence, after twice --stall, if every rank is where it was, or "
+        "a rank is dead, stopped or stuck (default: let it continue). Set --stall above the longest silence of a "
+        "healthy job: imports, validation, checkpoints.",
+    )
     output: tuple[str, ...] = option(
         (), "A file that the ranks write besides their output, or a pattern (*, **) (repeatable).", metavar="FILE"
     )

@@ -20,10 +20,11 @@ from msgspec import structs
 
 from ddpdiag.cli.edge import complain
 from ddpdiag.codec import readable
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.watch import WatchOptions
 from ddpdiag.watch.child import ENDING, Child, leave_as
 from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy, recorder_variables
+from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import Look
 from ddpdiag.watch.observer import Observer
 from ddpdiag.watch.output import CommandOutput, OutputMonitor, failure_text, open_output
@@ -84,6 +85,7 @@ class Watch:
         self._said: set[str] = set()
         self._signalled = False  # the command received a signal that ends it
         self.bug: str | None = None  # from then on the command runs unwatched
+        self.killed: ExitCode | None = None
 
     def run(self) -> None:
         """Watch until the command has ended."""
@@ -110,7 +112,8 @@ class Watch:
     def explain_failure(self) -> None:
         """Report why the command failed, if what it wrote shows that; not after a signal that ends it."""
         status = self._command.status
-        if status and not self._signalled and self.bug is None and (text := failure_text(self._output.sinks, status)):
+        quiet = self._signalled or self.killed is not None or self.bug is not None
+        if status and not quiet and (text := failure_text(self._output.sinks, status)):
             complain(text)
 
     def _pass_on(self, signum: int, *, shared: bool) -> None:
@@ -150,6 +153,10 @@ class Watch:
         if time.monotonic() - max(self._monitor.last, self._since) >= silent:
             self._silence.looked()
             self._report(look)
+            if self._how.kill and self._silence.looks > 1 and look.proves_a_hang:
+                self.killed = ExitCode.UNFIT if judge(look).ranks else ExitCode.UNKNOWN
+                complain(f"--kill: nothing new for {silent:.0f} s; SIGTERM to {readable(self._program)}")
+                self._observer.end_all()
 
     def _report(self, look: Look) -> None:
         with self._monitor.ignoring():
@@ -203,4 +210,6 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
             shutil.rmtree(folder, ignore_errors=True)
     if watching.bug is not None:
         complain("a bug in ddpdiag ended the watching, not the command; please report this text:\n" + watching.bug)
+    if watching.killed is not None:
+        return watching.killed
     return 0 if child.status is None else leave_as(child.status)

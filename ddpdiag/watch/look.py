@@ -230,6 +230,11 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         has_others = self.world_size is not None and self.world_size > len(self.ranks)
         return bool(self.ranks) and has_others and self.progress_age is None and 0 not in self.by_rank
 
+    @property
+    def proves_a_hang(self) -> bool:
+        """Whether a second look at a silence saw nothing move, or ranks that cannot."""
+        return self.unmoved or bool(self.doing(Activity.GONE, Activity.STOPPED, Activity.STUCK))
+
     def is_unmoved(self, before: "Look | None") -> bool:
         """Whether every rank was in the same place at an earlier look at the same silence, if there was one."""
         if before is None or len(before.ranks) != len(self.ranks):

@@ -3,7 +3,9 @@
 The processes are found by reading /proc, which is limited to a fiftieth of the time.
 """
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +39,9 @@ _TREE_SHARE = 0.02
 _LEAST_TREE_SECONDS = 1.0
 # How long a rank's use of its core is measured, at least, before a look.
 _USE_SECONDS = 0.5
+# torchrun gives its ranks 30 s.
+END_SECONDS = 35.0
+_END_POLL_SECONDS = 0.1
 _MOST_HELPERS = 64
 _MOST_READERS = 32
 _GRACE_SECONDS = 0.3
@@ -80,6 +85,17 @@ class Observer:
         if not stayed or any(before.ranks[rank].start != now.ranks[rank].start for rank in stayed):
             return now
         return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
+
+    def end_all(self) -> None:
+        """SIGTERM to the commands, which end their ranks; SIGKILL to what still runs after the grace."""
+        processes = descendants(self._tops())
+        for pid in self._tops():
+            _kill(pid, signal.SIGTERM)
+        end = time.monotonic() + END_SECONDS
+        while (left := [process for process in processes if _is_running(process)]) and time.monotonic() < end:
+            time.sleep(_END_POLL_SECONDS)
+        for process in left:
+            _kill(process.pid, signal.SIGKILL)
 
     def look(self, look: Look) -> Look:
         """`look` with the state of all ranks and GPUs, within LOOK_SECONDS."""
@@ -182,6 +198,16 @@ def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
         return ((), "NVML did not respond in time") if said is None else (_gpus.decode(said.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
+
+
+def _is_running(process: Process) -> bool:
+    now = read_process(process.pid)
+    return now is not None and now.start == process.start and now.state not in "ZX"
+
+
+def _kill(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # sudo started it
+        os.kill(pid, signum)
 
 
 def _result(future: Future[T], end: float, otherwise: T) -> T:

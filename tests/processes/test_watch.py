@@ -98,13 +98,16 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on(training):
 
 @pytest.mark.deep
 @needs_py_spy
-def test_a_slow_job_is_left_alone_and_a_rank_that_spins_in_c_is_named(training):
-    job, before = training()
+def test_a_slow_job_is_left_alone_and_a_rank_that_spins_in_c_is_named_and_ended(training):
+    job, before = training("--kill")
     time.sleep(1.5 * STALL)
     assert len(reports(job)) == before, f"a step takes a third of the stall\n{job.told()}"
     (job.folder / "spin").touch()
     told = next_report(job, before)
     assert [word for word in ("rank 0", "rank 1", "spin (train.py:", "GIL") if word not in told] == []
+    assert job.wait(SECONDS) == 1
+    assert "--kill: nothing new for" in job.stderr
+    job.check_left_nothing()
 
 
 @pytest.mark.deep
