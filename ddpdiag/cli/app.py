@@ -196,8 +196,8 @@ def watch(
     Stalled means: no output, and no new collective if NCCL's flight recorder can be read. The report goes to standard
     error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install py-spy`).
 
-    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank is named) or
-    3 (none is).
+    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank is named)
+    or 3 (none is).
     """
     from ddpdiag.watch import command as watch
 

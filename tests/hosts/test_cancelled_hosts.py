@@ -52,6 +52,7 @@ def test_a_cancelled_run_on_three_hosts_blames_no_rank_at_any_moment(hosts, tmp_
     assert (report["exit_code"], wrongly_accused(report)) == (143, set()), report["findings"]
 
 
+@pytest.mark.deep
 def test_a_run_on_three_hosts_that_is_cancelled_in_the_search_for_failing_hosts_blames_no_rank(hosts, tmp_path):
     # Without the rates of RDZ004: on a busy machine a link may really be slow for a moment.
     # Many rounds: the search must still go on when the signal arrives.

@@ -47,6 +47,7 @@ def blamed(report: dict) -> set[int]:
     return {rank for finding in report["findings"] if finding["severity"] == "error" for rank in finding["ranks"]}
 
 
+@pytest.mark.deep
 def test_a_healthy_run_on_shared_connections_is_fit(hosts, tmp_path):
     report = report_of(started(hosts, tmp_path, 2), clean=True)
     assert (report["verdict"], blamed(report)) == ("fit", set()), report["findings"]

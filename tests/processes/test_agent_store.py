@@ -20,6 +20,7 @@ def run(start, tmp_path, command: str):
     return job, job.wait(150)
 
 
+@pytest.mark.deep
 def test_a_check_leaves_nothing_that_a_check_or_a_training_reads(start, tmp_path):
     job, code = run(
         start, tmp_path, f"{CHECK} {tmp_path}/1.json\n{CHECK} {{json}}\n{TRAIN}".format(json=tmp_path / "2")

@@ -27,6 +27,7 @@ def test_every_launcher_starts_the_same_training(start):
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 def test_a_signal_ends_all_and_what_was_measured_is_reported(start):
     job = start(*COMPARE, *SHORT, "--nproc-per-node", "1")
     # The second method; the first one is the command torchrun.

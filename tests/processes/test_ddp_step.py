@@ -43,6 +43,7 @@ def check_named(start: Start, fault: str, deadline: str, **variables: str) -> No
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 @pytest.mark.alone
 def test_processes_that_take_the_cores_are_named(start: Start) -> None:
     burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]

@@ -64,6 +64,7 @@ def _mapped(pid: int) -> str:
         return maps.read()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("arguments", [STANDALONE, (*torchrun(2), *CHECK)], ids=["started by ddpdiag", "torchrun"])
 def test_signals_by_which_a_batch_system_warns_a_job_change_nothing(start, arguments):
     """Slurm sends them to every process of a step (sbatch --signal)."""
@@ -86,6 +87,7 @@ def test_a_signal_to_the_launcher_alone_reports_what_was_seen(start, number, cod
     _check_partial(job, code, signal.Signals(number).name)
 
 
+@pytest.mark.deep
 def test_ctrl_c_under_torchrun_reports_what_was_seen(start):
     job = _interrupted(start, *torchrun(2), *CHECK)
     os.killpg(job.process.pid, signal.SIGINT)

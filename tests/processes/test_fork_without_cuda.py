@@ -1,8 +1,10 @@
 """The fork server forks only while no import has started CUDA (a context does not survive a fork)."""
 
+import pytest
 from jobs import CHECK, torchrun
 
 
+@pytest.mark.deep
 def test_workers_are_new_processes_where_an_import_starts_cuda(start):
     job = start(
         *torchrun(2), *CHECK, "--select", "LCH003,COL001", "--json", "{json}", "--record", "{json}l",

@@ -28,6 +28,7 @@ def _outcomes(job: Job) -> dict[int, Outcome]:
     return {outcome.rank: outcome for outcome in recording.outcomes if outcome.status is Status.HUNG}
 
 
+@pytest.mark.deep
 def test_what_nccl_says_of_the_hang_is_in_the_recording_and_in_the_evidence(start):
     job = _started(start, "ras")
     outcomes = _outcomes(job)

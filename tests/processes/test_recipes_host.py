@@ -137,6 +137,7 @@ def test_node_exporter_gets_metrics_that_it_may_read(tmp_path: Path) -> None:
     assert "nowhere" in missing.stderr
 
 
+@pytest.mark.deep
 def test_the_steps_of_a_ci_service_run(start: Start, tmp_path: Path) -> None:
     workflow = yaml.safe_load((RECIPES / "github-actions.yml").read_text())
     steps = {step["name"]: step["run"] for step in workflow["jobs"]["smoke"]["steps"] if "run" in step}

@@ -24,6 +24,7 @@ def check_fit(job: Job, ranks: int, launcher: str) -> None:
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 def test_a_temporary_folder_may_have_any_name(start, tmp_path):
     folder = tmp_path / "what? #1;%20\n"
     folder.mkdir()
@@ -61,6 +62,7 @@ def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(
     assert [line for line in written["write-workaround"].splitlines() if not line.startswith("#")] == []
 
 
+@pytest.mark.deep
 def test_torchrun_meets_twenty_times_through_its_own_store_and_says_how_far_it_is(start):
     options = ("--select", "LCH,RDZ001,COL001", "--set", "RDZ001.repeat=7", "--json", "{json}")
     job = start(*torchrun(2), *CHECK, *options)
@@ -73,6 +75,7 @@ def test_torchrun_meets_twenty_times_through_its_own_store_and_says_how_far_it_i
     assert sorted(said[1:]) == sorted(f"{s['name']} done" for s in job.report["stages"] if s["status"] != "skipped")
 
 
+@pytest.mark.deep
 def test_torch_distributed_launch_passes_a_local_rank_and_a_slow_import_is_no_hang(start):
     """The deadline of a short check does not count what torch needs to come."""
     launch = ("-m", "torch.distributed.launch", "--nproc-per-node", "2", "--master-port", str(free_port()))
@@ -84,6 +87,7 @@ def test_torch_distributed_launch_passes_a_local_rank_and_a_slow_import_is_no_ha
     assert (job.report["world"]["launcher"], job.errors, job.progress) == ("torchrun", [], [])
 
 
+@pytest.mark.deep
 def test_two_shells_that_spell_the_coordinator_differently_meet(start):
     port = free_port()
     second, first = (

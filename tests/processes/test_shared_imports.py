@@ -90,7 +90,7 @@ def test_each_rank_has_what_it_would_have_by_itself(told):
     assert len({other["output"] for other in told.values()}) == 1  # memory files of one name, each rank's its own
 
 
-@pytest.mark.parametrize("arguments", [ALONE, TORCHRUN], ids=WAYS)
+@pytest.mark.parametrize("arguments", [ALONE, pytest.param(TORCHRUN, marks=pytest.mark.deep)], ids=WAYS)
 def test_a_crash_of_one_worker_leaves_the_server_to_the_others(start, arguments):
     job = start(*arguments, DDPDIAG_TEST_FAULT="pause 1")
     job.wait_until(job.reached.exists)
@@ -103,6 +103,7 @@ def test_a_crash_of_one_worker_leaves_the_server_to_the_others(start, arguments)
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 def test_the_end_of_the_server_is_an_outcome_of_its_own_and_blames_no_rank(start):
     job = start(*ALONE, DDPDIAG_TEST_FAULT="pause 1")
     job.wait_until(job.reached.exists)
@@ -117,6 +118,7 @@ def test_the_end_of_the_server_is_an_outcome_of_its_own_and_blames_no_rank(start
 TRAINED = (*CHECK, "--nproc-per-node", "2", "--select", "LCH003,COL001,TRN001", "--json", "{json}")
 
 
+@pytest.mark.deep
 def test_ranks_start_another_server_where_theirs_is_stopped(start):
     """TRN001 asks for new workers."""
     job = start(*TRAINED, DDPDIAG_TEST_FAULT="pause 1")
@@ -127,6 +129,7 @@ def test_ranks_start_another_server_where_theirs_is_stopped(start):
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_ranks_start_another_server_where_theirs_ends_or_stops_in_the_import(start, signum):
     job = start(*ALONE, DDPDIAG_TEST_FAULT="slow-import *")
@@ -167,7 +170,7 @@ ORDERS = (
     ("supervisor 0", "supervisor 1", "launcher"),
     ("launcher", "supervisor 1", "supervisor 0"),
     ("server", "launcher", "supervisor 0", "supervisor 1"),
-    ("stop", "supervisor 1", "supervisor 0", "launcher"),
+    pytest.param(("stop", "supervisor 1", "supervisor 0", "launcher"), marks=pytest.mark.deep),
 )
 
 

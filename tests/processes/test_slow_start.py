@@ -17,6 +17,7 @@ def checked(start: Start, fault: dict[str, object], *options: str) -> tuple[Job,
     return job, json.loads(job.json.read_text())
 
 
+@pytest.mark.deep
 def test_a_communicator_that_takes_twice_the_deadline_is_slow_and_no_hang(start: Start) -> None:
     fault = {"kind": "slow-init", "seconds": 11}
     job, report = checked(start, fault, "--set", "COL001.deadline_seconds=5", "--budget", "100")

@@ -17,8 +17,8 @@ AT_MOST = 30
     ("code", "fault", "state", "word"),
     [
         ("TRN001", "slower", "T", "is stopped"),
-        ("COL001", "pause", "T", "is stopped"),
-        ("TRN001", "stuck", "D", "stuck in"),
+        pytest.param("COL001", "pause", "T", "is stopped", marks=pytest.mark.deep),
+        pytest.param("TRN001", "stuck", "D", "stuck in", marks=pytest.mark.deep),
     ],
 )
 def test_a_rank_that_is_stopped_or_stuck_is_named_long_before_its_deadline(

@@ -48,7 +48,12 @@ def cancelled(job: Job, moment: int, signum: int, *, group: bool) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "signum", "group"),
-    [(1, signal.SIGTERM, False), (3, signal.SIGINT, True), (6, signal.SIGTERM, True), (11, signal.SIGINT, False)],
+    [
+        (1, signal.SIGTERM, False),
+        (6, signal.SIGTERM, True),
+        pytest.param(3, signal.SIGINT, True, marks=pytest.mark.deep),
+        pytest.param(11, signal.SIGINT, False, marks=pytest.mark.deep),
+    ],
 )
 def test_a_cancelled_run_blames_no_rank(start, moment, signum, group):
     cancelled(start("--select", "LCH003,RDZ001,COL001"), moment, signum, group=group)
@@ -61,6 +66,7 @@ def test_a_cancelled_run_blames_no_rank_at_any_moment(start, moment, signum):
     cancelled(start(), moment, signum, group=bool(moment % 4 == 1))
 
 
+@pytest.mark.deep
 @BOTH
 def test_one_rank_that_is_told_to_end_ends_the_run_and_is_not_blamed(start, signum):
     job = start("--select", "LCH003,RDZ001,COL001")

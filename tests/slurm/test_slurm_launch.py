@@ -22,6 +22,7 @@ def codes(report, *severities):
     return {f["code"] for f in report["findings"] if f["severity"] in (severities or ("error", "warning"))}
 
 
+@pytest.mark.deep
 def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
     four = cluster(4)
     check = "ddpdiag check --select LCH001,LCH004,RDZ002 --json report.json"
@@ -38,6 +39,7 @@ def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
     assert 100 < report["measurements"]["slurm.left_seconds"] <= 300
 
 
+@pytest.mark.deep
 def test_hosts_that_call_themselves_otherwise_have_the_names_that_slurm_takes(cluster):
     four = cluster(4)
     check = "ddpdiag check --select GPU001 --expect-gpus 1 --write-failing-hosts bad --json report.json"
