@@ -50,11 +50,7 @@ class Unwritten(UserError):
 
 
 class AbsentBackend(Exception):
-    """This torch was built without the backend. In a worker, where it is an outcome."""
-
-
-class UnknownBackend(AbsentBackend):
-    """No torch has a backend of this name unless something registers it: it may be mistyped."""
+    """This torch does not have the backend. In a worker, where it is an outcome."""
 
 
 class RunLost(UserError):

@@ -11,13 +11,15 @@ numbers, names and sizes count: the state of a collective in a flight recorder c
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec import Struct
 
 from ddpdiag.checks import known_errors
-from ddpdiag.checks.posted import in_words, lag, split
-from ddpdiag.errors import AbsentBackend, UnknownBackend
+from ddpdiag.checks.posted import Lag, in_words, lag, split
+from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import FORK_STEP, IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, COMMUNICATOR_STEP, is_first_use
 from ddpdiag.stats import odd_ones_out
@@ -87,62 +89,184 @@ def _echoes(text: str) -> bool:
     return any(echo in text for echo in ECHOES) or known_errors.is_echo(text)
 
 
-def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
-    """Ranks that stopped a group; None if no rank failed.
+@dataclass(frozen=True)
+class _Case:
+    """The outcomes of a group that failed, of which `members` is the size, and what the rules derive from them.
 
-    A rank that sent no result explains all others; a crash explains the hangs around it, and so does an error of a
-    rank's own, and then a different collective than most ranks posted under the same number; among the hung, the blamed
-    ranks are the stopped, then those stuck in the kernel, then those short of the step that most ranks reached, then
-    those that posted fewer collectives, then the one that is elsewhere in the code.
+    `cause` says why messages between the ranks do not arrive, if that is known.
+    """
+
+    failed: Sequence[Outcome]
+    members: int
+    cause: str = ""
+
+    @cached_property
+    def hung(self) -> list[Outcome]:
+        return [o for o in self.failed if o.status is Status.HUNG]
+
+    @cached_property
+    def front(self) -> int:
+        return front(self.hung)
+
+    @cached_property
+    def frames(self) -> dict[int, str]:
+        """The innermost frame of each hung rank, as far as it is known."""
+        return {o.rank: _frame(o) for o in self.hung if o.process and o.process.stack}
+
+    @cached_property
+    def lag(self) -> Lag:
+        return lag({o.rank: o.collectives for o in self.hung if o.collectives is not None})
+
+    @cached_property
+    def waiting(self) -> frozenset[int]:
+        """Hung ranks that wait for others: beyond the common step, or inside of torch.distributed."""
+        inside = {rank for rank, frame in self.frames.items() if frame.endswith(_INSIDE)}
+        return frozenset(inside | {o.rank for o in self.hung if o.step > self.front or _waits(o)})
+
+    @cached_property
+    def frames_ahead(self) -> set[str]:
+        """The frames of ranks that lack no collective. One that lacks some and is there as well waits for a message."""
+        return {frame for rank, frame in self.frames.items() if rank not in self.lag.ranks}
+
+    def hung_blame(self, ranks: Iterable[int], why: str) -> Blame:
+        return Blame(status=Status.HUNG, ranks=tuple(sorted(ranks)), why=why)
+
+
+def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
+    """Ranks that stopped a group, by the first of `_RULES` that decides; None if no rank failed.
 
     `cause` says why messages between the ranks do not arrive, if that is known: then where a rank waits proves nothing.
     """
     failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
     if not failed:
         return None
-    victims = _victims(failed)
+    case = _Case(failed, len(outcomes), cause)
+    return next(blame for rule in _RULES if (blame := rule(case)) is not None)
+
+
+def _failed_by_themselves(case: _Case) -> Blame | None:
+    """A rank that sent no result explains all others; a crash explains the hangs around it, and so does an error."""
+    victims = _victims(case.failed)
     for status, why in (
         (Status.UNHEARD, "it sent no result"),
         (Status.DIED, "its process ended"),
         (Status.RAISED, "it failed with an error of its own"),
     ):
-        guilty = _ranks(o for o in failed if o.status is status and not is_echo(o) and o.rank not in victims)
-        if status is Status.UNHEARD and len(guilty) == len(outcomes) > 1:
-            return Blame(status=status, ranks=(), why="none of them sent a result")
-        if guilty and len(guilty) == len(outcomes) > 1 and len({o.error.partition("\n")[0] for o in failed}) == 1:
-            return Blame(status=status, ranks=(), why="all ranks failed with the same error")
+        guilty = _ranks(o for o in case.failed if o.status is status and not is_echo(o) and o.rank not in victims)
+        if len(guilty) == case.members > 1:
+            if status is Status.UNHEARD:
+                return Blame(status=status, ranks=(), why="none of them sent a result")
+            if len({o.error.partition("\n")[0] for o in case.failed}) == 1:
+                return Blame(status=status, ranks=(), why="all ranks failed with the same error")
         if guilty:
             return Blame(status=status, ranks=guilty, why=why)
-    if mismatch := _mismatch(failed):
-        return mismatch
-    hung = [o for o in failed if o.status is Status.HUNG]
-    if not hung:
-        return Blame(status=failed[0].status, ranks=(), why=cause or "every rank reports that another one failed")
-    blame = _among_hung(hung, len(outcomes), cause)
-    if not blame.ranks and not cause and (awaited := _awaited(outcomes)):
-        return Blame(status=Status.HUNG, ranks=awaited, why="it did not reach the step at which the others waited")
-    died = _ranks(o for o in failed if o.status is Status.DIED)
-    if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
-        return Blame(
-            status=Status.DIED, ranks=died, why="only its process ended by itself; the others were ended after it"
-        )
-    return blame
+    return None
 
 
-def _awaited(outcomes: Sequence[Outcome]) -> tuple[int, ...]:
-    """Hung ranks that others name in their errors, and that are short of the step at which these waited for them."""
-    by_rank = {o.rank: o for o in outcomes}
-    # In a group of some ranks, texts count these from 0.
-    if list(by_rank) != [*range(len(outcomes))]:
-        return ()
-    named = known_errors.awaited({o.rank: o.error for o in outcomes if o.status is Status.RAISED})
-    behind = {
-        rank
-        for waiting, ranks in named.items()
-        for rank in ranks
-        if rank in by_rank and by_rank[rank].status is Status.HUNG and by_rank[rank].step < by_rank[waiting].step
-    }
-    return tuple(sorted(behind))
+def _mismatch(case: _Case) -> Blame | None:
+    """The ranks that posted a different collective than most; without a majority no rank is blamed."""
+    found = split({o.rank: o.collectives for o in case.failed if o.collectives})
+    if found is None:
+        return None
+    usual = in_words(found.sides[-1][0])
+    odd = next((collective for collective, ranks in found.sides if set(ranks) & set(found.odd)), None)
+    why = f"it posted {in_words(odd)}; most posted {usual}" if odd else "the ranks posted different collectives"
+    status = next(o.status for o in case.failed if not found.odd or o.rank in found.odd)
+    return Blame(status=status, ranks=found.odd, why=why, sides=found.sides)
+
+
+def _echoes_only(case: _Case) -> Blame | None:
+    if case.hung:
+        return None
+    why = case.cause or "every rank reports that another one failed"
+    return Blame(status=case.failed[0].status, ranks=(), why=why)
+
+
+def _stopped(case: _Case) -> Blame | None:
+    for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
+        if guilty := _ranks(o for o in case.hung if o.process and o.process.state and o.process.state in letters):
+            return case.hung_blame(guilty, why)
+    return None
+
+
+def _alone(case: _Case) -> Blame | None:
+    is_alone = case.members == 1 or (len(case.hung) == 1 and not case.cause)
+    guilty = _ranks(o for o in case.hung if is_alone and not o.told)
+    return case.hung_blame(guilty, "only it did not end") if guilty else None
+
+
+def _known_cause(case: _Case) -> Blame | None:
+    return case.hung_blame((), case.cause) if case.cause else None
+
+
+def _short_of_the_step(case: _Case) -> Blame | None:
+    guilty = _ranks(o for o in case.hung if o.step < case.front and not _waits(o))
+    return case.hung_blame(guilty, "it did not reach the step at which the others wait for it") if guilty else None
+
+
+def _absent_from_the_first_call(case: _Case) -> Blame | None:
+    """Ranks outside of torch.distributed while others wait inside of it, if no rank has posted anything.
+
+    The older class of NCCL's groups creates its communicator in the first collective, before it is recorded, so that a
+    rank that never calls it and those that wait for it have posted equally much. Once something was posted, a rank may
+    as well wait for it outside, in a call of CUDA.
+    """
+    frames = case.frames
+    if len(frames) < len(case.hung) or any(o.collectives is None or o.collectives for o in case.hung):
+        return None
+    guilty = _ranks(o for o in case.hung if not frames[o.rank].endswith(_INSIDE) and not o.told)
+    if not guilty or not any(frame.endswith(_INSIDE) for frame in frames.values()):
+        return None
+    return case.hung_blame(guilty, "it is not in a call of torch.distributed; the others are")
+
+
+def _posted_fewer(case: _Case) -> Blame | None:
+    behind, lacking = case.lag
+    told = {o.rank for o in case.hung if o.told}  # earlier than it would have hung by itself
+    guilty = {rank for rank in behind if case.frames.get(rank) not in case.frames_ahead} - told - case.waiting
+    if not guilty or lacking is None:
+        return None
+    return case.hung_blame(guilty, f"it did not post {in_words(lacking)}, in which the others wait for it")
+
+
+def _elsewhere(case: _Case) -> Blame | None:
+    odd = odd_ones_out(case.frames)
+    guilty = {*odd.ranks} - case.waiting if odd is not None else ()
+    return case.hung_blame(guilty, "it is at another place in the code than the others") if guilty else None
+
+
+def _lone_death(case: _Case) -> Blame | None:
+    died = _ranks(o for o in case.failed if o.status is Status.DIED)
+    if len(died) != 1 or not all(o.told for o in case.hung):
+        return None
+    why = "only its process ended by itself; the others were ended after it"
+    return Blame(status=Status.DIED, ranks=died, why=why)
+
+
+def _undecided(case: _Case) -> Blame:
+    if case.lag.lacking is not None:
+        lacking = in_words(case.lag.lacking)
+        return case.hung_blame((), f"all ranks wait, but not all of them in {lacking} yet: a message did not arrive")
+    if all(o.at == COMMUNICATOR_STEP for o in case.hung):
+        return case.hung_blame((), "all ranks hang while they create their communicator")
+    return case.hung_blame((), "all ranks are at the same step")
+
+
+# The first one that decides counts.
+_RULES: tuple[Callable[[_Case], Blame | None], ...] = (
+    _failed_by_themselves,
+    _mismatch,
+    _echoes_only,
+    _stopped,
+    _alone,
+    _known_cause,
+    _short_of_the_step,
+    _absent_from_the_first_call,
+    _posted_fewer,
+    _elsewhere,
+    _lone_death,
+    _undecided,
+)
 
 
 def _victims(failed: Sequence[Outcome]) -> frozenset[int]:
@@ -169,13 +293,13 @@ def stopped_by_themselves(outcomes: Sequence[Outcome], backend: str) -> tuple[in
     most or none, or are stopped. That a rank is short of the others' step proves nothing here: a collective that fails
     in the backend may end on some ranks.
     """
-    failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
-    if mismatch := _mismatch(failed):
+    case = _Case([o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)], len(outcomes))
+    if mismatch := _mismatch(case):
         return mismatch.ranks or tuple(sorted(rank for _, ranks in mismatch.sides for rank in ranks))
     texts = (*_OF_BACKENDS, backend)
     if ended := _ranks(
         o
-        for o in failed
+        for o in case.failed
         if not is_echo(o)
         and (
             (o.status is Status.RAISED and not any(text in o.error for text in texts))
@@ -183,23 +307,18 @@ def stopped_by_themselves(outcomes: Sequence[Outcome], backend: str) -> tuple[in
         )
     ):
         return ended
-    hung = [o for o in failed if o.status is Status.HUNG and not o.told]
-    if stopped := _ranks(o for o in hung if o.process and (o.process.state or "") in ("T", "t")):
+    if stopped := _ranks(o for o in case.hung if not o.told and o.process and (o.process.state or "") in ("T", "t")):
         return stopped
-    where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
-    behind, _ = lag({o.rank: o.collectives for o in hung if o.collectives is not None})
-    ahead = {frame for rank, frame in where.items() if rank not in behind}
-    elsewhere = tuple(rank for rank in behind if rank in where and where[rank] not in ahead)
-    return elsewhere or _absent_from_the_first_call(hung, where)
+    frames = case.frames
+    elsewhere = tuple(rank for rank in case.lag.ranks if rank in frames and frames[rank] not in case.frames_ahead)
+    absent = _absent_from_the_first_call(case)
+    return elsewhere or (absent.ranks if absent is not None else ())
 
 
-def without_backend(
-    outcomes: Iterable[Outcome], kinds: Collection[type[AbsentBackend]] = (AbsentBackend, UnknownBackend)
-) -> dict[int, str]:
+def without_backend(outcomes: Iterable[Outcome]) -> dict[int, str]:
     """Ranks whose torch does not have the backend, with the error text."""
-    names = {kind.__name__ for kind in kinds}
     said = ((outcome.rank, *outcome.error.partition(": ")) for outcome in outcomes)
-    return {rank: text for rank, name, _, text in said if name in names}
+    return {rank: text for rank, name, _, text in said if name == AbsentBackend.__name__}
 
 
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patient: bool = False) -> bool:
@@ -235,81 +354,9 @@ def is_starting(outcome: Outcome, trial: Trial) -> bool:
     return in_first_use and trial.limit_seconds < _SLOW_FIRST_USE_SECONDS
 
 
-def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
-    for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
-        if guilty := _ranks(o for o in hung if o.process and o.process.state and o.process.state in letters):
-            return Blame(status=Status.HUNG, ranks=guilty, why=why)
-    if members == 1 or (len(hung) == 1 and not cause):
-        own = _ranks(o for o in hung if not o.told)
-        return Blame(
-            status=Status.HUNG,
-            ranks=own,
-            why="only it did not end" if own else "it was ended after another rank failed",
-        )
-    if cause:
-        return Blame(status=Status.HUNG, ranks=(), why=cause)
-    reached = front(hung)
-    if guilty := _ranks(o for o in hung if o.step < reached and not _waits(o)):
-        return Blame(status=Status.HUNG, ranks=guilty, why="it did not reach the step at which the others wait for it")
-    return _unequal(hung, reached)
-
-
 def _waits(outcome: Outcome) -> bool:
     """Whether a rank waits in a collective for messages of others, which is never its own fault."""
-    return outcome.at.endswith(_WAITS) or (_where(outcome).endswith(_INSIDE) and bool(outcome.collectives))
-
-
-def _unequal(hung: Sequence[Outcome], reached: int) -> Blame:
-    """Of ranks that reached one step: those that posted fewer collectives, or that are outside of torch.distributed.
-
-    A rank beyond that step waits for the others, and one inside of torch.distributed for a message.
-    """
-    where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
-    if absent := _absent_from_the_first_call(hung, where):
-        return Blame(status=Status.HUNG, ranks=absent, why="it is not in a call of torch.distributed; the others are")
-    odd = odd_ones_out(where)
-    waits = {o.rank for o in hung if o.step > reached or _waits(o) or where.get(o.rank, "").endswith(_INSIDE)}
-    behind, lacking = lag({o.rank: o.collectives for o in hung if o.collectives is not None})
-    # A rank at the line where those ahead wait is waiting as well: a message to it did not arrive, whatever the cause.
-    ahead = {frame for rank, frame in where.items() if rank not in behind}
-    told = _ranks(o for o in hung if o.told)  # earlier than it would have hung by itself
-    guilty = tuple(rank for rank in behind if where.get(rank) not in ahead and rank not in {*told, *waits})
-    if guilty and lacking is not None:
-        why = f"it did not post {in_words(lacking)}, in which the others wait for it"
-        return Blame(status=Status.HUNG, ranks=guilty, why=why)
-    if odd is not None and (elsewhere := tuple(rank for rank in odd.ranks if rank not in waits)):
-        return Blame(status=Status.HUNG, ranks=elsewhere, why="it is at another place in the code than the others")
-    if behind and lacking is not None:
-        why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: a message did not arrive"
-        return Blame(status=Status.HUNG, ranks=(), why=why)
-    creating = all(o.at == COMMUNICATOR_STEP for o in hung)
-    why = "all ranks hang while they create their communicator" if creating else "all ranks are at the same step"
-    return Blame(status=Status.HUNG, ranks=(), why=why)
-
-
-def _absent_from_the_first_call(hung: Sequence[Outcome], where: Mapping[int, str]) -> tuple[int, ...]:
-    """Ranks outside of torch.distributed while others wait inside of it, if no rank has posted anything.
-
-    The older class of NCCL's groups creates its communicator in the first collective, before it is recorded, so that a
-    rank that never calls it and those that wait for it have posted equally much. Once something was posted, a rank may
-    as well wait for it outside, in a call of CUDA.
-    """
-    if len(where) < len(hung) or any(o.collectives is None or o.collectives for o in hung):
-        return ()
-    absent = _ranks(o for o in hung if not where[o.rank].endswith(_INSIDE) and not o.told)
-    return absent if any(frame.endswith(_INSIDE) for frame in where.values()) else ()
-
-
-def _mismatch(failed: Sequence[Outcome]) -> Blame | None:
-    """The ranks that posted a different collective than most; without a majority no rank is blamed."""
-    found = split({o.rank: o.collectives for o in failed if o.collectives})
-    if found is None:
-        return None
-    usual = in_words(found.sides[-1][0])
-    odd = next((collective for collective, ranks in found.sides if set(ranks) & set(found.odd)), None)
-    why = f"it posted {in_words(odd)}; most posted {usual}" if odd else "the ranks posted different collectives"
-    status = next(o.status for o in failed if not found.odd or o.rank in found.odd)
-    return Blame(status=status, ranks=found.odd, why=why, sides=found.sides)
+    return outcome.at.endswith(_WAITS) or (_frame(outcome).endswith(_INSIDE) and bool(outcome.collectives))
 
 
 def front(outcomes: Sequence[Outcome]) -> int:
@@ -318,7 +365,7 @@ def front(outcomes: Sequence[Outcome]) -> int:
     return max(counts, key=lambda step: (counts[step], step))
 
 
-def _where(outcome: Outcome) -> str:
+def _frame(outcome: Outcome) -> str:
     """Innermost frame without its line number: waiting ranks differ in lines of a retry loop."""
     frame = outcome.process.stack[0] if outcome.process and outcome.process.stack else ""
     return os.path.basename(frame.rpartition(":")[0])

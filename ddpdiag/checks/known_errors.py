@@ -6,7 +6,7 @@ blames none; a text by which a rank waits for others names these.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 
 from msgspec import Struct, structs
@@ -129,14 +129,6 @@ def cause_of(outcomes: Iterable[Outcome]) -> KnownError | None:
 def is_echo(text: str) -> bool:
     """Whether it holds a text that only shows that another process failed."""
     return any(one.card.role is Role.ECHO for one in _sightings(text))
-
-
-def awaited(texts: Mapping[int, str]) -> Mapping[int, tuple[int, ...]]:
-    """The ranks that each rank waited for in vain, where its text names some."""
-    waits = {
-        rank: [one.missing for one in _sightings(text) if one.card.role is Role.WAIT] for rank, text in texts.items()
-    }
-    return {rank: tuple(sorted(set(sum(own, ())))) for rank, own in waits.items() if any(own)}
 
 
 # Ranks of large runs fail with the same few texts.

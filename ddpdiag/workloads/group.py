@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from ddpdiag.errors import AbsentBackend, UnknownBackend
+from ddpdiag.errors import AbsentBackend
 from ddpdiag.model.measurements import Group
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context, Opening
 from ddpdiag.probes.host.shared_files import open_private_folder, unfit_for_url
@@ -45,7 +45,7 @@ def unknown_backend(backend: str) -> AbsentBackend | None:
         return None
     if backend in listed:
         return AbsentBackend(f"torch {torch.__version__} was built without {backend}; it has {', '.join(known)}")
-    return UnknownBackend(f"torch {torch.__version__} knows no backend {backend}, only {', '.join(known)}")
+    return AbsentBackend(f"torch {torch.__version__} knows no backend {backend}, only {', '.join(known)}")
 
 
 # NCCL's own log: all of these are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddpdiag.checks.blame import without_backend
-from ddpdiag.errors import UnknownBackend
+from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total
 from ddpdiag.workloads.group import process_group
@@ -105,7 +105,7 @@ def test_the_sum_of_all_parts_is_what_is_expected(ranks):
 
 def test_a_backend_that_torch_does_not_know_is_told_apart_from_one_that_fails():
     with (
-        pytest.raises(UnknownBackend, match=r"\bglo,.*\bgloo\b") as raised,
+        pytest.raises(AbsentBackend, match=r"\bglo,.*\bgloo\b") as raised,
         process_group(None, "glo"),
     ):
         pass

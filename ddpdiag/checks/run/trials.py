@@ -8,8 +8,8 @@ is a consequence of another rank's end and blames no rank; so is "illegal memory
 
 Where RDZ002, RDZ003 or RDZ004 found that hosts of the check do not reach each other, a rank that waits elsewhere than
 the others proves nothing, and the hosts or links that these checks name are named here as well. The same holds where
-all ranks hang alike, and RDZ004 found a link so slow that the posted collective needs half of the check's time or more,
-or where they hang while they create NCCL process groups whose classes differ (LCH002). A failure over gloo is a warning
+all ranks hang alike and RDZ004 found a slow link between their hosts, or where they hang while they create NCCL process
+groups whose classes differ (LCH002). A failure over gloo is a warning
 where the job uses another backend, which works.
 
 Findings and their causes:
@@ -33,22 +33,20 @@ transport/tcp/pair.cc; NCCL user guide, RAS; NCCL issue 1646 (55 s for a communi
 states.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
+from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished
 from ddpdiag.checks.collective import all_reduce
-from ddpdiag.checks.findings import Effect, FindingSpec
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host.limits import lacked_processes
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.posted import DTYPES
 from ddpdiag.checks.run.failed_trials import blaming, by_card, explained, undecided, word_of
-from ddpdiag.errors import UnknownBackend
-from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
+from ddpdiag.model import EventKind, Finding, Outcome, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, NVML_STEP
 
 _PERSISTENCE = "As root turn on persistence mode (`nvidia-smi -pm 1`, or start nvidia-persistenced)."
@@ -82,9 +80,6 @@ FINDINGS = {
     "raised": FindingSpec.error(
         "an exception, whose text is shown. If all ranks raised the same, none of them is to blame."
     ),
-    "unsupported": FindingSpec.error(
-        "torch does not know the requested backend on any rank (exit code 2).", effect=Effect.USAGE
-    ),
     "hung": FindingSpec.error(
         "a rank passed the deadline of the check (`--set CODE.deadline_seconds=SECONDS`), or what was left of the "
         "budget, or its process was stopped or in uninterruptible sleep for 10 s without a step. A rank that was still "
@@ -110,8 +105,6 @@ FINDINGS = {
 D = TypeVar("D")
 
 _SLOW, _LOSS, _CLASSES, _LIMIT = "RDZ004.slow", "RDZ004.loss", "LCH002.process-group", "HST004.processes"
-# What needs so much of a trial's time for one collective leaves too little for the others.
-_SHARE_OF_TIME = 0.5
 # The word of a finding's code, the ranks, and whether it does not concern the job.
 FailureKey = tuple[str, tuple[int, ...], bool]
 
@@ -128,94 +121,69 @@ class Failure(NamedTuple):
     causes: Sequence[Finding]
     bypassed: bool = False
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether other findings explain it, and no rank is at fault."""
+        return self.bypassed or (bool(self.causes) and not self.blame.ranks and not self.blame.sides)
+
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each kind of failure of the same ranks, with the first trial in which they failed."""
-    unsupported = _unsupported(seen)
-    yield from unsupported.values()
-    told: set[FailureKey] = set()
-    for failure in _ended(seen, unsupported):
-        trial, outcomes, blame, own, bypassed = failure
-        if (key := _failure_key(seen, failure)) not in told:
-            told.add(key)
-            if bypassed or (own and not blame.ranks and not blame.sides):
-                found = explained(seen, trial, blame, outcomes, own)
-                if any(_is_echo_of(failure, cause) for cause in own):
-                    found = structs.replace(found, severity=Severity.NOTE)
-            else:
-                of_steps = blaming if blame.ranks else undecided
-                found = by_card(seen, trial, blame, outcomes) or of_steps(seen, trial, blame, outcomes)
-            if found.severity is Severity.ERROR and seen.is_harmless(trial):
-                why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
-                found = structs.replace(found, severity=Severity.WARNING, message=f"{found.message} {why}")
-            yield found
+    yield from (finding for finding, _ in _by_kind(seen))
     yield from _slow_starts(seen)
     yield from _survivors(seen)
 
 
-def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
-    """The check of each trial that failed, with its finding; several trials that failed alike share one finding.
+def _by_kind(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list[Failure]]]:
+    """A finding for each kind of failure of the same ranks, and all failures of that kind.
 
     A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
     """
-    of_trials = {finding.evidence.get("trial"): finding for finding in seen.findings}
-    first: dict[FailureKey, int] = {}
-    for failure in _ended(seen, _unsupported(seen)) if seen.findings else ():
-        number = first.setdefault(_failure_key(seen, failure), failure.trial.number)
-        if number in of_trials:
-            # How many ranks waited for the blamed ones until the deadline, or reported that another rank failed.
-            failed = [o for o in failure.outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
+    kinds: dict[FailureKey, list[Failure]] = {}
+    for failure in failures(seen):
+        trial, outcomes, blame, _, bypassed = failure
+        if bypassed or not unfinished(trial, blame, outcomes, patient=seen.options.alone):
+            kinds.setdefault((word_of(blame), blame.ranks, seen.is_harmless(trial)), []).append(failure)
+    for alike in kinds.values():
+        yield _finding_of(seen, alike[0]), alike
+
+
+def _finding_of(seen: Seen[Nothing], failure: Failure) -> Finding:
+    trial, outcomes, blame, causes, _ = failure
+    if failure.is_explained:
+        finding = explained(seen, trial, blame, outcomes, causes)
+        if any(_is_echo_of(failure, cause) for cause in causes):
+            finding = structs.replace(finding, severity=Severity.NOTE)
+    else:
+        of_steps = blaming if blame.ranks else undecided
+        finding = by_card(seen, trial, blame, outcomes) or of_steps(seen, trial, blame, outcomes)
+    if finding.severity is Severity.ERROR and seen.is_harmless(trial):
+        why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
+        finding = structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
+    return finding
+
+
+def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
+    """The check of each trial that failed, with its finding."""
+    for finding, alike in _by_kind(seen) if seen.findings else ():
+        for failure in alike:
+            # The ranks that waited for the blamed ones until the deadline, or reported that another rank failed.
             others = [
-                o for o in failed if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
+                o
+                for o in failure.outcomes
+                if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
+                if o.status not in (Status.DONE, Status.SKIPPED)
             ]
             is_blamed = bool(failure.blame.ranks) and not failure.bypassed
             affected = Counter(o.status.value for o in others) if is_blamed else {}
-            yield Concern(failure.trial.code, of_trials[number], affected=affected)
+            yield Concern(failure.trial.code, finding, affected=affected)
             # The finding is a note then, and what explains it is the error.
             yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
 
 
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:
     """Whether the failure is only a consequence of an error of another check."""
-    explains = failure.bypassed or not (failure.blame.ranks or failure.blame.sides)
-    return explains and cause.severity is Severity.ERROR
-
-
-def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
-    """Failures other than of ranks that only needed more time."""
-    for failure in failures(seen):
-        trial, outcomes, blame, _, bypassed = failure
-        wants_time = not bypassed and unfinished(trial, blame, outcomes, patient=seen.options.alone)
-        if trial.params.get("backend") not in unsupported and not wants_time:
-            yield failure
-
-
-def _failure_key(seen: Seen[Nothing], failure: Failure) -> FailureKey:
-    return word_of(failure.blame), failure.blame.ranks, seen.is_harmless(failure.trial)
-
-
-def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
-    """A finding for each backend that torch does not know on any rank: the name was mistyped, no rank is at fault."""
-    asked: dict[Scalar, dict[int, str]] = {}
-    outcomes: dict[int, list[Outcome]] = defaultdict(list)
-    for outcome in seen.recording.outcomes:
-        if outcome.error:
-            outcomes[outcome.trial].append(outcome)
-    for trial in seen.recording.trials:
-        said = without_backend(outcomes[trial.number], (UnknownBackend,))
-        if said and len(said) == len(trial.ranks):
-            asked.setdefault(trial.params.get("backend"), said)
-    return {
-        backend: seen.finding(
-            "unsupported",
-            next(iter(said.values())),
-            f"The torch of these ranks has no backend named {backend}, so nothing was tested with it.",
-            fix="Use one of the known backends (such as `--backend gloo`), or omit --backend. A third-party backend "
-            "must be installed first.",
-            of_the_run=True,
-        )
-        for backend, said in asked.items()
-    }
+    return failure.is_explained and cause.severity is Severity.ERROR
 
 
 def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[tuple[Finding, ...], bool]:
@@ -255,9 +223,8 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
                 continue  # RUN002 names the lost
-            may_be_slow = not own and not blame.ranks and blame.status is Status.HUNG
-            if may_be_slow and (slow := _too_slow(between(known_slow, nodes), trial, outcomes)):
-                blame, own = structs.replace(blame, why=slow[1]), slow[:1]
+            if not own and not blame.ranks and blame.status is Status.HUNG:
+                own = between(known_slow, nodes)[:1]
             yield Failure(trial, outcomes, blame, own, bypassed)
 
 
@@ -281,21 +248,6 @@ def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
         return not finding.hosts or not nodes.isdisjoint(finding.hosts)
 
     return tuple(filter(concerns, known)) if len(nodes) > 1 else ()
-
-
-def _too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[Finding, str] | None:
-    """The link on which what was posted last takes half of the trial's time or longer, and in words how long.
-
-    Whatever the collective, nearly all of its bytes come from each host or go to it once: no less time than that.
-    """
-    posted = [o.collectives[-1] for o in outcomes if o.collectives]
-    size_bytes = max((own.elements * DTYPES.get(own.dtype, ("", 1))[1] for own in posted), default=0)
-    for cause in known:
-        rate = cause.evidence["bytes_per_s"]
-        if isinstance(rate, float) and size_bytes >= rate * trial.deadline_seconds * _SHARE_OF_TIME:
-            took = f"{size_bytes / 1e6:.3g} MB need {size_bytes / rate:.3g} s over a link of {rate / 1e6:.3g} MB/s"
-            return cause, f"{took}, and the check has {trial.deadline_seconds:.3g} s in all"
-    return None
 
 
 def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
