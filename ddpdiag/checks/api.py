@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from msgspec import Raw, Struct
 
-from ddpdiag.checks.findings import COMMON, FindingSpec, Section, Workarounds
+from ddpdiag.checks.findings import COMMON, FindingSpec, Section
 from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World, crowded_seconds
@@ -158,7 +158,7 @@ class Contribution(Struct, frozen=True, kw_only=True):
     section: Section | None = None
     concerns: tuple[Concern, ...] = ()
     excuse: Callable[[Finding], str | None] | None = None
-    workarounds: Workarounds | None = None
+    workarounds: Mapping[str, str | None] = {}
 
 
 @dataclass(frozen=True, eq=False)

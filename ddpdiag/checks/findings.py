@@ -78,12 +78,6 @@ class Section(Struct, frozen=True, kw_only=True):
     series: tuple[BenchCurve, ...] = ()
 
 
-class Workarounds(NamedTuple):
-    """Variables without which the job's backend fails, if any."""
-
-    variables: Mapping[str, str | None] = {}
-
-
 def workarounds_text(env: Mapping[str, str | None]) -> str:
     """Such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
     settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)

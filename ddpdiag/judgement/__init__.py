@@ -31,13 +31,12 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
     """The report of a run. It depends on nothing but the recording and this version's checks."""
     run = run_of(recording)
     world = world_of(run.recording)
-    judgements = judge_checks(world, run, checks)
-    judged = judgements.checks
+    judged = judge_checks(world, run, checks)
     lines = lines_of(run.recording, judged)
     doubt = doubt_of(world, run.recording, judged, lines.stages)
     hosts = sort_hosts(world, run.recording, judged, doubt)
-    workarounds = judgements.workarounds
-    needed = workarounds.variables if world.options.uses_workarounds else {}
+    workarounds = next((own.added.workarounds for own in judged if own.added.workarounds), {})
+    needed = workarounds if world.options.uses_workarounds else {}
     conclusion = conclude(world, run.recording, judged, doubt, needed)
     rows = _rank_rows(world, judged)
     sections = [own.added.section for own in judged if own.added.section is not None]
@@ -57,12 +56,12 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
         checks=lines.checks,
         findings=tuple(sorted((f for own in judged for f in own.findings), key=lambda f: _ORDER.index(f.severity))),
         measurements={name: value for own in judged for name, value in own.added.figures.items()},
-        notes=(*run.recording.notes, *unfinished, *judgements.notes),
+        notes=(*run.recording.notes, *unfinished, *(own.unreadable for own in judged if own.unreadable)),
         hosts=fastest_first(hosts, rows),
         bench=next((own.bench for own in sections if own.bench is not None), None),
         train=next((own.train for own in sections if own.train is not None), None),
         matrices=tuple(matrix for own in judged for matrix in own.added.matrices),
-        workarounds=dict(workarounds.variables),
+        workarounds=dict(workarounds),
         # Versions first.
         settings=tuple(sorted((s for own in judged for s in own.added.settings), key=lambda s: s.kind != "version")),
         inventory=_inventory(world, judged),

@@ -47,7 +47,7 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged]) -> st
             is_gpuless = own.skip.grounds or own.skip.reason == without_gpu(world)
             fix = "; make the job's GPUs visible to every rank, or test with --backend gloo" if is_gpuless else ""
             return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}{fix}"
-        if not own.readable:
+        if own.unreadable:
             return f"this version of ddpdiag cannot read the recorded data of {own.check.code}"
         for finding in own.not_seen():
             return finding.title

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Contribution, Seen, Stage
-from ddpdiag.checks.findings import Effect, FindingSpec, Workarounds
+from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.world import World
 from ddpdiag.judgement.ending import Run
 from ddpdiag.judgement.selection import selected
@@ -14,13 +14,13 @@ from ddpdiag.model import Finding, Severity, Skip
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    """One check, judged. `readable` is False when its recorded data does not fit this version."""
+    """One check, judged; `unreadable` says why not, where its recorded data does not fit this version."""
 
     check: Check[Any]
     findings: tuple[Finding, ...] = ()
     added: Contribution = Contribution()
     skip: Skip | None = None
-    readable: bool = True
+    unreadable: str = ""
 
     def not_seen(self) -> Iterator[Finding]:
         """Findings that something could not be checked, which is never "healthy"."""
@@ -39,15 +39,7 @@ class Judged(Struct, frozen=True, kw_only=True):
         return self.check.explained(finding.code.partition(".")[2])
 
 
-class Judgements(Struct, frozen=True):
-    """All checks of a run, judged; the workarounds that it confirmed; notes on checks that could not be judged."""
-
-    checks: tuple[Judged, ...]
-    workarounds: Workarounds
-    notes: tuple[str, ...]
-
-
-def judge_checks(world: World, run: Run, checks: Sequence[Check[Any]]) -> Judgements:
+def judge_checks(world: World, run: Run, checks: Sequence[Check[Any]]) -> tuple[Judged, ...]:
     """Judge each check that the run took, and the checks of the run itself."""
     header = run.recording.header
     known = header.checks or [check.code for check in checks]
@@ -56,14 +48,11 @@ def judge_checks(world: World, run: Run, checks: Sequence[Check[Any]]) -> Judgem
         for check in checks
         if check.stage is Stage.RUN or (check.code in known and selected(check, header.options))
     ]
-    notes: list[str] = []
     kept: dict[str, tuple[Finding, ...]] = {}
-    judged = _excused([_judge_check(Seen(world, check, run.established, kept=kept), notes) for check in chosen])
-    workarounds = next((own.added.workarounds for own in judged if own.added.workarounds), Workarounds())
-    return Judgements(tuple(judged), workarounds, tuple(notes))
+    return _excused([_judge_check(Seen(world, check, run.established, kept=kept)) for check in chosen])
 
 
-def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
+def _judge_check(seen: Seen[Any]) -> Judged:
     check = seen.check
     skip = _skip_of(seen)
     try:
@@ -74,8 +63,8 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
             skip=skip,
         )
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
-        notes.append(f"{check.code} was not judged: this version of ddpdiag cannot read its recorded data ({error})")
-        return Judged(check=check, readable=False)
+        why = f"{check.code} was not judged: this version of ddpdiag cannot read its recorded data ({error})"
+        return Judged(check=check, unreadable=why)
 
 
 def _revised(judged: Judged, revise: Callable[[Finding], Finding]) -> Judged:
@@ -88,7 +77,7 @@ def _revised(judged: Judged, revise: Callable[[Finding], Finding]) -> Judged:
     )
 
 
-def _excused(judged: Sequence[Judged]) -> list[Judged]:
+def _excused(judged: Sequence[Judged]) -> tuple[Judged, ...]:
     """Make errors warnings where a check knows that they do not concern the job."""
     excuses = [own.added.excuse for own in judged if own.added.excuse is not None]
 
@@ -100,7 +89,7 @@ def _excused(judged: Sequence[Judged]) -> list[Judged]:
             return finding
         return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
 
-    return [_revised(own, eased) for own in judged]
+    return tuple(_revised(own, eased) for own in judged)
 
 
 def _excuse_text(excuse: Callable[[Finding], str | None], finding: Finding) -> str | None:

@@ -9,7 +9,6 @@ from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.known_errors import cause_of
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
@@ -141,9 +140,8 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
     if tried and not _tried(seen, tried):
         yield _nothing(seen, tried)
     elif seen.options.backend != "auto" and (
-        absent := [text for run in tried for text in without_backend(run.outcomes, (AbsentBackend,)).values()]
+        absent := [text for run in tried for text in without_backend(run.outcomes).values()]
     ):
-        # torch was built without the requested backend; RUN003 reports one that it does not know at all.
         yield seen.finding(
             "unmeasured",
             f"no training over {seen.world.backend} was tested",

@@ -534,16 +534,14 @@ def test_without_a_baseline_nothing_is_said() -> None:
     assert judged(baseline()) == []
 
 
-@pytest.mark.parametrize(
-    ("speed", "code", "severity"), [(100, "CMP001.worse", Severity.WARNING), (0.01, "CMP001.better", Severity.NOTE)]
-)
-def test_a_baseline_of_a_quicker_machine_is_a_warning_and_of_a_slower_one_good_to_know(speed, code, severity) -> None:
+@pytest.mark.parametrize(("speed", "worse"), [(100, {"CMP001.worse": Severity.WARNING}), (0.01, {})])
+def test_a_baseline_of_a_quicker_machine_is_a_warning_and_of_a_slower_one_good_to_know(speed, worse) -> None:
     old = baseline()
     own = [
         structs.replace(f, values=tuple(v * speed if f.is_rate else v / speed for v in f.values)) for f in old.figures
     ]
     found = {f.code: f.severity for f in judged(structs.replace(old, figures=tuple(own)))}
-    assert found == {code: severity, "CMP001.changed": Severity.NOTE}
+    assert found == worse | {"CMP001.changed": Severity.NOTE}
 
 
 def test_a_baseline_of_another_world_is_not_compared() -> None:

@@ -82,7 +82,7 @@ def test_a_rank_that_is_lost_ends_the_search(golden):
     run = interrupted(run, Status.UNHEARD)
     run.lose(2)
     assert fallback.plan(run.seen) == ()
-    assert (only(run).code, fallback.needed(run.seen).variables) == ("P2P003.unfinished", {})
+    assert (only(run).code, fallback.needed(run.seen)) == ("P2P003.unfinished", {})
     golden(only(run))
 
 
@@ -102,7 +102,7 @@ def test_a_recording_cut_anywhere_is_judged(data):
     found = list(fallback.judge(seen))
     assert len(found) <= 1
     # What is recommended was tried, and worked, three times with all ranks.
-    if wanted := fallback.needed(seen).variables:
+    if wanted := fallback.needed(seen):
         good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.succeeded(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
@@ -317,7 +317,7 @@ def test_a_failure_that_does_not_come_back_is_transient(golden):
     found = only(run)
     assert (found.code, found.severity) == ("P2P003.transient", Severity.WARNING)
     assert found.evidence["tried"] == ["as it is: works, 10.1 GB/s"] * 3
-    assert fallback.needed(run.seen).variables == {}
+    assert fallback.needed(run.seen) == {}
     golden(found)
 
 
@@ -336,5 +336,5 @@ def test_a_set_that_works_and_then_hangs_is_not_recommended(golden):
         "P2P: works, 6.71 GB/s",
         "P2P: hangs",
     ]
-    assert fallback.needed(run.seen).variables == {}
+    assert fallback.needed(run.seen) == {}
     golden(found)

@@ -43,17 +43,14 @@ FINDINGS = {
     "incomparable": FindingSpec.not_seen(
         "the runs have different numbers of ranks or hosts, or another backend, so nothing was compared."
     ),
-    "changed": FindingSpec.note("versions or variables that differ."),
-    "better": FindingSpec.note("a figure is better than in the baseline."),
+    "changed": FindingSpec.note("versions or variables that differ, and figures that are better."),
 }
 
-_SHOWN = 20
 RUN_AGAIN = (
     "Run again to exclude a temporary load. Then compare with the time of the baseline: driver and clocks "
     "(`nvidia-smi -q -d CLOCK`, `lscpu`), link speed (`ethtool INTERFACE`, `ibstat`), and other jobs on these hosts "
     "(`top`)."
 )
-_JUDGED = (Direction.REGRESSION, Direction.IMPROVEMENT)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -72,24 +69,21 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         return
     _, changes = compared_figures(old, new)
     for change in changes:
-        if change.direction in _JUDGED:
-            is_worse = change.direction is Direction.REGRESSION
+        if change.direction is Direction.REGRESSION:
             yield seen.finding(
-                "worse" if is_worse else "better",
-                f"{'slower' if is_worse else 'faster'} than the baseline: {change.name}",
+                "worse",
+                f"slower than the baseline: {change.name}",
                 f"{begun(change.text)}. The baseline is of {old.created}.",
                 ranks=change.ranks,
                 evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
-                fix=RUN_AGAIN if is_worse else "Nothing to do. If repeated runs are as fast, save a new baseline.",
+                fix=RUN_AGAIN,
             )
-    others = (change for change in changes if change.direction not in _JUDGED)
-    texts = [change.text for change in (*others, *changed_facts(old.facts, new.facts))]
-    if texts:
-        more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    others = (change for change in changes if change.direction is not Direction.REGRESSION)
+    if texts := [change.text for change in (*others, *changed_facts(old.facts, new.facts))]:
         yield seen.finding(
             "changed",
             "figures, versions or variables differ from the baseline",
-            f"Since the baseline of {old.created}: {'; '.join(texts[:_SHOWN])}{more}.",
+            f"Since the baseline of {old.created}: {'; '.join(texts)}.",
             fix="Nothing to do if these changes are intended. Run again where a figure fell: it may vary between runs.",
         )
 

@@ -54,7 +54,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     blamed, doubt = _blamed(seen, absent, homes)
     came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {waited:.0f} s; {who} did not."
     they = "It belongs" if len(absent) == 1 else "They belong"
-    where = f" {they} on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent, they)
+    where = f" {they} on {names_text(_named(homes, absent))}." if homes else ""
     evidence: dict[str, Scalar | list[Scalar]] = {
         "came": len(seen.world.arrivals),
         "expected": seen.world.size,
@@ -110,17 +110,6 @@ def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]
         f" No rank of another host joined, so the cause may be on {only} itself (its firewall, the address that was "
         f"given for it): {others} is blamed."
     )
-
-
-def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
-    """Launchers number ranks host by host, so an absent rank belongs beside its neighbours."""
-    sizes = {place.local_world_size for place in seen.world.places.values()}
-    if len(sizes) != 1 or not (size := sizes.pop()):
-        return ""
-    homes = {rank // size for rank in absent}
-    known = {place.rank // size: place.host for place in seen.world.places.values()}
-    named = [known[home] for home in sorted(homes) if home in known]
-    return f" {they} on {', '.join(named)} if ranks are numbered host by host." if named else ""
 
 
 def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:

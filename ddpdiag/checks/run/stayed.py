@@ -29,6 +29,7 @@ from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, See
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
+from ddpdiag.text import begun
 
 FINDINGS = {
     "lost": FindingSpec.error("a rank, or all ranks of a host, stopped responding."),
@@ -87,29 +88,16 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield _unreachable(seen, here[0], viewpoint, silent)
         losses = {host: loss for host, loss in losses.items() if host not in others}
     for loss in losses.values():
-        if loss.whole and len(loss.events) > 1:
-            who = ranks_text(loss.ranks)
-            first = loss.events[min(loss.ranks, key=lambda rank: loss.events[rank].seconds)]
+        for ranks in [loss.ranks] if loss.whole else [(rank,) for rank in loss.ranks]:
+            first = min((loss.events[rank] for rank in ranks), key=lambda event: event.seconds)
+            who, together = f"{ranks_text(ranks)} on {loss.name}", " together" if len(ranks) > 1 else ""
             yield seen.finding(
                 "lost",
-                f"host {loss.name} was lost with {who}",
-                f"All ranks of host {loss.name} ({who}) stopped responding together: {first.detail}. This was noticed "
-                f"{loss.seconds:.1f} s after the start of the run.{_state(loss)}",
-                ranks=loss.ranks,
-                hosts=[loss.name],
-                evidence={"seconds": round(loss.seconds, 1)},
-                fix=_fix(loss),
-            )
-            continue
-        for rank, event in sorted(loss.events.items()):
-            yield seen.finding(
-                "lost",
-                f"rank {rank} on {loss.name} was lost",
-                f"Rank {rank} on {loss.name} joined and then stopped responding: {event.detail}. This was noticed "
-                f"{event.seconds:.1f} s after the start of the run."
-                f"{_state(loss)}",
-                ranks=[rank],
-                evidence={"seconds": round(event.seconds, 1)},
+                f"host {loss.name} was lost with {ranks_text(ranks)}" if together else f"{who} was lost",
+                f"{begun(who)} joined and then stopped responding{together}: {first.detail}. This was noticed "
+                f"{first.seconds:.1f} s after the start of the run.{_state(loss)}",
+                ranks=ranks,
+                evidence={"seconds": round(first.seconds, 1)},
                 fix=_fix(loss),
             )
 

@@ -453,7 +453,7 @@ def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
 def _goes_without_p2p(seen: Seen[Copies]) -> bool:
     """Whether the job's NCCL makes no copies between GPUs, because of workarounds or of variables on all ranks."""
     known = fallback.needed(seen.of(fallback.CHECK))
-    if seen.options.uses_workarounds and known.variables.get(_NO_P2P) == "1":
+    if seen.options.uses_workarounds and known.get(_NO_P2P) == "1":
         return True
     rows = seen.of(variables.CHECK).by_rank
     everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())

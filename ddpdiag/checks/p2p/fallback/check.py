@@ -55,7 +55,7 @@ from ddpdiag.checks.api import (
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
-from ddpdiag.checks.findings import FindingSpec, Workarounds, workarounds_text
+from ddpdiag.checks.findings import FindingSpec, workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.known_errors import with_meaning
@@ -210,18 +210,17 @@ def _ground(world: World) -> str | None:
     return without_gpu(world)
 
 
-def needed(seen: Seen[Data]) -> Workarounds:
+def needed(seen: Seen[Data]) -> Mapping[str, str | None]:
     """The variables without which the job's backend fails, as they were tried."""
     end, _ = progress_of(seen)
     if not isinstance(end, Ended) or end.kind is not End.FOUND:
-        return Workarounds()
-    env = Step(Part.WHOLE, end.members).env
-    return Workarounds(env)
+        return {}
+    return Step(Part.WHOLE, end.members).env
 
 
 def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
     """The variables that the job cannot do without."""
-    return needed(any_check.of(CHECK)).variables
+    return needed(any_check.of(CHECK))
 
 
 def blocks(seen: Seen[Any]) -> SkipReason | None:
@@ -238,7 +237,7 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
         trials = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
         known = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
         own = code == "RUN003" and finding.evidence.get("trial") in known
-    works = own and seen.options.uses_workarounds and needed(seen).variables
+    works = own and seen.options.uses_workarounds and needed(seen)
     return f"The backend works with the exports of {CHECK.code}." if works else None
 
 
@@ -246,7 +245,7 @@ def report(seen: Seen[Data]) -> Contribution:
     """All that the check adds to the report; the bus bandwidth is that of the slowest run with the workarounds."""
     end, _ = progress_of(seen)
     known = needed(seen)
-    figures = {"fallback.busbw_bytes_per_s": _least(end.runs)} if isinstance(end, Ended) and known.variables else {}
+    figures = {"fallback.busbw_bytes_per_s": _least(end.runs)} if isinstance(end, Ended) and known else {}
     return Contribution(excuse=partial(excuse, seen), workarounds=known, figures=figures)
 
 
