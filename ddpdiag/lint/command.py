@@ -12,28 +12,54 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import encode, read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.lint import Rule
-from ddpdiag.lint.formats import STANDARD_INPUT, LintFinding, LintReport, ScriptLine, Source, page
 from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rules import all_rules
-from ddpdiag.model import Severity
+from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render import files
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.text import count
 
 # Folders of generated files and of other projects.
 _SKIPPED = ("__pycache__", "site-packages", "node_modules")
 # The longest scripts that people train with have half of it.
 _LARGEST_BYTES = 512 << 10
 _MOST_SECONDS = 5.0
-# Lines that are shown before and after that of a finding, as ruff does; a line may be the whole of a generated file.
-_AROUND = 2
+# A line may be the whole of a generated file.
 _LONGEST_LINE = 300
+_STANDARD_INPUT = "-"
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
+_INDENT = 4
 _IGNORE = re.compile(r"#\s*ddpdiag:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
+
+
+class Script(Struct, frozen=True, kw_only=True):
+    """One script: how many findings its comments ignore, and why it was not judged (None: it was)."""
+
+    path: str
+    ignored: int = 0
+    not_judged: str | None = None
+
+
+class LintReport(Struct, frozen=True, kw_only=True):
+    """The findings by file and line; `errors` are sentences on files that could not be read.
+
+    The title of a finding is the name of its rule. Its evidence has `path`, `line` and `column`, both from 1, the
+    `source` line, and where that calls a function that goes wrong, `helper_line` and `helper_source`.
+    """
+
+    scripts: tuple[Script, ...]
+    findings: tuple[Finding, ...]
+    errors: tuple[str, ...]
+    exit_code: int
+    schema: str = "ddpdiag.lint/1"
 
 
 def run(paths: Sequence[str], how: LintOptions) -> int:
@@ -76,25 +102,25 @@ def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
 def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None, *, quiet: bool = False) -> LintReport:
     """The findings on every script; what cannot be read does not keep the others from being judged."""
     rules = all_rules() if rules is None else rules
-    scripts: list[ScriptLine] = []
-    findings: list[LintFinding] = []
+    scripts: list[Script] = []
+    findings: list[Finding] = []
     errors: list[str] = []
     for path in dict.fromkeys(os.path.normpath(file) for each in paths for file in _walked(each, errors)):
         try:
-            source = read_bytes(path, _LARGEST_BYTES) if path != STANDARD_INPUT else _piped(quiet=quiet)
+            source = read_bytes(path, _LARGEST_BYTES) if path != _STANDARD_INPUT else _piped(quiet=quiet)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             errors.append(f"{readable(path)}: cannot be read: {reason}")
             continue
         try:
-            read = read_findings(source, readable(path), rules)
+            script, found = read_findings(source, readable(path), rules)
         except UsageError as error:
             errors.append(str(error))
         else:
-            scripts.append(read.script)
-            findings += read.findings
-    found = any(finding.severity is not Severity.NOTE for finding in findings)
-    code = ExitCode.USAGE if errors else ExitCode.UNFIT if found else ExitCode.FIT
+            scripts.append(script)
+            findings += found
+    has_faults = any(finding.severity is not Severity.NOTE for finding in findings)
+    code = ExitCode.USAGE if errors else ExitCode.UNFIT if has_faults else ExitCode.FIT
     return LintReport(scripts=tuple(scripts), findings=tuple(findings), errors=tuple(errors), exit_code=code)
 
 
@@ -125,19 +151,12 @@ def _walked(path: str, errors: list[str]) -> Iterator[str]:
 # From the bytes of a file to its findings ----------------------------------------------------------------------------
 
 
-class Read(NamedTuple):
-    """The result for one file."""
-
-    script: ScriptLine
-    findings: tuple[LintFinding, ...]
-
-
-def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None) -> Read:
+def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None) -> tuple[Script, tuple[Finding, ...]]:
     """The findings on a script, by line; UsageError, with the line, if it is no Python."""
     text = _decoded(source, path)
     reading = Reading(_parsed(text, path))
     if (reason := reading.not_judged) is not None:
-        return Read(ScriptLine(path=path, not_judged=reason), ())
+        return Script(path=path, not_judged=reason), ()
     try:
         with _limited_time(_MOST_SECONDS):
             quiet = dict(_ignored(text))
@@ -149,7 +168,7 @@ def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None)
         raise UsageError(f"{path}: not judged, because its code is nested too deep") from error
     except tokenize.TokenError as error:
         raise UsageError(f"{path}: not valid Python: {error.args[0]}") from error
-    findings: set[LintFinding] = set()
+    findings: dict[tuple[int, int, str, str], Finding] = {}  # by place, code and message
     ignored = 0
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # the line ends that Python counts
     for rule, hit in found:
@@ -158,22 +177,19 @@ def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None)
         if any(line in quiet and (not quiet[line] or rule.code in quiet[line]) for line in meant):
             ignored += 1
             continue
-        place = _source(lines, hit.node)
-        finding = LintFinding(
+        line, column, shown = _place(lines, hit.node)
+        evidence: dict[str, Scalar | list[Scalar]] = {"path": path, "line": line, "column": column, "source": shown}
+        if hit.helper is not None:
+            evidence["helper_line"], _, evidence["helper_source"] = _place(lines, hit.helper)
+        findings[line, column, rule.code, hit.message] = Finding(
             code=rule.code,
-            name=rule.name,
             severity=hit.severity or rule.severity,
-            path=path,
-            line=place.line,
-            column=place.column,
+            title=rule.name,
             message=hit.message,
             fix=hit.fix,
-            source=place,
-            helper=_source(lines, hit.helper) if hit.helper is not None else None,
+            evidence=evidence,
         )
-        findings.add(finding)
-    by_place = sorted(findings, key=lambda finding: (finding.line, finding.column, finding.code))
-    return Read(ScriptLine(path=path, ignored=ignored), tuple(by_place))
+    return Script(path=path, ignored=ignored), tuple(findings[place] for place in sorted(findings))
 
 
 def _lines_of(node: ast.AST) -> range:
@@ -182,25 +198,12 @@ def _lines_of(node: ast.AST) -> range:
     return range(first, (first if hasattr(node, "body") else getattr(node, "end_lineno", first)) + 1)
 
 
-def _source(lines: Sequence[str], node: ast.AST) -> Source:
-    """The lines around a node, and the part of its first line that belongs to it. Python counts columns in bytes."""
+def _place(lines: Sequence[str], node: ast.AST) -> tuple[int, int, str]:
+    """The line and column of a node, and the text of that line. Python counts columns in bytes."""
     line = getattr(node, "lineno", 1)
     text = lines[line - 1]
-    in_bytes = text.encode("utf-8", "surrogatepass")
-    begin, end = (len(in_bytes[:at].decode("utf-8", "replace")) for at in _columns(node, len(in_bytes)))
-    first, last = max(1, line - _AROUND), min(len(lines), line + _AROUND)
-    while first < line and not lines[first - 1].strip():
-        first += 1
-    while last > line and not lines[last - 1].strip():
-        last -= 1
-    shown = tuple(each[:_LONGEST_LINE] for each in lines[first - 1 : last])
-    return Source(first=first, lines=shown, line=line, column=begin + 1, end_column=end + 1)
-
-
-def _columns(node: ast.AST, length: int) -> tuple[int, int]:
-    """The columns where a node begins in its first line, and where it or the line ends."""
-    is_short = getattr(node, "end_lineno", None) == getattr(node, "lineno", 0)
-    return getattr(node, "col_offset", 0), getattr(node, "end_col_offset", length) if is_short else length
+    before = text.encode("utf-8", "surrogatepass")[: getattr(node, "col_offset", 0)].decode("utf-8", "replace")
+    return line, len(before) + 1, text.strip()[:_LONGEST_LINE]
 
 
 @contextmanager
@@ -259,3 +262,54 @@ def _ignored(source: str) -> Iterator[tuple[int, frozenset[str]]]:
         if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
             codes = match[1].split(",") if match[1] else ()
             yield token.start[0], frozenset(code.strip().upper() for code in codes)
+
+
+# For people ----------------------------------------------------------------------------------------------------------
+
+
+def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
+    """A paragraph for each finding, then one line that counts; notes with `details` only."""
+    shown = [finding for finding in report.findings if details or finding.severity is not Severity.NOTE]
+    drawn = Page(color=color, width=width)
+    for finding in shown:
+        _write_finding(drawn, finding)
+        drawn.blank()
+    not_judged = [script for script in report.scripts if script.not_judged is not None]
+    # Without `details`, only if there is nothing else to report.
+    are_shown = details or len(not_judged) == len(report.scripts) == 1
+    notes = [f"{one_line(script.path)}: not judged: {script.not_judged}" for script in not_judged if are_shown]
+    lines = [*notes, _counts(report, details=details)]
+    if shown:
+        lines.append(f"`ddpdiag explain {shown[0].code}` gives the reason and sources.")
+    return drawn.text() + "\n".join(lines) + "\n"
+
+
+def _write_finding(drawn: Page, finding: Finding) -> None:
+    """The place and the code on one line, as editors read it; below it the message, the source line and the fix."""
+    found = finding.evidence
+    place = f"{one_line(str(found['path']))}:{found['line']}:{found['column']}: "
+    drawn.verbatim(place, (finding.severity.value, _STYLES[finding.severity]), f" {finding.code} {finding.title}")
+    drawn.write(one_line(finding.message), indent=_INDENT)
+    drawn.verbatim((f"{found['line']} | ", "dim"), one_line(str(found["source"])), indent=_INDENT)
+    if "helper_line" in found:
+        drawn.verbatim((f"{found['helper_line']} | ", "dim"), one_line(str(found["helper_source"])), indent=_INDENT)
+    drawn.write(one_line(finding.fix), indent=_INDENT, lead="Fix: ", lead_style="bold")
+
+
+def _counts(report: LintReport, *, details: bool) -> str:
+    judged = sum(script.not_judged is None for script in report.scripts)
+    counts = {severity: sum(finding.severity is severity for finding in report.findings) for severity in Severity}
+    faults = ", ".join(
+        count(counts[severity], severity.value) for severity in (Severity.ERROR, Severity.WARNING) if counts[severity]
+    )
+    parts = [
+        f"{count(judged, 'script')} judged" + (f": {faults}" if faults else ": no problems found" if judged else "")
+    ]
+    hidden = "" if details else " (--details)"
+    if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
+        parts.append(f"{count(others, 'file')} not judged{hidden}")
+    if notes := counts[Severity.NOTE]:
+        parts.append(f"{count(notes, 'note')}{hidden}")
+    if ignored := sum(script.ignored for script in report.scripts):
+        parts.append(f"{ignored} ignored by comments")
+    return "; ".join(parts)

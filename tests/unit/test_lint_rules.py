@@ -118,15 +118,15 @@ def changed(script: str, old: str, new: str) -> str:
 
 
 def codes(text: str, *, hints: bool = False) -> set[str]:
-    findings = read_findings(text.encode(), "script.py").findings
+    _, findings = read_findings(text.encode(), "script.py")
     return {finding.code for finding in findings if hints or finding.severity is not Severity.NOTE}
 
 
 @pytest.mark.parametrize("path", ORDINARY, ids=lambda path: path.stem)
 def test_an_ordinary_script_is_silent(path):
-    read = read_findings(path.read_bytes(), path.name)
-    assert read.script.not_judged is None
-    assert [(r.code, r.line) for r in read.findings if r.severity is not Severity.NOTE] == []
+    script, findings = read_findings(path.read_bytes(), path.name)
+    assert script.not_judged is None
+    assert [finding for finding in findings if finding.severity is not Severity.NOTE] == []
 
 
 @pytest.mark.parametrize(("code", "script", "old", "new"), PLANTED, ids=lambda value: value[:24])
