@@ -8,10 +8,11 @@ enough, and its first frames: in a hang all ranks but one are at the same place.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.report import KNOWN_ERROR
+from ddpdiag.render.blocks import Block, Code, Column, Fold, Items, Table, Text
 from ddpdiag.render.page import MOST_SHOWN, Page, one_line
 from ddpdiag.render.shell import shell_lines
 from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
@@ -132,10 +133,10 @@ def beyond(title: str, message: str) -> str:
 
 
 def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
-    if blame := _blame(findings, limit):
+    if names := blame(findings, limit):
         # A note blames none.
         word = "about: " if findings[0].severity is Severity.NOTE else "blamed: "
-        page.write(blame, indent=4, lead=word, lead_style="bold")
+        page.write(names, indent=4, lead=word, lead_style="bold")
     elif nobody := _nobody(findings):
         page.write(f"{nobody}: the evidence cannot decide", indent=4)
 
@@ -163,9 +164,9 @@ def _more(page: Page, group: Sequence[Finding], shown: int, *, details: bool) ->
     every = _nodes(group)
     paste = one_line(fold_hosts(every))
     own_line = paste != one_line(fold_hosts(every, limit=LIST_SHOWN)) and len(paste) <= _LONGEST_LIST
-    blame = _blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
+    names = blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
     place = "in the JSON report" if details else "with --details, or in the JSON report"
-    text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; {place}"
+    text = f"{len(findings):,} more like these{f': {names}' if names else ''}; {place}"
     _write_headed(page, group[0], text)
     if own_line:
         page.write(f"all {count(len(every), 'host')}:", indent=4)
@@ -177,7 +178,7 @@ def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node for finding in findings for node in finding.hosts))
 
 
-def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
+def blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
     """The blamed ranks, hosts, GPUs and links: "rank 3; host n1; link n0 -> n1", or empty."""
     return "; ".join(f"{kind} {one_line(names)}" for kind, names in subjects(findings, limit, hosts=hosts))
 
@@ -280,3 +281,47 @@ def subjects(findings: Iterable[Finding], limit: int | None, *, hosts: bool = Tr
         ("link", len(links), listed(links, limit)),
     )
     return [(noun if number == 1 else f"{noun}s", text) for noun, number, text in kinds if number]
+
+
+# For Markdown and HTML -----------------------------------------------------------------------------------------------
+
+_NAMES_SHOWN, _SHORT = 24, 100
+
+
+def finding_boxes(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[Block, ...]]]:
+    """The first findings of each code with their parts, errors first; the last one says how many are like it."""
+    boxes = []
+    for group in grouped(findings).values():
+        most = most_of(group, SAME_SHOWN)
+        for number, finding in enumerate(group[:most], 1):
+            parts = [*finding_blocks(finding)]
+            if number == most < len(group):
+                names = blame(group, _NAMES_SHOWN)
+                parts.append(Text(f"{len(group) - most:,} more like these{f', in all: {names}' if names else ''}."))
+            boxes.append((finding, tuple(parts)))
+    return boxes
+
+
+def finding_blocks(finding: Finding) -> Iterator[Block]:
+    """The message, the blamed, the fix and the evidence of a finding."""
+    yield Text(finding.message)
+    if names := blame((finding,), _NAMES_SHOWN):
+        yield Text(names, "About" if finding.severity is Severity.NOTE else "Blamed")
+    elif _nobody((finding,)):
+        yield Text("none: the evidence names no single rank, host, GPU or link", "Blamed")
+    if finding.fix:
+        yield Text(finding.fix, "Fix")
+    if finding.env:
+        yield Code("\n".join(shell_lines(finding.env)), "Variables")
+    lists = {name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(value)}
+    figures = [(label(name), value_text(name, value)) for name, value in finding.evidence.items() if name not in lists]
+    table = Table(columns=(Column("figure"), Column("value")), rows=tuple(figures), noun="figure")
+    items = (Items(tuple(value_text(name, item) for item in value), label(name)) for name, value in lists.items())
+    if finding.evidence:
+        yield Fold("Evidence", (*([table] if figures else ()), *items))
+
+
+def _is_long(value: list[Scalar]) -> bool:
+    """Whether these are lines rather than words: "rank 3: hung" is a line, and so is each frame of a stack."""
+    texts = [item for item in value if isinstance(item, str)]
+    return len(value) > _SHORT or sum(map(len, texts)) > _SHORT or any(": " in text or " (" in text for text in texts)

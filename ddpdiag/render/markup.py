@@ -1,10 +1,9 @@
 """Texts of any origin, and blocks, as Markdown of GitHub, GitLab and chats.
 
 Host names, error texts and backends come from other machines. Nothing of them may become markup, a link, an image or
-HTML, end the table or block that it stands in, or notify a person ("@all"). Names stand in code spans, in which
-nothing is interpreted; sentences are escaped. The source stays ASCII where the text is.
+HTML, end the table or block that it stands in, or notify a person ("@all"). The source stays ASCII where the text is.
 
-Sources: GitHub Flavored Markdown Spec 0.29 (6.1 backslash escapes, 6.3 code spans, 6.9 autolinks, 4.10 tables);
+Sources: GitHub Flavored Markdown Spec 0.29 (6.1 backslash escapes, 6.9 autolinks, 4.10 tables);
 GitHub turns @name, #12 and GH-12 of the rendered text into links, except inside of code.
 
 The document stays short enough for a comment: GitHub takes 65,536 characters. Here UTF-8 bytes are counted, of which
@@ -14,7 +13,7 @@ JSON report has all of it.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, assert_never
 
@@ -64,18 +63,6 @@ def _as_html(text: str) -> str:
 _BREAK_MARK = "\u200b"
 
 
-def code(text: str, *, cell: bool = False) -> str:
-    """A name of unknown origin as a code span; in a table's `cell` its bars are escaped."""
-    line = one_line(text).strip()
-    if not line:
-        return "-"
-    ticks = "`" * (max(map(len, _RUNS.findall(line)), default=0) + 1)
-    pad = " " if line.startswith("`") or line.endswith("`") else ""
-    span = f"{ticks}{pad}{line}{pad}{ticks}"
-    # In a cell a bar ends it even inside of code, and a backslash before it is taken away.
-    return words(text) if cell and "|" in line else span
-
-
 def fence(text: str) -> list[str]:
     """Lines for a shell to be copied, as a fenced block."""
     lines = printable(text).split("\n")
@@ -96,6 +83,8 @@ def _row(cells: Sequence[str]) -> str:
 def folded(summary: str, lines: Iterable[str]) -> list[str]:
     """Lines behind a summary of unknown origin, which a click opens; nothing where there are none."""
     body = list(lines)
+    while body and not body[-1]:
+        body.pop()
     if not body:
         return []
     # The line is HTML, where a backslash is one.
@@ -140,23 +129,11 @@ def fitting(pieces: Iterable[Piece], most: int = MOST_BYTES) -> list[str]:
 
 def said(text: str, most: int) -> str:
     """A sentence of unknown origin in about `most` bytes, and how many of its characters are missing."""
-    length = _fitting_length(text, most, words)
+    length = min(len(text), most)
+    while length and (own := size((words(text[:length]),))) > most:
+        length = length * most // own
     left = len(text) - length
     return words(text[:length]) + (f" ... ({count(left, 'more character')}, {_ELSEWHERE})" if left else "")
-
-
-def name(text: str, most: int = 200, *, cell: bool = False) -> str:
-    """A name of unknown origin as a code span of about `most` bytes; dots stand for the rest."""
-    length = _fitting_length(text, most, lambda part: code(part, cell=cell))
-    return code(text if length == len(text) else f"{text[:length]}...", cell=cell)
-
-
-def _fitting_length(text: str, most: int, show: Callable[[str], str]) -> int:
-    """The length of the beginning that fits into `most` bytes once `show` has escaped it."""
-    length = min(len(text), most)
-    while length and (own := size((show(text[:length]),))) > most:
-        length = length * most // own
-    return length
 
 
 def listed(lines: Sequence[str], noun: str, *, total: int, most: int) -> list[str]:
@@ -199,7 +176,7 @@ def spaced(lines: list[str]) -> list[str]:
 
 
 _PARAGRAPH_BYTES, _CELL_BYTES, _TABLE_BYTES, _LIST_BYTES = 2_000, 600, 8_000, 6_000
-_ROWS_SHOWN, _COLUMNS_SHOWN, _TITLE_LETTERS = 64, 16, 200
+_ROWS_SHOWN, _COLUMNS_SHOWN, _TITLE_LETTERS = 64, 16, 400
 
 
 def painted(blocks: Iterable[Block]) -> Iterator[Piece]:

@@ -74,11 +74,6 @@ def test_figures_of_the_run_are_named_in_words(name, text):
     assert named(name) == text
 
 
-def test_what_was_expected_of_memory_stands_in_its_box():
-    (box,) = [box for box in page("eight-gpus").findings if box.code == "HST002.short"]
-    assert [(fact.name, fact.value) for fact in box.expected] == [("expected", "32 GiB")]
-
-
 def test_the_sentence_has_the_unit_of_the_figure():
     for name in ("healthy-2-ranks", "p2p-broken-2-ranks"):
         facts = {fact.name: fact.value for fact in page(name).facts}

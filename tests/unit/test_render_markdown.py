@@ -17,8 +17,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown, terminal
-from ddpdiag.render.html import boxes
-from ddpdiag.render.markup import code, fence, folded, table, words
+from ddpdiag.render.markup import fence, folded, words
 
 relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
@@ -84,7 +83,6 @@ def test_the_verdict_comes_first_and_then_the_findings(golden, findings) -> None
 @pytest.mark.parametrize("of_the_run", [False, True], ids=["of the ranks", "of the run"])
 def test_that_nobody_is_named_is_said_where_somebody_is_looked_for(golden, of_the_run) -> None:
     found = bare(findings=(finding(severity=Severity.WARNING, of_the_run=of_the_run),))
-    assert [bool(box.nobody) for box in boxes(found.findings)] == [not of_the_run]
     golden(markdown.render(found), terminal.render(found, color=False, width=80))
 
 
@@ -103,13 +101,13 @@ def test_no_number_of_findings_is_too_long_for_a_comment(codes: int, severity: S
     figures = {f"figure_{n}": n for n in range(5_000)}
     text = markdown.render(report(findings=findings, notes=notes, measurements=figures))
     assert len(text) < 60_000
-    assert "4,960 " in text
-    assert "4,936 " in text
+    assert "4,936 more" in text
+    assert "4,942 more" in text
 
 
 def test_the_verdict_says_that_the_job_is_degraded() -> None:
-    assert markdown.render(report(degraded=True)).startswith("**FIT, degraded**: ")
-    assert markdown.render(report()).startswith("**FIT**: ")
+    assert markdown.render(report(degraded=True)).startswith("**FIT, degraded:** ")
+    assert markdown.render(report()).startswith("**FIT:** ")
 
 
 def test_columns_of_ranks_have_one_unit_and_a_caption() -> None:
@@ -186,13 +184,6 @@ def _visible(text: str) -> str:
     from ddpdiag.render.page import one_line
 
     return one_line(text)
-
-
-@relaxed
-@given(st.text(alphabet="`ab |\\", max_size=12), st.booleans())
-def test_a_name_is_one_cell(name: str, cell: bool) -> None:
-    text = "\n".join(table(("a", "b"), [(code(name, cell=True), "x")]))
-    assert sum(token.type == "td_open" for token in tokens(text)) == 2
 
 
 @relaxed

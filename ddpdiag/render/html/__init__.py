@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report
 from ddpdiag.render import Feature
-from ddpdiag.render.blocks import Section
+from ddpdiag.render.blocks import Block, Section
+from ddpdiag.render.findings import finding_boxes
 from ddpdiag.render.html.charts import in_words, svg_of
-from ddpdiag.render.html.findings import FindingBox, boxes
 from ddpdiag.render.html.views import Fact, shown_items, view_of, words
 from ddpdiag.render.report import sections
 from ddpdiag.render.shell import exclude_lines, shell_lines
@@ -32,12 +32,21 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-_NOTES_SHOWN, _NAMES_SHOWN = 40, 24
+_NOTES_SHOWN, _NAMES_SHOWN, _BOXES_SHOWN = 40, 24, 120
 # Below the verdict, where they were measured.
 _KEY_FIGURES = {
     "training.samples_per_second": "samples a second",
     "fabric.pair_busbw_bytes_per_s": "busbw of a usual pair",
 }
+
+
+class FindingBox(NamedTuple):
+    """A finding with its parts."""
+
+    severity: str
+    code: str
+    title: str
+    blocks: tuple[Block, ...]
 
 
 class Page(NamedTuple):
@@ -99,19 +108,12 @@ def _environment() -> "Environment":
 _TICKS = re.compile(r"`([^`\n]+)`")
 
 
-def _with_code(text: str, *, copyable: bool = False) -> "Markup":
-    """`text` escaped, with what stands between backticks as code; a command, with a button that copies it."""
+def _with_code(text: str) -> "Markup":
+    """`text` escaped, with what stands between backticks as code."""
     from markupsafe import Markup, escape
 
-    def code(match: re.Match[str]) -> str:
-        span = f"<code>{match[1]}</code>"
-        # A single word is a name.
-        return (
-            f'{span}<button type="button" class="copy" hidden>Copy</button>' if " " in match[1] and copyable else span
-        )
-
     # Escaped text has the backticks of the original and no others.
-    return Markup(_TICKS.sub(code, str(escape(text))))
+    return Markup(_TICKS.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def page_of(report: Report, features: Sequence[Feature] = ()) -> Page:
@@ -130,7 +132,10 @@ def page_of(report: Report, features: Sequence[Feature] = ()) -> Page:
         head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands=tuple(Fact(words(says), printable(text)) for says, text in commands),
-        findings=boxes(report.findings),
+        findings=tuple(
+            FindingBox(finding.severity.value, words(finding.code), words(finding.title), parts)
+            for finding, parts in finding_boxes(report.findings)[:_BOXES_SHOWN]
+        ),
         sections=tuple(_in_order(report, features)),
         notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from ddpdiag.model import Scalar
 from ddpdiag.render.blocks import Column, Items, Mark, Matrix, Table, drawn_columns, first_places, mark_of, value_of
 from ddpdiag.render.page import column_format, one_line
-from ddpdiag.sanitize import printable
 from ddpdiag.text import ABSENT, begun, count, is_number
 
 _ROWS_SHOWN, _ROWS_OPEN, _ITEMS_SHOWN = 400, 16, 48
@@ -21,15 +20,7 @@ _MOST_LETTERS = 4_000
 
 def words(text: str) -> str:
     """`text` on one line, with invisible characters spelled out."""
-    return _cut(one_line(text))
-
-
-def paragraphs(text: str) -> str:
-    """`text` with its line ends, and with invisible characters spelled out."""
-    return _cut(printable(text))
-
-
-def _cut(text: str) -> str:
+    text = one_line(text)
     if len(text) <= _MOST_LETTERS:
         return text
     return f"{text[:_MOST_LETTERS]} [{len(text) - _MOST_LETTERS:,} more letters are in the JSON report]"
