@@ -56,7 +56,7 @@ def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(
     assert again.stdout == job.stdout
     written, judged = ({name: (tmp_path / of / name).read_text() for name in FILES} for of in ("check", "judge"))
     assert written == judged
-    begins = {"html": "<!DOCTYPE html>", "markdown": "**FIT**", "prometheus": "# HELP ddpdiag_"}
+    begins = {"html": "<!DOCTYPE html>", "markdown": "**FIT:**", "prometheus": "# HELP ddpdiag_"}
     assert {name: text for name, text in begins.items() if not written[name].startswith(text)} == {}
     assert (written["write-failing-hosts"], written["write-healthy-hosts"]) == ("", f"{os.uname().nodename}\n")
     assert [line for line in written["write-workaround"].splitlines() if not line.startswith("#")] == []
