@@ -53,27 +53,13 @@ FINDINGS = {
     "idle-gpus": FindingSpec.warning("GPUs that no rank uses are not tested."),
 }
 
-_SHOWN = 8  # of the processes that joined as one rank
-
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """Judge how the ranks joined; nothing is measured."""
     yield from _duplicates(seen)
     yield from _other_run(seen)
     yield from _world_sizes(seen)
-    own, events = seen.recording.header.version, seen.recording.events
-    if others := {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}:
-        older = ", ".join(f"rank {rank} runs {version}" for rank, version in sorted(others.items())[:_SHOWN])
-        whose = ranks_text(tuple(others))
-        yield seen.finding(
-            "version",
-            "ranks run different versions of ddpdiag",
-            f"Rank 0 runs ddpdiag {own}, but {older}. A rank with another version than rank 0 cannot take part.",
-            ranks=tuple(sorted(others)),
-            evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
-            fix=f"Install ddpdiag {own} in the Python environment of {whose}: run `python -m pip install .` there, in "
-            "the checkout that rank 0's installation comes from.",
-        )
+    yield from _versions(seen)
     if seen.recording.header.secret == "none":
         yield seen.finding(
             "unauthenticated",
@@ -84,29 +70,47 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "32` and export it as DDPDIAG_TOKEN on all hosts. With `--require-auth` ddpdiag refuses to run "
             "without one.",
         )
-    hosts = {host.ranks[0]: host for host in hosts_of(seen)}
-    odd = odd_ones_out({first: len(host.ranks) for first, host in hosts.items()})
-    if odd is not None and _complete(seen):
-        counts = ", ".join(
-            f"{names_text([hosts[first].name for first in firsts])} {'runs' if len(firsts) == 1 else 'run'} "
-            f"{count(len(hosts[firsts[0]].ranks), 'rank')}{'' if len(firsts) == 1 else ' each'}"
-            for _, firsts in sorted(odd.groups.items(), key=lambda group: len(group[1]))
-        )
-        most = max(len(host.ranks) for host in hosts.values())
-        each = odd.usual if isinstance(odd.usual, int) else most
-        yield seen.finding(
-            "uneven",
-            "hosts run different numbers of ranks",
-            f"{counts}. The same number is expected on every host." + no_majority(odd.ranks, "host"),
-            ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
-            hosts=tuple(hosts[first].name for first in odd.ranks),
-            fix=f"Start the same number on every host: `torchrun --nproc-per-node={each} ...` on each, or without "
-            f"torchrun `srun --nodes={len(hosts)} --ntasks={each * len(hosts)} --ntasks-per-node={each} ...`. If the "
-            "difference is intended, there is nothing to do.",
-        )
+    yield from _uneven(seen)
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
         yield from _gpus(seen, host)
+
+
+def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """Ranks that were turned away because they run another version of ddpdiag than rank 0."""
+    version, events = seen.recording.header.version, seen.recording.events
+    others = {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}
+    if others:
+        texts = [f"rank {rank} runs {other}" for rank, other in sorted(others.items())]
+        yield seen.finding(
+            "version",
+            "ranks run different versions of ddpdiag",
+            f"Rank 0 runs ddpdiag {version}, but {names_text(texts)}. A rank with another version than rank 0 cannot "
+            "take part.",
+            ranks=tuple(sorted(others)),
+            evidence={"rank_0": version, "others": ", ".join(sorted(set(others.values())))},
+            fix=f"Install ddpdiag {version} in the Python environment of {ranks_text(tuple(others))}: run `python -m "
+            "pip install .` there, in the checkout that rank 0's installation comes from.",
+        )
+
+
+def _uneven(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """Hosts with different numbers of ranks."""
+    hosts = list(hosts_of(seen))
+    odd = odd_ones_out({place: len(host.ranks) for place, host in enumerate(hosts)})
+    if odd is None or not _complete(seen):
+        return
+    counts = odd_text(odd, missing="none", where=lambda places: names_text([hosts[place].name for place in places]))
+    each = odd.usual if isinstance(odd.usual, int) else max(len(host.ranks) for host in hosts)
+    yield seen.finding(
+        "uneven",
+        "hosts run different numbers of ranks",
+        f"The number of ranks is {counts}. The same number is expected on every host." + no_majority(odd.ranks, "host"),
+        ranks=tuple(rank for place in odd.ranks for rank in hosts[place].ranks),
+        fix=f"Start the same number on every host: `torchrun --nproc-per-node={each} ...` on each, or without torchrun "
+        f"`srun --nodes={len(hosts)} --ntasks={each * len(hosts)} --ntasks-per-node={each} ...`. If the difference is "
+        "intended, there is nothing to do.",
+    )
 
 
 def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -118,15 +122,14 @@ def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
             again[event.rank][event.host or "?"] = event.detail or seen.world.host_of(event.rank)
     for rank, processes in again.items():
         first, others = next(iter(processes.values())), list(processes)
-        more = f" and {len(others) - _SHOWN} more processes" if len(others) > _SHOWN else ""
-        nodes = (seen.world.host_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
+        hosts = (seen.world.host_of(rank), *(other.partition(" (")[0] for other in others))
         yield seen.finding(
             "duplicate",
             f"{'two' if len(others) == 1 else 1 + len(others)} processes joined as rank {rank}",
-            f"Rank {rank} joined from {first} and again from {', '.join(others[:_SHOWN])}{more}. Each rank must be "
-            "started exactly once.",
+            f"Rank {rank} joined from {first} and again from {names_text(others)}. Each rank must be started exactly "
+            "once.",
             ranks=(rank,),
-            hosts=tuple(dict.fromkeys(nodes)),
+            hosts=tuple(dict.fromkeys(hosts)),
             evidence={"first": first, "second": others[0]},
             fix="If the job script exports RANK or WORLD_SIZE, remove these lines; otherwise every process gets the "
             "same value. With torchrun start one torchrun per host, under Slurm with `srun --nodes=N --ntasks=N "
@@ -189,14 +192,12 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
             )
     if without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
         crowded = host.gpus > 0 and len(host.ranks) > 1
-        one_gpu = (
-            f" A script that does not read it puts all ranks of {host.name} on the first of {count(host.gpus, 'GPU')}."
-        )
+        effect = " A script that does not read it puts all ranks on the first GPU." if crowded else ""
         yield seen.finding(
             "no-local-rank",
             f"LOCAL_RANK is not set on {host.name}",
             f"{begun(ranks_text(without))} on {host.name} joined without the variable LOCAL_RANK. A training script "
-            f"that reads it stops with a KeyError.{one_gpu if crowded else ''}",
+            f"that reads it stops with a KeyError.{effect}",
             severity=Severity.ERROR if crowded else Severity.WARNING,
             ranks=without,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
@@ -206,22 +207,21 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _one_gpu_each(seen: Seen[Nothing], host: Host) -> bool:
-    """Whether the launcher shows one GPU to each rank. Then all use cuda:0, and GPU002 checks that these differ.
-
-    Examples are torchrun --virtual-local-rank, which gives every rank local rank 0, or Slurm's --gpus-per-task=1.
-    """
+    """Whether the launcher shows one GPU to each rank, as Slurm's --gpus-per-task=1 does; all then use cuda:0."""
     return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
 
 
 def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
+    """More ranks than GPUs, or GPUs without a rank."""
     ranks, gpus = len(host.ranks), host.gpus
-    if gpus == 0 or ranks == gpus:
-        return
-    if ranks > gpus:
-        # Where a container hides the bus, only GPU002 can decide.
-        buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
-        if _one_gpu_each(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks):
-            return
+    # Where a container hides the bus, only GPU002 can decide whether ranks with one GPU each share it.
+    buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
+    may_be_bound = _one_gpu_each(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks)
+    fix = (
+        f"Start {count(gpus, 'rank')} on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without torchrun: "
+        f"`--ntasks-per-node={gpus}`)."
+    )
+    if 0 < gpus < ranks and not may_be_bound:
         yield seen.finding(
             "fewer-gpus",
             f"more ranks than GPUs on {host.name}",
@@ -230,22 +230,19 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
             severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            fix=f"Start {count(gpus, 'rank')} on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without "
-            f"torchrun: `--ntasks-per-node={gpus}`). Or ask for {ranks} GPUs per host (`sbatch "
-            f"--gpus-per-node={ranks}`), and make CUDA_VISIBLE_DEVICES list all of them.",
+            fix=f"{fix} Or ask for {ranks} GPUs per host (`sbatch --gpus-per-node={ranks}`), and make "
+            "CUDA_VISIBLE_DEVICES list all of them.",
         )
-    elif _complete(seen):
-        idle, only = gpus - ranks, ",".join(map(str, range(ranks)))
+    elif gpus > ranks and _complete(seen):
         yield seen.finding(
             "idle-gpus",
-            f"{count(idle, 'GPU')} on {host.name} {'has' if idle == 1 else 'have'} no rank",
-            f"{host.name} shows {gpus} GPUs to the job but runs only {count(ranks, 'rank')}. "
-            f"{'The other GPU is' if idle == 1 else f'The other {idle} GPUs are'} neither used nor tested.",
+            f"{count(gpus - ranks, 'GPU')} on {host.name} without a rank",
+            f"{host.name} shows {gpus} GPUs to the job but runs only {count(ranks, 'rank')}. The others are neither "
+            "used nor tested.",
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            fix=f"Start {gpus} ranks on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without torchrun: "
-            f"`--ntasks-per-node={gpus}`). If the job needs only {count(ranks, 'GPU')}, hide the others: `export "
-            f"CUDA_VISIBLE_DEVICES={only}`.",
+            fix=f"{fix} If the job needs only {count(ranks, 'GPU')}, hide the others: `export "
+            f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(ranks)))}`.",
         )
 
 

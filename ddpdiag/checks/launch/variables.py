@@ -5,9 +5,6 @@ hang, crash, or run as slowly as the slowest of them. NCCL also reads ~/.nccl.co
 /etc/nccl.conf, where an old workaround is easily forgotten. Only names on an allow-list are recorded, and none that
 might hold a secret.
 
-TORCH_DIST_USE_NCCL2=0 selects the older of the two classes of process groups that torch has for NCCL since 2.15. The
-two exchange different keys while a group is opened, so ranks with different values wait for each other forever.
-
 Findings:
 
 Causes: a shell start-up file of one host, `mpirun` without `-x`, a container image that contains settings. Fix: set
@@ -23,7 +20,7 @@ torch/csrc/distributed/c10d/debug.cpp (the values of TORCH_DISTRIBUTED_DEBUG); N
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 
 from msgspec import Struct
 
@@ -35,14 +32,14 @@ from ddpdiag.model import Finding
 from ddpdiag.model.report import Setting, Value
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import nccl_files, recorded_variables
-from ddpdiag.stats import Odd, odd_ones_out
+from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import count
 
 FINDINGS = {
     "variable": FindingSpec.warning("a variable differs between ranks."),
     "process-group": FindingSpec.warning(
-        "ranks open different classes of process groups for NCCL. With torch 2.15 and newer they hang then; older ones "
-        "have one class only."
+        "ranks open different classes of process groups for NCCL (TORCH_DIST_USE_NCCL2). With torch 2.15 and newer "
+        "they hang then, since the two exchange different keys; older ones have one class only."
     ),
     "file": FindingSpec.warning("a setting in one of NCCL's configuration files differs between hosts."),
     "host-id": FindingSpec.warning(
@@ -69,12 +66,30 @@ WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL
 MOST_VALUES, MOST_RANKS = 8, 16
 # No job sets so many; of a damaged recording the first ones are compared.
 _MOST_NAMES = 4_096
-# A longer value is not written out in a fix.
-_LONGEST = 60
 # The class of the process group (torch/distributed/distributed_c10d.py): "0" is the older one, all else the newer.
 NCCL_CLASS, OLDER_CLASS = "TORCH_DIST_USE_NCCL2", "0"
 # Read by torch while it is imported; anything else raises there.
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
+
+
+# By finding, what is expected and the fix, with places for the file, the name, and the commands that set or unset it.
+_TEXTS = {
+    "variable": (
+        "Ranks with different values may hang, crash or be slow, so every rank needs the same value.",
+        "Set the variable once in the job script, for all ranks: {export}. Or remove it everywhere: {unset}. If one "
+        "host still differs, look in its shell start-up files (`grep -r {name} ~/.bashrc /etc/profile.d`).",
+    ),
+    "file": (
+        "NCCL reads this file on each host, so it must be the same everywhere.",
+        "Make {path} the same on every host, or remove it. Or set the variable in the job script, for all ranks; it "
+        "overrides the file: {export}.",
+    ),
+    "process-group": (
+        "With torch 2.15 or newer the value 0 selects another class of NCCL process group. Ranks of different classes "
+        "wait for each other forever when the group is created.",
+        "Run {unset} in the job script before the launcher, on every host. Or give every rank the same value.",
+    ),
+}
 
 
 class Data(Struct, frozen=True):
@@ -91,15 +106,6 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for kind, rows in _by_kind(seen).items():
         yield from _differences(seen, kind, rows)
-        if len(_names(rows)) == _MOST_NAMES:
-            yield seen.finding(
-                "uncompared",
-                "too many names to compare",
-                f"The ranks have {_MOST_NAMES:,} or more different names of this kind ({kind}); only the first "
-                f"{_MOST_NAMES:,} were compared.",
-                fix="Look for a script that exports names with a number of its own in each process: `env | wc -l`.",
-            )
-    yield from _process_groups(seen)
     yield from _set(seen)
     # NCCL hashes it in place of the host's name, so ranks with different ids never use P2P or shared memory (nccl#879).
     if ids := tuple(rank for rank, data in seen.by_rank.items() if "NCCL_HOSTID" in data.variables):
@@ -137,68 +143,41 @@ def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
 
 def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
     """Every name that some rank has, but for those that tell ranks apart on purpose."""
-    return sorted({name for own in rows.values() for name in own} - OWN)[:_MOST_NAMES]
+    return sorted({name for own in rows.values() for name in own} - OWN)
 
 
 def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    for name in _names(rows):
-        odd = odd_ones_out({rank: own.get(name) for rank, own in rows.items()})
-        if odd is None or name == NCCL_CLASS:
+    """The first names whose values differ, each with the words for its kind."""
+    names = _names(rows)
+    for name in names[:_MOST_NAMES]:
+        word, values = kind, {rank: own.get(name) for rank, own in rows.items()}
+        if name == NCCL_CLASS:
+            word = "process-group"
+            values = {rank: OLDER_CLASS if value == OLDER_CLASS else "not 0" for rank, value in values.items()}
+        odd = odd_ones_out(values)
+        if odd is None:
             continue
-        title, message, fix = _words(kind, name, odd)
-        yield odd_finding(seen, kind, odd, title, message, fix=fix)
-
-
-def _words(kind: str, name: str, odd: Odd) -> tuple[str, str, str]:
-    """Title, message and fix for a variable, or a variable in a file ("PATH: NAME"), that differs."""
-    path, _, variable = name.rpartition(": ")
-    value = odd.usual if isinstance(odd.usual, str) else "VALUE"
-    value = value if value == shlex.quote(value) and len(value) <= _LONGEST else "VALUE"
-    values = odd_text(odd, missing="unset")
-    if kind == "file":
-        make = "As root make" if path.startswith("/etc/") else "Make"
-        without_root = (
-            "Without root set the variable in the job script, for all ranks; it overrides the file: `export "
-            f"{shlex.quote(variable)}={value}`."
+        path, _, variable = name.rpartition(": ")
+        quoted = shlex.quote(variable)
+        value = odd.usual if isinstance(odd.usual, str) and shlex.quote(odd.usual) == odd.usual else "VALUE"
+        expected, fix = _TEXTS[word]
+        subject = f"{variable} in {path}" if path else variable
+        yield odd_finding(
+            seen,
+            word,
+            odd,
+            f"{subject} differs between ranks",
+            f"{subject} is {odd_text(odd, missing='unset')}. {expected}",
+            fix=fix.format(path=path, export=f"`export {quoted}={value}`", unset=f"`unset {quoted}`", name=quoted),
         )
-        return (
-            f"{variable} in {path} differs between ranks",
-            f"{variable} in {path} is {values}. NCCL reads this file on each host, so it must be the same everywhere.",
-            f"{make} {path} the same on every host, or remove it."
-            + (f" {without_root}" if path.startswith("/etc/") else ""),
+    if len(names) > _MOST_NAMES:
+        yield seen.finding(
+            "uncompared",
+            "too many names to compare",
+            f"The ranks have {len(names):,} different names of this kind ({kind}); only the first {_MOST_NAMES:,} were "
+            "compared.",
+            fix="Look for a script that exports names with a number of its own in each process: `env | wc -l`.",
         )
-    word = shlex.quote(name)
-    export, unset = f"`export {word}={value}`", f"`unset {word}`"
-    fix = f"Set the variable once in the job script, for all ranks: {export}. Or remove it everywhere: {unset}."
-    if odd.ranks and odd.usual is None:
-        fix = f"Remove it everywhere: {unset} in the job script. Or set it there once, for all ranks."
-    return (
-        f"{name} differs between ranks",
-        f"{name} is {values}. Ranks with different values may hang, crash or be slow, so every rank needs the same "
-        "value.",
-        f"{fix} If one host still differs, look in its shell start-up files (`grep -r {word} ~/.bashrc "
-        "/etc/profile.d`).",
-    )
-
-
-def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
-    """Ranks that open another class of process group for NCCL than others."""
-    odd = odd_ones_out({rank: data.variables.get(NCCL_CLASS) == OLDER_CLASS for rank, data in seen.by_rank.items()})
-    if odd is None:
-        return
-    older, newer = odd.groups[True], odd.groups[False]
-    yield odd_finding(
-        seen,
-        "process-group",
-        odd,
-        f"{NCCL_CLASS} differs between ranks",
-        f"{NCCL_CLASS} is {OLDER_CLASS} on {ranks_text(older)}, and unset or another value on {ranks_text(newer)}. "
-        f"With torch 2.15 or newer the value {OLDER_CLASS} selects another class of NCCL process group. Ranks of "
-        "different classes wait for each other forever when the group is created.",
-        evidence={ranks_text(older): OLDER_CLASS, ranks_text(newer): None},
-        fix=f"Run `unset {NCCL_CLASS}` in the job script before the launcher, on every host. Or give every rank the "
-        f"same value: `export {NCCL_CLASS}=1`.",
-    )
 
 
 def _set(seen: Seen[Data]) -> Iterator[Finding]:
@@ -220,13 +199,6 @@ def _set(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
-    """Variables, then lines of files."""
-    for kind, rows in _by_kind(seen).items():
-        for name in _names(rows):
-            yield from setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
-
-
 def setting(kind: str, name: str, values: Mapping[int, str | None]) -> Iterator[Setting]:
     """The setting with its most frequent value first; nothing where no rank has it."""
     ranks: dict[str | None, list[int]] = {}
@@ -243,8 +215,13 @@ def setting(kind: str, name: str, values: Mapping[int, str | None]) -> Iterator[
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(settings=tuple(runs_with(seen)))
+    """Variables, then lines of files."""
+    settings = (
+        setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
+        for kind, rows in _by_kind(seen).items()
+        for name in _names(rows)[:_MOST_NAMES]
+    )
+    return Contribution(settings=tuple(chain.from_iterable(settings)))
 
 
 CHECK: Check[Data] = Check(__name__, "LCH002", "variables", Stage.LAUNCH, Scope.RANK)
