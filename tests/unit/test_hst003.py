@@ -84,7 +84,7 @@ def test_a_file_without_pages_is_an_error_only_with_gpus(golden):
 
 def test_a_missing_one_is_a_finding():
     (finding,) = found(Data(None), gpus=1)
-    assert finding.code == "HST003.missing"
+    assert finding.code == "HST003.unusable"
 
 
 def test_one_rank_of_a_host_speaks_for_all_of_its_ranks():

@@ -13,20 +13,9 @@ def found(*rows, **world):
     return list(CHECK.judge(seen_of(CHECK, dict(enumerate(rows)), **world)))
 
 
-def rank(
-    nofile: int | None = 65536, memlock: int | None = None, nproc: int | None = None, cpu: int | None = None, **more
-):
-    free = Limit(None, None)
-    return Data(
-        limits=Limits(
-            nofile=Limit(nofile, None),
-            memlock=Limit(memlock, None),
-            nproc=Limit(nproc, None),
-            stack=free,
-            cpu_seconds=Limit(cpu, cpu),
-        ),
-        **more,
-    )
+def rank(nofile: int | None = 65536, memlock: int | None = None, nproc: int | None = None, **more):
+    files, locked, processes = (Limit(soft, None) for soft in (nofile, memlock, nproc))
+    return Data(limits=Limits(nofile=files, memlock=locked, nproc=processes), **more)
 
 
 def test_generous_limits_are_silent():
@@ -47,7 +36,6 @@ LITTLE_LOCKED = 8 << 20
         (rank(memlock=LITTLE_LOCKED, rdma=("mlx5_0",)), "HST004.locked-memory", 1),
         (rank(tasks=Share(512, 500)), "HST004.processes", 1),
         (rank(nproc=1000, user_processes=999), "HST004.processes", 1),
-        (rank(cpu=3600), "HST004.cpu-time", 1),
         (Data(limits=None), "HST004.unreadable", 1),
         (rank(nproc=1000), "HST004.unreadable", 1),
     ],
@@ -56,7 +44,6 @@ LITTLE_LOCKED = 8 << 20
         "locked-memory-with-rdma",
         "group-nearly-full",
         "user-nearly-at-the-limit",
-        "processor-time",
         "limits-not-read",
         "processes-not-counted",
     ],

@@ -12,7 +12,7 @@ def test_limits_are_numbers_or_unlimited():
     seen = limits()
     assert seen is not None
     assert seen.nofile.soft is None or seen.nofile.soft > 0
-    assert seen.stack.hard is None or seen.stack.hard >= (seen.stack.soft or 0)
+    assert seen.nofile.hard is None or seen.nofile.hard >= (seen.nofile.soft or 0)
 
 
 def test_this_process_may_run_somewhere():

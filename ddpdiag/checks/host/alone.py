@@ -67,69 +67,66 @@ def plan(seen: Seen[Data]) -> tuple[Trial, ...]:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for rank, data in seen.by_rank.items():
-        node = seen.world.host_of(rank)
+        host = seen.world.host_of(rank)
         for product in data.products:
-            where = begun(f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}")
-            is_cpu = not product.device.startswith("GPU")
-            elements = product.size * product.size
-            if product.error is not None:
-                yield seen.finding(
-                    "failed",
-                    f"{product.device} cannot compute",
-                    f"{where} failed to multiply two matrices of {product.size} x {product.size}: {product.error}.",
-                    hosts=(node,),
-                    gpus=(product.uuid,) if product.uuid else (),
-                    evidence={"error": product.error},
-                    fix=f"Run `nvidia-smi` on {node}, and as root `dmesg -T | grep -i xid`. Then, as root, reset the "
-                    f"GPU (`nvidia-smi --gpu-reset -i {smi_id(product.uuid)}`) or reboot. Until then "
-                    f"{leave_out([node])}.",
-                    known=known_error(product.error),
-                )
-            elif product.wrong:
-                yield seen.finding(
-                    "wrong",
-                    f"{product.device} computes wrong values",
-                    f"{where} computed {product.wrong:,} of {elements:,} elements of a matrix product wrong. The "
-                    "product is of small integers, so every element must be exact.",
-                    hosts=(node,),
-                    gpus=(product.uuid,) if product.uuid else (),
-                    evidence={"wrong_elements": product.wrong, "elements": elements},
-                    fix=f"Do not train on {node}: {leave_out([node])}. Ask the administrator to test the "
-                    f"{'memory (memtest86+ or `memtester`)' if is_cpu else 'GPU with `dcgmi diag -r 3`'}.",
-                )
+            if product.error is not None or product.wrong:
+                yield _bad_product(seen, host, product)
         # Without CUDA there is no NCCL either, which GPU002 reports.
         torch, group = seen.of(devices.CHECK).by_rank.get(rank), data.group
         can_start = torch is None or (torch.cuda is not None and torch.error is None)
         if can_start and (group.error is not None or not group.right):
-            cause, fix = _group_fix(group.backend)
             yield seen.finding(
                 "group",
-                f"{group.backend} does not work on {node}, even with one rank",
+                f"{group.backend} does not work on {host}, even with one rank",
                 f"A process group of only one rank over {group.backend} "
-                f"{f'computed a wrong sum on {node}' if group.error is None else f'failed on {node}: {group.error}'}. "
-                f"No other rank or host took part, so the cause is on {node}: {cause}.",
-                hosts=(node,),
+                f"{'computed a wrong sum' if group.error is None else f'failed: {group.error}'}. No other rank or host "
+                f"took part, so the cause is on {host}.",
+                hosts=(host,),
                 evidence={"backend": group.backend, "error": group.error},
-                fix=fix,
+                fix=_NCCL_FIX if group.backend == "nccl" else _GLOO_FIX,
                 known=known_error(group.error or ""),
             )
 
 
-def _group_fix(backend: str) -> tuple[str, str]:
-    """The likely cause where a group of one rank does not work, and the fix."""
-    if backend == "nccl":
-        return (
-            "its settings and limits, torch's nccl library, or the driver",
-            "Run again with NCCL_DEBUG=WARN set: the line of NCCL before the error names what failed. After a system "
-            "error look at NCCL_SOCKET_IFNAME, `df -h /dev/shm` and `ulimit -l`. After a CUDA error install a torch "
-            "whose CUDA version (`python -c 'import torch; print(torch.version.cuda)'`) is not above that of "
-            "`nvidia-smi`.",
+def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
+    """A device that failed to multiply, or computed wrong values."""
+    where = begun(f"{product.device} on {host}{f' ({product.uuid})' if product.uuid else ''}")
+    size, elements = f"{product.size} x {product.size}", product.size * product.size
+    hosts, gpus = (host,), (product.uuid,) if product.uuid else ()
+    if product.error is not None:
+        return seen.finding(
+            "failed",
+            f"{product.device} cannot compute",
+            f"{where} failed to multiply two matrices of {size}: {product.error}.",
+            hosts=hosts,
+            gpus=gpus,
+            evidence={"error": product.error},
+            fix=f"Run `nvidia-smi` on {host}, and as root `dmesg -T | grep -i xid`. Then, as root, reset the GPU "
+            f"(`nvidia-smi --gpu-reset -i {smi_id(product.uuid)}`) or reboot. Until then {leave_out([host])}.",
+            known=known_error(product.error),
         )
-    return (
-        "torch or the loopback interface",
-        "Check that the loopback interface is up (`ip addr show lo`). Then reinstall torch: `python -m pip install "
-        "--force-reinstall torch`.",
+    tests = "GPU with `dcgmi diag -r 3`" if product.device.startswith("GPU") else "memory (memtest86+ or `memtester`)"
+    return seen.finding(
+        "wrong",
+        f"{product.device} computes wrong values",
+        f"{where} computed {product.wrong:,} of {elements:,} elements of a matrix product wrong. The product is of "
+        "small integers, so every element must be exact.",
+        hosts=hosts,
+        gpus=gpus,
+        evidence={"wrong_elements": product.wrong, "elements": elements},
+        fix=f"Do not train on {host}: {leave_out([host])}. Ask the administrator to test the {tests}.",
     )
+
+
+_NCCL_FIX = (
+    "Run again with NCCL_DEBUG=WARN set: the line of NCCL before the error names what failed. After a system error "
+    "look at NCCL_SOCKET_IFNAME, `df -h /dev/shm` and `ulimit -l`. After a CUDA error install a torch whose CUDA "
+    "version is not above that of `nvidia-smi`."
+)
+_GLOO_FIX = (
+    "Check that the loopback interface is up (`ip addr show lo`). Then reinstall torch: `python -m pip install "
+    "--force-reinstall torch`."
+)
 
 
 # A CUDA context for each GPU, and NCCL's start.

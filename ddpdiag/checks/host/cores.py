@@ -64,36 +64,31 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        usable = usable_cores(rows)
+        usable, answers = usable_cores(rows), rows.values()
         # The binding is unknown, or it is one core for several ranks of a host that may have more of them.
         unbound = [rank for rank, row in rows.items() if not row.affinity]
-        crowded = len(rows) > 1 and usable.cores == 1
-        if unbound or (crowded and all(row.cores is None for row in rows.values())):
-            unbound_text = f"on which cores {ranks_text(unbound)} on {host.name} may run"
-            whose = "its rank has" if len(rows) == 1 else f"each of its {len(rows)} ranks has"
+        is_crowded = len(rows) > 1 and usable.cores == 1
+        if unbound or (is_crowded and all(row.cores is None for row in answers)):
             yield seen.finding(
                 "unreadable",
                 f"the cores of {host.name} cannot be counted",
-                f"The system does not report {unbound_text if unbound else f'how many cores {host.name} has'}. So it "
-                f"is not known whether {whose} its own core.",
+                f"The system does not report {'on which cores ranks may run' if unbound else 'how many cores it has'}. "
+                "So it is not known whether each rank has its own core.",
                 ranks=unbound or tuple(rows),
                 fix=f"Run `nproc; taskset -pc $$` in the job on {host.name}: at least {count(len(rows), 'core')} "
-                "should be shown. In a container mount /proc, and allow sched_getaffinity in the seccomp profile "
-                "(`docker run --security-opt seccomp=unconfined` allows every call).",
+                "should be shown. In a container mount /proc, and allow sched_getaffinity in the seccomp profile.",
             )
-        elif crowded and any((row.cores or 1) > 1 for row in rows.values()):
-            core = next(iter(rows.values())).affinity[:1]
+        elif is_crowded and any((row.cores or 1) > 1 for row in answers):
             yield seen.finding(
                 "one-core",
                 f"all ranks of {host.name} share one core",
-                f"{begun(ranks_text(tuple(rows)))} on {host.name} may run on core {', '.join(map(str, core))} only. At "
-                f"least {len(rows)} cores are expected, one for each rank.",
+                f"{begun(ranks_text(tuple(rows)))} on {host.name} may run on core {next(iter(answers)).affinity[0]} "
+                f"only. At least {len(rows)} cores are expected, one for each rank.",
                 ranks=tuple(rows),
                 evidence={"ranks": len(rows), "cores": 1},
-                fix=f"Under Slurm give each task more cores: `srun --cpus-per-task={len(rows)} ...` (with one torchrun "
-                "per host, at least one for each of its ranks); or do not bind it: `srun --cpu-bind=none ...`. With "
-                "Open MPI use `mpirun --bind-to none ...`. Without these, remove `taskset` or `numactl` from the "
-                "command.",
+                fix=f"Under Slurm give each task more cores: `srun --cpus-per-task={len(rows)} ...`, or do not bind "
+                "it: `srun --cpu-bind=none ...`. With Open MPI use `mpirun --bind-to none ...`. Without these, remove "
+                "`taskset` or `numactl` from the command.",
             )
         else:
             yield from _too_many(seen, host, rows, usable)
@@ -121,54 +116,46 @@ def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Us
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
     ranks_exceed = len(ranks) > usable.cores
     threads_exceed = threads > seen.number("threads_per_core") * usable.cores
-    if not (ranks_exceed or threads_exceed):
-        return
-    # If ranks start one thread each, there are too many of them, and no variable helps.
-    fitting = max(1, most // len(ranks)) if threads_exceed and threads > len(ranks) else None
-    unset = ", because OMP_NUM_THREADS is unset" if all(row.omp_threads is None for row in rows.values()) else ""
-    expected = f"At most {count(most, 'rank')} with one thread each {'is' if most == 1 else 'are'} expected"
-    fix = ""
+    fixes, env = [], {}
     if ranks_exceed:
-        fix = (
+        fixes.append(
             f"Start at most {count(most, 'rank')} on {host.name} (`torchrun --nproc-per-node={most}`). Or ask for "
             f"{len(ranks)} cores: `sbatch --cpus-per-task={len(ranks)}` with one torchrun per host, or `docker run "
             f"--cpus={len(ranks)}`."
         )
-    else:
-        expected = f"{count(most, 'thread')} {'is' if most == 1 else 'are'} expected, one per core"
-    if fitting is not None:
-        share = "" if ranks_exceed else f": {count(most, 'core')} for {count(len(ranks), 'rank')}"
-        fix = f"{fix} Run `export OMP_NUM_THREADS={fitting}` before the launcher{share}.".strip()
-    yield seen.finding(
-        "oversubscribed",
-        f"more {'ranks' if ranks_exceed else 'threads'} than cores on {host.name}",
-        f"{count(len(ranks), 'rank')} on {host.name} {'starts' if len(ranks) == 1 else 'start'} "
-        f"{count(threads, 'compute thread')} on {usable.why}{unset if fitting else ''}. {expected}."
-        + (" Ranks wait for a core, so ddpdiag does not judge the bandwidth." if ranks_exceed else ""),
-        severity=Severity.WARNING if threads_exceed else Severity.NOTE,
-        ranks=ranks,
-        evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
-        fix=fix,
-        env={} if fitting is None else {"OMP_NUM_THREADS": str(fitting)},
-    )
-
-
-def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
-    """The cores of each host that its ranks may use, and their model."""
-    parts = {}
-    for host, rows in answers_by_host(seen):
-        row, usable = next(iter(rows.values())), usable_cores(rows).cores
-        every = row.cores or usable
-        if every:
-            cores = f"{usable:g} of {every:g} cores" if 0 < usable < every else count(int(every), "core")
-            model = (row.model or "model unknown").replace("(R)", "").replace("(TM)", "")
-            parts[host.ranks[0]] = {"CPU": f"{cores} ({' '.join(model.split())})"}
-    return parts
+    # If ranks start one thread each, there are too many of them, and no variable helps.
+    if threads_exceed and threads > len(ranks):
+        env = {"OMP_NUM_THREADS": str(max(1, most // len(ranks)))}
+        fixes.append(f"Run `export OMP_NUM_THREADS={env['OMP_NUM_THREADS']}` before the launcher.")
+    is_unset = env and all(row.omp_threads is None for row in rows.values())
+    if ranks_exceed or threads_exceed:
+        yield seen.finding(
+            "oversubscribed",
+            f"more {'ranks' if ranks_exceed else 'threads'} than cores on {host.name}",
+            f"{count(len(ranks), 'rank')} on {host.name} {'starts' if len(ranks) == 1 else 'start'} "
+            f"{count(threads, 'compute thread')} on {usable.why}"
+            f"{', because OMP_NUM_THREADS is unset' if is_unset else ''}. At most "
+            f"{count(most, 'rank' if ranks_exceed else 'thread')} {'is' if most == 1 else 'are'} expected, with one "
+            "thread per core."
+            + (" Ranks wait for a core, so ddpdiag does not judge the bandwidth." if ranks_exceed else ""),
+            severity=Severity.WARNING if threads_exceed else Severity.NOTE,
+            ranks=ranks,
+            evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
+            fix=" ".join(fixes),
+            env=env,
+        )
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(inventory=inventory(seen))
+    """The cores of each host that its ranks may use, and their model."""
+    inventory = {}
+    for host, rows in answers_by_host(seen):
+        row, usable = next(iter(rows.values())), usable_cores(rows).cores
+        if every := row.cores or usable:
+            cores = f"{usable:g} of {every:g} cores" if 0 < usable < every else count(int(every), "core")
+            model = (row.model or "model unknown").replace("(R)", "").replace("(TM)", "")
+            inventory[host.ranks[0]] = {"CPU": f"{cores} ({' '.join(model.split())})"}
+    return Contribution(inventory=inventory)
 
 
 SETTINGS = {"threads_per_core": 2}

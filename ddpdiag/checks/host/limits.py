@@ -1,16 +1,16 @@
-"""Limits of the processes: open files, locked memory, processes, processor time.
+"""Limits of the processes: open files, locked memory, processes.
 
 The limits inside the launched rank count, and they may be lower than those of a login shell. Too few open files lead to
 "Too many open files" or "received 0 items of ancdata" from a data loader, or to a rendezvous that never completes; too
 little locked memory leads to "ibv_reg_mr failed: Cannot allocate memory"; too few processes lead to "Resource
-temporarily unavailable"; too little processor time ends a process by SIGXCPU, or by SIGKILL at the hard limit.
+temporarily unavailable".
 
 Findings:
 
 Causes: limits of a service (slurmd, docker) that the job inherits. Fix: raise them there (LimitNOFILE=, LimitMEMLOCK=,
 `docker --ulimit memlock=-1`, Slurm's PropagateResourceLimits), or call `ulimit -n` in the job script.
 
-Confirm by hand: In the job, not in a login shell: `ulimit -n -l -u -t; cat /proc/self/limits; cat
+Confirm by hand: In the job, not in a login shell: `ulimit -n -l -u; cat /proc/self/limits; cat
 /sys/fs/cgroup/pids.max`.
 
 Sources: getrlimit(2); NCCL user guide, troubleshooting
@@ -39,10 +39,6 @@ FINDINGS = {
     "processes": FindingSpec(
         "too few processes or threads are allowed, by the user's limit or the control group's: a warning, and an error "
         "where a rank failed because it could not start one."
-    ),
-    "cpu-time": FindingSpec(
-        "a process may use so much processor time and no more: a warning, and an error where a process of the run was "
-        "killed."
     ),
     "unreadable": FindingSpec.not_seen("the limits of a host could not be read."),
 }
@@ -74,8 +70,7 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         answers = rows.values()
-        known = [row.limits for row in answers if row.limits is not None]
-        files, locked = _lowest(own.nofile for own in known), _lowest(own.memlock for own in known)
+        files = _lowest(row.limits.nofile for row in answers if row.limits)
         needed = int(seen.number("files") + seen.number("files_per_peer") * seen.world.size)
         if files is not None and files < needed:
             yield seen.finding(
@@ -89,24 +84,40 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "administrator for a higher hard limit (LimitNOFILE= of slurmd); for a container use `docker run "
                 f"--ulimit nofile={max(needed, 65536)}`.",
             )
-        little = locked if locked is not None and locked < seen.number("locked_gib") * GIB else None
-        if little is not None and (devices := sorted({device for row in answers for device in row.rdma or ()})):
-            adapters = "the RDMA adapter" if len(devices) == 1 else "the RDMA adapters"
+        locked = _lowest(row.limits.memlock for row in answers if row.limits)
+        is_little = locked is not None and locked < seen.number("locked_gib") * GIB
+        if is_little and (devices := sorted({device for row in answers for device in row.rdma or ()})):
             yield seen.finding(
                 "locked-memory",
                 f"{host.name} allows too little locked memory for RDMA",
-                f"{host.name} has {adapters} {names_text(devices, 4)}, for which NCCL locks its buffers in memory. A "
-                f"process there may lock {size_text(little)}; {seen.number('locked_gib'):g} GiB or no limit is "
+                f"NCCL locks its buffers in memory for the RDMA adapters of {host.name} ({names_text(devices, 4)}). A "
+                f"process there may lock {size_text(locked or 0)}; {seen.number('locked_gib'):g} GiB or no limit is "
                 "expected.",
                 ranks=host.ranks,
-                evidence={"soft_bytes": little, "rdma": list(devices)},
+                evidence={"soft_bytes": locked, "rdma": list(devices)},
                 fix="Ask the administrator to set LimitMEMLOCK=infinity for slurmd, or `* - memlock unlimited` in "
                 "/etc/security/limits.conf. For a container: `docker run --ulimit memlock=-1`. Until then train "
                 "without RDMA, which is slower: `export NCCL_IB_DISABLE=1`.",
             )
-        yield from _tasks(seen, host, answers)
-        yield from _cpu_time(seen, host, _lowest(own.cpu_seconds for own in known))
-        yield from _unreadable(seen, host, answers, needed, is_locked=little is not None)
+        yield from _processes(seen, host, answers)
+        what = {
+            "limits": any(row.limits is None for row in answers),
+            "processes": any(row.limits and row.limits.nproc.soft and row.user_processes is None for row in answers),
+            # Within one host no job uses RDMA.
+            "RDMA devices": is_little and len(seen.world.hosts) > 1 and any(row.rdma is None for row in answers),
+        }
+        if unread := [name for name, is_unread in what.items() if is_unread]:
+            yield seen.finding(
+                "unreadable",
+                f"the limits on {host.name} cannot be read",
+                f"The {' and '.join(unread)} of {host.name} cannot be read. So it is not known whether the limits are "
+                "high enough.",
+                ranks=host.ranks,
+                fix=f"Run `ulimit -n -l -u` in the job on {host.name}. At least {needed} open files, "
+                f"{seen.number('tasks_per_rank'):g} processes for each rank and, with RDMA, "
+                f"{seen.number('locked_gib'):g} GiB of locked memory are expected. In a container mount /proc and "
+                "/sys, and allow getrlimit and prlimit64 in the seccomp profile.",
+            )
 
 
 def _lowest(limits: Iterable[Limit]) -> int | None:
@@ -120,99 +131,41 @@ def lacked_processes(outcome: Outcome) -> bool:
     return has_failed and any(text in f"{outcome.error}\n{outcome.detail}" for text in _NO_PROCESS)
 
 
-def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
+def _processes(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
     """Too few processes or threads left, of the control group's limit or of the user's."""
-    rooms = [(row.tasks.left, row.tasks.limit, False) for row in rows if row.tasks]
-    for row in rows:
-        if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None:
-            limit = row.limits.nproc.soft
-            rooms.append((max(0, limit - row.user_processes), limit, True))
     needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
-    if rooms and min(rooms)[0] < needed:
-        left, limit, is_users = min(rooms)
-        # What is in use now, and what the ranks need.
-        enough = limit - left + needed
-        why, fix = (
-            f"its control group has a limit of {limit}",
-            f"Ask for a higher limit: `docker run --pids-limit={enough}`, or, as root, TasksMax={enough} for the "
-            f"service that starts the job. Or end other processes on {host.name}.",
-        )
-        if is_users:
-            why, fix = (
-                f"the limit of this user is {limit} (ulimit -u)",
-                f"Run `ulimit -u {enough}` in the job script before the launcher; if that fails, ask the administrator "
-                f"to raise nproc in /etc/security/limits.conf. Or end other processes of this user on {host.name}.",
-            )
-        failed = [o.rank for o in seen.recording.outcomes if o.rank in host.ranks and lacked_processes(o)]
-        said = f" {begun(ranks_text(sorted({*failed})))} could not start one." if failed else ""
-        yield seen.finding(
-            "processes",
-            f"{host.name} allows too few processes",
-            f"{f'Only {left:,}' if left else 'No'} more {'process or thread' if left == 1 else 'processes or threads'} "
-            f"may be started on {host.name}: {why}. {needed} are expected to be free for "
-            f"{count(len(host.ranks), 'rank')}.{said}",
-            severity=Severity.ERROR if failed else Severity.WARNING,
-            ranks=host.ranks,
-            evidence={"left": left, "expected": needed},
-            fix=fix,
-        )
-
-
-def _cpu_time(seen: Seen[Data], host: Host, seconds: int | None) -> Iterator[Finding]:
-    """A limit of processor time: a training that is longer ends by it."""
-    if seconds is None:
+    in_group = [(row.tasks.left, row.tasks.limit, "its control group") for row in rows if row.tasks]
+    of_user = [
+        (max(0, row.limits.nproc.soft - row.user_processes), row.limits.nproc.soft, "this user (ulimit -u)")
+        for row in rows
+        if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None
+    ]
+    left, limit, whose = min((*in_group, *of_user), default=(needed, needed, ""))
+    if left >= needed:
         return
-    died = [o for o in seen.recording.outcomes if o.rank in host.ranks and o.status is Status.DIED]
-    # SIGKILL where soft and hard limit are equal (setrlimit(2)).
-    killed = sorted({o.rank for o in died if (o.error or "").endswith(("SIGXCPU", "SIGKILL"))})
-    said = f" {begun(ranks_text(killed))} had a process that was killed." if killed else ""
+    # What is in use now, and what the ranks need.
+    enough = limit - left + needed
+    failed = [o.rank for o in seen.recording.outcomes if o.rank in host.ranks and lacked_processes(o)]
+    said = f" {begun(ranks_text(sorted({*failed})))} could not start one." if failed else ""
     yield seen.finding(
-        "cpu-time",
-        f"{host.name} limits the processor time of a process",
-        f"A process on {host.name} may use {seconds:,} s of processor time (`ulimit -t`), and is killed then. No limit "
-        f"is expected.{said}",
-        severity=Severity.ERROR if killed else Severity.WARNING,
+        "processes",
+        f"{host.name} allows too few processes",
+        f"{left:,} more processes or threads may be started on {host.name}: the limit of {whose} is {limit}. {needed} "
+        f"are expected to be free for {count(len(host.ranks), 'rank')}.{said}",
+        severity=Severity.ERROR if failed else Severity.WARNING,
         ranks=host.ranks,
-        evidence={"soft_seconds": seconds},
-        fix="Run `ulimit -t unlimited` in the job script before the launcher. If that fails, ask the administrator to "
-        "raise cpu in /etc/security/limits.conf. Slurm passes on the limits of the shell that submits the job.",
+        evidence={"left": left, "expected": needed},
+        fix=f"Run `ulimit -u {enough}` in the job script before the launcher (hard limit: nproc in "
+        f"/etc/security/limits.conf), or end other processes of this user on {host.name}."
+        if "user" in whose
+        else f"Ask for a higher limit: `docker run --pids-limit={enough}`, or, as root, TasksMax={enough} for the "
+        f"service that starts the job. Or end other processes on {host.name}.",
     )
 
 
-def _unreadable(
-    seen: Seen[Data], host: Host, rows: Collection[Data], files: int, *, is_locked: bool
-) -> Iterator[Finding]:
-    """Limits that could not be read, as far as they could have mattered."""
-    what = []
-    if any(row.limits is None for row in rows):
-        what.append("the limits of open files, locked memory and processes")
-    if any(row.limits and row.limits.nproc.soft is not None and row.user_processes is None for row in rows):
-        what.append("how many processes the user has (/proc), although their number is limited")
-    # Within one host no job uses RDMA.
-    if is_locked and len(seen.world.hosts) > 1 and any(row.rdma is None for row in rows):
-        what.append("whether there are RDMA devices (/sys/class), for which the locked memory would be too little")
-    if what:
-        yield seen.finding(
-            "unreadable",
-            f"the limits on {host.name} cannot be read",
-            f"{host.name} does not report {', nor '.join(what)}. So it is not known whether the limits are high "
-            "enough.",
-            ranks=host.ranks,
-            fix=f"Run `ulimit -n -l -u` in the job on {host.name}. At least {files} open files, "
-            f"{seen.number('tasks_per_rank'):g} processes for each rank and, with RDMA, "
-            f"{seen.number('locked_gib'):g} GiB ({seen.number('locked_gib') * GIB / 1024:.0f} kB) of locked memory are "
-            "expected. In a container mount /proc and /sys, and allow getrlimit and prlimit64 in the seccomp profile.",
-        )
-
-
-def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
-    """Hosts without RDMA; the ports of the others are HST007's."""
-    return {rank: {"RDMA": NONE} for rank, own in seen.by_rank.items() if own.rdma == ()}
-
-
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(inventory=inventory(seen))
+    """Hosts without RDMA; the ports of the others are HST007's."""
+    return Contribution(inventory={rank: {"RDMA": NONE} for rank, own in seen.by_rank.items() if own.rdma == ()})
 
 
 SETTINGS = {

@@ -64,71 +64,61 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        rooms = [(row.left_bytes, _IN_GROUP) for row in rows.values() if row.left_bytes is not None]
-        rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
-        ranks, enough = count(len(host.ranks), "rank"), seen.number("gpu_mib" if host.gpus else "cpu_mib")
-        room, why = min(rooms, default=(0, ""))
-        share = room / MIB / len(host.ranks)
-        if not rooms:
+        # One rank of a host measures for all.
+        row, ranks = next(iter(rows.values())), len(host.ranks)
+        enough = seen.number("gpu_mib" if host.gpus else "cpu_mib")
+        rooms = [(row.left_bytes, _IN_GROUP), (row.available_bytes, "available")]
+        known = [(room, why) for room, why in rooms if room is not None]
+        if not known:
             yield seen.finding(
                 "unreadable",
                 f"the available memory of {host.name} is not known",
                 f"On {host.name} /proc/meminfo does not show how much memory is available, and no control group sets a "
-                f"limit. So it is not known whether the memory is enough for {ranks}.",
+                f"limit. At least {size_text(enough * MIB)} for each rank is expected.",
                 ranks=host.ranks,
                 fix="In a container mount /proc, and run again. Or run `grep MemAvailable /proc/meminfo` on "
-                f"{host.name} outside "
-                f"of the container: at least {enough * 1024:.0f} kB ({size_text(enough * MIB)}) for each rank is "
-                "expected.",
+                f"{host.name} outside of the container.",
             )
-        elif share < enough:
-            expected = round(enough * MIB) * len(host.ranks)
-            each, for_each = (f", {size_text(share * MIB)} for each", " for each") if len(host.ranks) > 1 else ("", "")
+        elif (room := min(known)[0]) < ranks * enough * MIB:
+            why, expected = min(known)[1], round(enough * MIB) * ranks
             yield seen.finding(
                 "short",
                 f"too little memory on {host.name}",
-                f"{host.name} has {size_text(room)} of memory {why} for {ranks}{each}. At least "
-                f"{size_text(enough * MIB)}{for_each} is expected.",
-                severity=Severity.ERROR if share < seen.number("least_mib") else Severity.WARNING,
+                f"{host.name} has {size_text(room)} of memory {why} for {count(ranks, 'rank')}. At least "
+                f"{size_text(enough * MIB)}{' for each' if ranks > 1 else ''} is expected.",
+                severity=Severity.ERROR if room < ranks * seen.number("least_mib") * MIB else Severity.WARNING,
                 ranks=host.ranks,
-                evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": expected},
+                evidence={"bytes": room, "ranks": ranks, "expected_bytes": expected},
                 fix="Ask for more memory: `sbatch --mem=0` (all of the host's memory), or `docker run --memory=SIZE` "
                 f"with {math.ceil((expected - room) / GIB)} GiB more than now."
                 if why == _IN_GROUP
-                else f"`ps aux --sort=-rss | head` on {host.name} shows which processes use the memory. End them until "
-                f"{size_text(expected)} is available, or {leave_out([host.name])}.",
+                else f"`ps aux --sort=-rss | head` on {host.name} shows which processes use the memory. End them, or "
+                f"{leave_out([host.name])}.",
             )
-        if kills := max((row.oom_kills or 0 for row in rows.values()), default=0):
+        if row.oom_kills:
             yield seen.finding(
                 "oom-kills",
                 f"processes on {host.name} were killed for lack of memory",
-                f"The kernel has killed {'1 process' if kills == 1 else f'{kills} processes'} in the control group of "
-                f"this job on {host.name}, because memory ran out. None is expected.",
+                f"The kernel killed {row.oom_kills} of the processes in the control group of this job on {host.name}, "
+                "because memory ran out. None is expected.",
                 ranks=host.ranks,
-                evidence={"oom_kills": kills},
+                evidence={"oom_kills": row.oom_kills},
                 fix="Ask for more memory: `sbatch --mem=0` (all of the host's memory), or a larger `docker run "
-                f"--memory=SIZE`. To see which processes were killed, run as root on {host.name}: `dmesg -T | grep -i "
-                "'killed process'`.",
+                f"--memory=SIZE`. `dmesg -T | grep -i 'killed process'`, as root on {host.name}, shows which processes "
+                "were killed.",
             )
 
 
-def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
-    """The memory of each host, and what the control group allows of it."""
-    parts = {}
-    for host, rows in answers_by_host(seen):
-        total = max((row.total_bytes for row in rows.values() if row.total_bytes is not None), default=None)
-        limit = min((row.limit_bytes for row in rows.values() if row.limit_bytes is not None), default=None)
-        texts = [size_text(size) for size in (limit, total) if size is not None]
-        if limit is not None and total is not None and limit >= total:
-            texts = texts[1:]
-        if texts:
-            parts[host.ranks[0]] = {"memory": " of ".join(texts)}
-    return parts
-
-
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(inventory=inventory(seen))
+    """The memory of each host, and what the control group allows of it."""
+    inventory = {}
+    for host, rows in answers_by_host(seen):
+        row = next(iter(rows.values()))
+        is_limited = row.limit_bytes is not None and (row.total_bytes is None or row.limit_bytes < row.total_bytes)
+        sizes = (row.limit_bytes if is_limited else None, row.total_bytes)
+        if texts := [size_text(size) for size in sizes if size is not None]:
+            inventory[host.ranks[0]] = {"memory": " of ".join(texts)}
+    return Contribution(inventory=inventory)
 
 
 SETTINGS = {

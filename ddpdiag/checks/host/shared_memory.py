@@ -33,15 +33,11 @@ from ddpdiag.probes.host.limits import SharedMemory, shared_memory
 from ddpdiag.text import count, size_text
 
 FINDINGS = {
-    "missing": FindingSpec("there is no /dev/shm."),
-    "unusable": FindingSpec("no memory can be allocated there: it is full, or not writable."),
+    "unusable": FindingSpec("no memory can be allocated there: it is missing, full, or not writable."),
     "small": FindingSpec(
         "less room than NCCL or data loaders will need: an error with GPUs, unless NCCL's all-reduce passed (COL001)."
     ),
 }
-
-# DeepSpeed warns below this.
-ENOUGH_MIB = 512.0
 
 
 class Data(Struct, frozen=True):
@@ -58,70 +54,53 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     all_reduces = seen.of(by_code("COL001")).rows
     passed = {row.place.rank for row in all_reduces if row.data.backend == "nccl" and not row.data.wrong}
     for host, rows in answers_by_host(seen):
-        present = [row.shared_memory for row in rows.values() if row.shared_memory is not None]
-        # Without a GPU only data loader workers need it, and they can hand over file descriptors instead.
+        memory = next(iter(rows.values())).shared_memory or SharedMemory(0, 0, os.strerror(errno.ENOENT))
         enough, least = seen.number("enough_mib"), seen.number("least_mib_per_rank") * len(host.ranks)
-        expected = max(least, enough)
-        serious = Severity.ERROR if host.gpus else Severity.WARNING
-        if len(present) < len(rows):
-            yield seen.finding(
-                "missing",
-                f"/dev/shm is missing on {host.name}",
-                f"{host.name} has no readable /dev/shm. NCCL and data loader workers need shared memory there; at "
-                f"least {expected:.0f} MiB is expected.",
-                severity=serious,
-                ranks=host.ranks,
-                fix=_enlarge(host, expected, "mkdir -p /dev/shm && mount -t tmpfs -o size={} tmpfs /dev/shm"),
-            )
-        elif memory := next((memory for memory in present if memory.error), None):
+        expected, free = max(least, enough), memory.free_bytes / MIB
+        # Without a GPU only data loader workers need it, and they can hand over file descriptors instead.
+        is_short = host.gpus > 0 and free < least
+        is_proved = passed >= {*host.ranks}
+        evidence = {"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes}
+        if memory.error:
             yield seen.finding(
                 "unusable",
                 f"/dev/shm on {host.name} cannot be used",
                 f"On {host.name} a file of 1 MiB could not be allocated in /dev/shm: {memory.error} "
                 f"({size_text(memory.free_bytes)} of {size_text(memory.size_bytes)} free). NCCL and data loader "
-                "workers need shared memory there.",
-                severity=serious,
+                f"workers need shared memory there; at least {expected:.0f} MiB is expected.",
+                severity=Severity.ERROR if host.gpus else Severity.WARNING,
                 ranks=host.ranks,
-                evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes, "error": memory.error},
-                fix=_make_room(host, memory, expected),
+                evidence=evidence | {"error": memory.error},
+                fix=_fix(host, memory, expected),
             )
-        else:
-            memory = min(present, key=lambda memory: memory.free_bytes)
-            free = memory.free_bytes / MIB
-            short = host.gpus > 0 and free < least
-            proved = passed >= {*host.ranks}
+        elif free < enough or is_short:
             use = "NCCL and data loader workers use it"
-            if proved:
+            if is_proved:
                 use = "NCCL's all-reduce passed (COL001), but more process groups and data loader workers use it, too"
-            if free < enough or short:
-                yield seen.finding(
-                    "small",
-                    f"/dev/shm on {host.name} is small",
-                    f"/dev/shm on {host.name} has {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free. At least "
-                    f"{expected:.0f} MiB is expected for {count(len(host.ranks), 'rank')}: {use}.",
-                    severity=Severity.ERROR if short and not proved else Severity.WARNING,
-                    ranks=host.ranks,
-                    evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes},
-                    fix=_make_room(host, memory, expected),
-                )
+            yield seen.finding(
+                "small",
+                f"/dev/shm on {host.name} is small",
+                f"/dev/shm on {host.name} has {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free. At least "
+                f"{expected:.0f} MiB is expected for {count(len(host.ranks), 'rank')}: {use}.",
+                severity=Severity.ERROR if is_short and not is_proved else Severity.WARNING,
+                ranks=host.ranks,
+                evidence=evidence,
+                fix=_fix(host, memory, expected),
+            )
 
 
-def _make_room(host: Host, memory: SharedMemory, expected_mib: float) -> str:
-    if memory.error is not None and memory.error != os.strerror(errno.ENOSPC):
+def _fix(host: Host, memory: SharedMemory, expected_mib: float) -> str:
+    if memory.error == os.strerror(errno.EACCES):
         return f"Run `ls -ld /dev/shm` on {host.name}; it should be drwxrwxrwt. As root: `chmod 1777 /dev/shm`."
     remove = (
         "Remove files that ended jobs left behind, if no other job runs on "
         f"{host.name}: `rm /dev/shm/nccl-* /dev/shm/torch_*`. "
     )
-    used = remove if memory.free_bytes < memory.size_bytes else ""
-    return used + _enlarge(host, expected_mib, "mount -o remount,size={} /dev/shm")
-
-
-def _enlarge(host: Host, expected_mib: float, command: str) -> str:
     size = f"{math.ceil(expected_mib / 1024)}g"
     return (
-        f"Start a container with `docker run --shm-size={size}`, or in Kubernetes mount an emptyDir with `medium: "
-        f"Memory` at /dev/shm. Otherwise, as root on {host.name}: `{command.format(size)}`."
+        f"{remove if memory.free_bytes < memory.size_bytes else ''}Start a container with `docker run "
+        f"--shm-size={size}`, or in Kubernetes mount an emptyDir with `medium: Memory` at /dev/shm. Otherwise, as root "
+        f"on {host.name}: `mount -o remount,size={size} /dev/shm`."
     )
 
 
@@ -129,6 +108,7 @@ SETTINGS = {
     # Our own rule: NCCL's buffers towards its neighbours, about 10 MB per pair and channel, and a container's
     # default.
     "least_mib_per_rank": 64.0,
-    "enough_mib": ENOUGH_MIB,
+    # DeepSpeed warns below this.
+    "enough_mib": 512.0,
 }
 CHECK: Check[Data] = Check(__name__, "HST003", "shared-memory", Stage.HOST, Scope.HOST)

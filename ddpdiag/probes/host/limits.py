@@ -35,14 +35,11 @@ class Limit(Struct, frozen=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of this process: open files and processes are counts, locked memory and stack are bytes, and
-    processor time is in seconds."""
+    """Limits of this process: open files, locked memory in bytes, and processes."""
 
     nofile: Limit
     memlock: Limit
     nproc: Limit
-    stack: Limit
-    cpu_seconds: Limit = Limit(None, None)
 
 
 class SharedMemory(Struct, frozen=True):
@@ -60,8 +57,6 @@ def limits() -> Limits | None:
             nofile=_limit(resource.RLIMIT_NOFILE),
             memlock=_limit(resource.RLIMIT_MEMLOCK),
             nproc=_limit(resource.RLIMIT_NPROC),
-            stack=_limit(resource.RLIMIT_STACK),
-            cpu_seconds=_limit(resource.RLIMIT_CPU),
         )
     except OSError:  # a seccomp filter
         return None
