@@ -315,7 +315,7 @@ def test_a_rank_that_may_start_no_process_is_the_limits_fault(golden) -> None:
     error = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
     seen = run_of(outcome(0, Status.HUNG, told=True), outcome(1, Status.RAISED, error=error), size=2)
     free = Limit(None, None)
-    narrow = Limits(nofile=free, memlock=free, nproc=Limit(18, None), stack=free)
+    narrow = Limits(nofile=free, memlock=free, nproc=Limit(18, None))
     rows = {rank: limits.Data(limits=narrow, user_processes=6) for rank in range(2)}
     both = together(seen, seen_of(limits.CHECK, rows, size=2))
     found = {f.code: f for check in (limits.CHECK, run003.CHECK) for f in judge_as(check, both)}
