@@ -198,21 +198,19 @@ class Meeting(NamedTuple):
 def meet(ctx: Context, method: str, backend: str, nonce: str) -> Meeting:
     """Open the default group as `method` says, pass a barrier, and close it.
 
-    `method` is tcp, env or file, the name of one of torch's stores, or mpi; a folder in the shared directory whose name
-    ends with `nonce` is the run's own. The barrier comes before the rendezvous, so the seconds are the rendezvous' own.
+    `method` is tcp, env, file or mpi; a folder in the shared directory whose name ends with `nonce` is the run's own.
+    The barrier comes before the rendezvous, so the seconds are the rendezvous' own.
     """
     choose_device("gloo" if method == "mpi" else backend, ctx.place.local_rank)
     if method == "env" and ctx.trial.params.get("agent_store"):
         return _by_agent(ctx, backend)
-    if method in ("tcp", "env", "file"):
-        begin = _by_url(ctx, method, backend, nonce)
-    elif method == "mpi":
+    if method == "mpi":
         ctx.barrier()
         begin = time.perf_counter()
         ctx.step("init_process_group mpi")
         dist.init_process_group("mpi")  # MPI knows the ranks itself
     else:
-        begin = _by_store(ctx, method, backend, nonce)
+        begin = _by_url(ctx, method, backend, nonce)
     return Meeting(_passed(ctx, begin))
 
 
@@ -282,28 +280,6 @@ def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
     store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=timeout))
     own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
-    return begin
-
-
-def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
-    """As scripts do it that bring a store of their own: it takes the place of the address."""
-    rank, size, timeout = ctx.group_rank, len(ctx.group), group_timeout(ctx)
-    store: dist.Store
-    if name == "HashStore":  # of threads in one process
-        ctx.barrier()
-        begin = time.perf_counter()
-        store = dist.HashStore()
-    elif name == "FileStore":
-        path = _fresh_file(ctx, nonce)
-        begin = time.perf_counter()
-        store = dist.FileStore(path, size)
-    else:
-        opening = _opening(ctx)
-        begin = time.perf_counter()
-        ctx.step("open the TCPStore")
-        store = dist.TCPStore(opening.host, int(opening.offer), size, rank == 0, timeout)
-    ctx.step(f"init_process_group store={name}")
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     return begin
 
 

@@ -22,7 +22,6 @@ DROPPED: dict[str, object] = {"reach": Reach.DROPPED}
 REFUSED: dict[str, object] = {"reach": Reach.REFUSED}
 UNREACHABLE: dict[str, object] = {"reach": Reach.UNREACHABLE}
 SILENT: dict[str, object] = {"stalled_bytes": 0, "passed_bytes": 0, "bytes_per_s": None}
-BROKEN: dict[str, object] = SILENT | {"broken": True}
 STUCK: dict[str, object] = {"stalled_bytes": 64 * KIB, "passed_bytes": KIB, "bytes_per_s": None}
 
 

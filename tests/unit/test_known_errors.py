@@ -42,7 +42,7 @@ CAUSES = {
         f"{NCCL}NCCL WARN Mismatched NCCL version detected : rank 0 version 22907 rank 1 version 22605",
         "LCH003.nccl",
     ),
-    "store-is-full": ("DistStoreError: No space left on device", "RDZ006.full"),
+    "store-is-full": ("DistStoreError: No space left on device", "RDZ006.unwritable"),
     "disk-full": ("OSError: [Errno 28] No space left on device: '/tmp/ddpdiag-1/store'", "HST003.unusable"),
 }
 

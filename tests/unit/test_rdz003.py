@@ -6,7 +6,6 @@ from seen import seen_of, skip_text, together, world_of
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.rendezvous import interfaces
-from ddpdiag.checks.rendezvous.links import offers
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.net.interfaces import Interface, Wanted
@@ -163,25 +162,9 @@ def test_interfaces_that_cannot_be_listed_are_unknown():
     assert (finding.code, finding.hosts) == ("RDZ003.unreadable", ("n1",))
 
 
-def test_the_measurements_show_what_every_host_offers():
-    assert interfaces.figures(seen(host(0), host(1, gloo="docker0"), host(2, gloo="eth9"))) == {
-        "interface.n0": "eth0 10.0.0.1",
-        "interface.n1": "docker0 172.17.0.1",
-        "interface.n2": None,
-    }
-
-
 def test_a_backend_that_was_asked_for_decides_whose_rule_counts():
     options = Options(backend="nccl")
     rows = {0: host(0), 1: host(1, nccl="docker0")}
     asked = seen_of(interfaces.CHECK, rows, ranks_per_node=1, options=options)
     (finding,) = interfaces.judge(asked)
     assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.WARNING)
-    assert interfaces.figures(asked)["interface.n1"] == "docker0 172.17.0.1"
-
-
-def test_the_mesh_is_read_once_however_many_hosts_there_are(monkeypatch):
-    calls: list[object] = []
-    monkeypatch.setattr(interfaces, "offers", lambda met: calls.append(met) or offers(met))
-    judged(*(host(rank) for rank in range(8)))
-    assert len(calls) == 1

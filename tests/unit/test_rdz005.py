@@ -102,12 +102,6 @@ def test_names_and_loopback_are_left_to_the_check_of_names():
     assert found(OPEN, UNKNOWN, loopback, OPEN) == {}
 
 
-def test_an_ephemeral_port_is_worth_a_word_on_several_hosts_only():
-    ephemeral = knocked(port=40000, ephemeral=(32768, 60999))
-    assert found(ephemeral, OPEN)["ephemeral"].severity is Severity.NOTE
-    assert found(ephemeral) == {}
-
-
 def test_what_cannot_be_used_is_known_to_other_checks():
     assert master_port.usable(seen_of(CHECK, {0: OPEN, 1: OPEN}, ranks_per_node=1))
     assert not master_port.usable(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
@@ -133,15 +127,6 @@ def test_more_hosts_than_can_be_greeted_are_told_apart():
     rows = dict.fromkeys(range(1024), OPEN)
     (finding,) = CHECK.judge(seen_of(CHECK, rows, size=2000, ranks_per_node=1, params={"agent_store": False}))
     assert (finding.code, finding.severity) == ("RDZ005.partly", Severity.NOTE)
-
-
-def test_the_slowest_host_stands_in_the_figures():
-    figures = master_port.figures(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
-    assert figures == {"master_port.hosts": 1, "master_port.slowest_seconds": 0.001}
-
-
-def test_where_all_ports_are_ephemeral_none_below_is_advised(golden):
-    golden(found(knocked(ephemeral=(1024, 65535)), OPEN)["ephemeral"])
 
 
 def before_the_first_trial(seen):

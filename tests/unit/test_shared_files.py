@@ -6,15 +6,12 @@ from pathlib import Path
 
 from ddpdiag.probes.host.shared_files import (
     DirectoryLook,
-    Mount,
     done_of,
     file_of,
     lock,
     locked,
     look,
-    mount_of,
     remove,
-    space,
     stores,
     watch,
     write,
@@ -67,7 +64,7 @@ def test_who_wrote_nothing_is_not_looked_for(tmp_path):
 
 
 def test_a_host_alone_has_nobody_to_look_for(tmp_path):
-    assert looked([tmp_path])[0] == DirectoryLook((), 0.0, None)
+    assert looked([tmp_path])[0] == DirectoryLook()
 
 
 def test_a_lock_that_is_held_is_told_from_one_that_fails(tmp_path):
@@ -103,31 +100,3 @@ def test_stores_of_torch_are_found_and_nothing_else(tmp_path):
 
 def test_a_directory_that_cannot_be_listed_holds_no_stores(tmp_path):
     assert stores(tmp_path / "none") == ()
-
-
-MOUNTINFO = """\
-21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-36 21 0:30 / /shared rw,nosuid shared:7 master:1 - nfs4 server:/export rw,vers=4.2
-37 21 0:31 / /shared/read\\040only rw - tmpfs none ro
-38 21 0:32 / /sharedtoo ro - tmpfs none rw
-39 36 0:33 / /shared/twice rw - ext4 /dev/sdb rw
-40 36 0:34 / /shared/twice rw - tmpfs above rw
-cut off
-"""
-
-
-def test_the_innermost_mount_counts_and_of_two_the_upper_one():
-    def kind(path):
-        return mount_of(Path(path), MOUNTINFO)
-
-    assert kind("/shared/store") == Mount("nfs4", "server:/export", False)
-    assert kind("/shared/read only") == Mount("tmpfs", "none", True)
-    assert kind("/sharedtoo/x") == Mount("tmpfs", "none", True)
-    assert kind("/shared/twice") == Mount("tmpfs", "above", False)
-    assert kind("/home") == Mount("ext4", "/dev/sda1", False)
-
-
-def test_this_host_tells_what_its_directories_lie_on(tmp_path):
-    assert mount_of(tmp_path) is not None
-    assert (space(tmp_path) or 0) != 0
-    assert space(tmp_path / "none") is None

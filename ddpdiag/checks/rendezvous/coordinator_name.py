@@ -2,7 +2,7 @@
 
 One rank of each host looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to
 offer to its peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback
-address: a job works on one host, and hangs on two. The measurements `coordinator.<host>` show each host's answer.
+address: a job works on one host, and hangs on two.
 
 Findings and their causes:
 
@@ -27,11 +27,11 @@ from shlex import quote
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, use_address
+from ddpdiag.checks.hosts import answers_by_host, names_text, use_address
 from ddpdiag.checks.rendezvous import methods
-from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families, reverse_seconds
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
@@ -53,7 +53,7 @@ FINDINGS = {
     "differs": FindingSpec.warning("hosts got different addresses: a split DNS, or an old line in /etc/hosts."),
     "family": FindingSpec.error(
         "the name resolves to IPv6 addresses only, and the host has none of its own that others reach (or the same "
-        "with IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only."
+        "with IPv4)."
     ),
     "reverse": FindingSpec.warning(
         "the look-up of the name of the coordinator's address takes long. c10d makes this look-up at each connection, "
@@ -63,8 +63,6 @@ FINDINGS = {
 
 # resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer counts.
 _LOOK_UP_SECONDS = 12.0
-# More hosts than a report's measurements should list.
-_MAX_HOSTS = 64
 
 
 class Data(Struct, frozen=True):
@@ -237,7 +235,7 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
         f"{name} resolves to {address} on {holders} of {len(found)} hosts, but to {', '.join(sorted(found[odd[0]]))} "
         f"on {odd[0]}. {where} may connect to another machine than rank 0's.{doubt}",
         hosts=blamed,
-        evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
+        evidence={node: ", ".join(sorted(found[node])) for node in odd},
         fix=f"Set MASTER_ADDR to the address of rank 0's host instead of the name, in every process: {export}. Or, as "
         f"root, correct the name in the DNS or in /etc/hosts of {names_text(blamed) or 'the hosts that are wrong'} "
         f"(`getent ahosts {quote(name)}` shows the result).",
@@ -245,7 +243,7 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
 
 
 def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
-    """Hosts that have no address of the coordinator's family; then hosts that have no family in common."""
+    """Hosts that have no address of the coordinator's family."""
     families = {node: data.families for node, data in answers.items() if data.families}
     for node, own in families.items():
         addresses = answers[node].addresses or ()
@@ -263,35 +261,6 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
                 fix=f"If {first}, rank 0's host, has an {own[0]} address (`ip -{own[0][-1]} -br addr` there), set "
                 f"MASTER_ADDR to it in every process. Otherwise, as root, give {node} an {theirs} address{enabled}.",
             )
-    alone = {node: own[0] for node, own in families.items() if len(own) == 1}
-    if len(counts := Counter(alone.values())) > 1:
-        usual, count = counts.most_common(1)[0]
-        odd = tuple(node for node, family in alone.items() if family != usual)
-        like = next(node for node, family in alone.items() if family == usual)
-        blamed = odd if 2 * count > len(answers) else ()
-        yield seen.finding(
-            "family",
-            "hosts have no IP version in common",
-            f"{odd[0]} has only {alone[odd[0]]} addresses, and {like} has only {usual} addresses, so they cannot "
-            "connect.",
-            hosts=blamed,
-            fix="Give every host an address of the same IP version (as root; `ip -br addr` shows them)"
-            + (f", or {leave_out(blamed)}." if blamed else "."),
-        )
-
-
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The answer that each of the first hosts got for the coordinator's name; None without an answer."""
-    hosts = [(host.name, next(iter(own.values()))) for host, own in answers_by_host(seen)]
-    return {
-        f"coordinator.{name}": None if data.addresses is None else ", ".join(data.addresses) or "unknown"
-        for name, data in hosts[:_MAX_HOSTS]
-    }
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(figures=figures(seen))
 
 
 SETTINGS = {"slow_seconds": 1.0}

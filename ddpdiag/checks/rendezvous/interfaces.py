@@ -29,8 +29,8 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.rendezvous import mesh
-from ddpdiag.checks.rendezvous.links import Offers, offers
-from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.checks.rendezvous.links import Offer, offers
+from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
@@ -247,17 +247,9 @@ def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterat
         return
     names = [choice.host.name for choice in choices]
     interface = interface_of(address, choices[0].known)
-    variable = _VARIABLES[choices[0].library]
-    routes = {choice.route.name if choice.route else "" for choice in choices}
-    if len(routes) > 1 or "" in routes:
-        fix = f"On each of these hosts set {variable} to the interface that leads to the other hosts; {_ROUTE}."
-    elif interface is not None and interface.name in routes:
+    fix = choices[0].fix(one_for_all=bool(_env(seen)))
+    if interface is not None and any(choice.route == interface for choice in choices):
         fix = "Give each of these hosts its own IP address (as root): `ip -br addr` shows them."
-    else:
-        fix = (
-            f"Set {variable}={min(routes)} in the job script: on all of these hosts {min(routes)} is the interface "
-            "that leads to rank 0's host."
-        )
     yield seen.finding(
         "shared",
         f"{len(names)} hosts offer the same address, {address}",
@@ -271,7 +263,7 @@ def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterat
     )
 
 
-def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Offers) -> Iterator[Finding]:
+def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Mapping[int, Offer]) -> Iterator[Finding]:
     """The variable selects loopback, or the address belongs to another interface than the route to the coordinator."""
     name, interface = choice.host.name, interface_of(address, choice.known)
     if is_loopback(address):
@@ -291,13 +283,14 @@ def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Offers) -> I
         return
     # RDZ004 tried what one library offers.
     tried = library_of(seen.world.backend) == choice.library
-    reached = met.reached(choice.host.ranks, address) if tried else None
+    offer = next((met[rank] for rank in choice.host.ranks if rank in met), None)
+    reached = offer.is_reached if tried and offer is not None and offer.address == address else None
     astray = interface is not None and choice.route is not None and interface.name != choice.route.name
     if reached is False or (astray and reached is None):
         towards = f"{choice.route.name} ({choice.data.source})" if choice.route else "another interface"
         so = "and no other host could connect to" if reached is False else "so other hosts may not reach"
         title = f"{choice.library} on {name} offers {bare(address)}, which others may not reach"
-        if interface is not None and choice.route is not None and interface.name != choice.route.name:
+        if astray and interface and choice.route:
             title = f"{choice.library} on {name} uses {interface.name} instead of {choice.route.name}"
         yield _finding(
             seen,
@@ -308,18 +301,6 @@ def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Offers) -> I
             f"({bare(address)}) to the other ranks. The route to rank 0's host uses {towards}, {so} {bare(address)}.",
             severity=choice.severity if reached is False else Severity.WARNING,
         )
-
-
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The interface and address that a job would use on each of the first hosts."""
-    library = library_of(seen.world.backend)
-    chosen: dict[str, Scalar] = {}
-    for host, rows in list(answers_by_host(seen))[:64]:
-        data = next(iter(rows.values()))
-        address = chosen_address(library, data.names, data.own_addresses, data.interfaces or ())
-        interface = interface_of(address, data.interfaces or ())
-        chosen[f"interface.{host.name}"] = f"{interface.name if interface else '?'} {address}" if address else None
-    return chosen
 
 
 def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
@@ -338,7 +319,7 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
 
 def report(seen: Seen[Data]) -> Contribution:
     """All that the check adds to the report."""
-    return Contribution(figures=figures(seen), inventory=inventory(seen))
+    return Contribution(inventory=inventory(seen))
 
 
 skip = mesh.skip  # within one host every address will do

@@ -3,8 +3,7 @@
 A cell that was measured twice counts as the better of both.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from statistics import median
 from typing import NamedTuple
 
@@ -59,9 +58,17 @@ class Subject(NamedTuple):
         return TWO_HOSTS if self.kind == "pair" else ""
 
     @property
-    def usual_loss(self) -> float:
+    def lost_share(self) -> float:
         """The median over the links; of a link the repetition that lost least counts."""
-        return median(lost_share(cell) or 0.0 for cell in self.cells.values())
+        return median(map(lost_share, self.cells.values()))
+
+    @property
+    def rate(self) -> float:
+        """The median of the links that have a rate, in bytes per second."""
+        return median(cell.bytes_per_s for cell in self.cells.values() if cell.bytes_per_s is not None)
+
+    def first(self, most: int) -> list[tuple[Link, Cell]]:
+        return list(self.cells.items())[:most]
 
 
 class Mesh(Struct, frozen=True):
@@ -77,6 +84,9 @@ class Mesh(Struct, frozen=True):
     inside: frozenset[Link] = frozenset()
     cut: frozenset[Link] = frozenset()
 
+    def link_text(self, link: Link) -> str:
+        return f"{self.names[link[0]]} -> {self.names[link[1]]}"
+
     def links(self, fits: Callable[[Cell], bool]) -> frozenset[Link]:
         return frozenset(link for link, cell in self.cells.items() if fits(cell))
 
@@ -89,7 +99,7 @@ class Mesh(Struct, frozen=True):
             for found, hosts, explained in links_of(pattern, own) if pattern is not None else ():
                 kind = found if len(group) > 2 else "pair"
                 cells = {link: self.cells[link] for link in sorted(explained)}
-                links = tuple(f"{self.names[a]} -> {self.names[b]}" for a, b in cells)
+                links = tuple(map(self.link_text, cells))
                 nodes = tuple(self.names[host] for host in hosts)
                 where = _WHERE[kind].format(
                     host=nodes[0] if nodes else "",
@@ -129,9 +139,7 @@ def failure(cell: Cell) -> str | None:
         return "unreachable" if cell.reach in _NOBODY else str(cell.reach.value)
     if cell.stalled_bytes is None:
         return None
-    if cell.broken:
-        return "broken"
-    return "black-hole" if cell.stalled_bytes else "silent"
+    return "black-hole" if cell.stalled_bytes and not cell.broken else "silent"
 
 
 def better(one: Cell, other: Cell) -> Cell:
@@ -141,11 +149,8 @@ def better(one: Cell, other: Cell) -> Cell:
         reach = -list(Reach).index(cell.reach)  # they are in order, the best first
         return reach, failure(cell) is None, cell.passed_bytes, cell.bytes_per_s or 0.0
 
-    def or_endless(value: float | None) -> float:
-        return math.inf if value is None else value
-
     best, rest = sorted((one, other), key=rank, reverse=True)
-    cleaner = min((best, rest), key=lambda cell: or_endless(lost_share(cell)))
+    cleaner = min((best, rest), key=lambda cell: (cell.segments is None, lost_share(cell)))
     return structs.replace(
         best,
         missed=None if None in (one.missed, other.missed) else best.missed,
@@ -158,9 +163,9 @@ def better(one: Cell, other: Cell) -> Cell:
     )
 
 
-def lost_share(cell: Cell) -> float | None:
-    """Share of the segments that had to be sent again, if the kernel reports it."""
-    return cell.retransmitted / cell.segments if cell.segments and cell.retransmitted is not None else None
+def lost_share(cell: Cell) -> float:
+    """Share of the segments that had to be sent again; 0 if the kernel does not report it."""
+    return (cell.retransmitted or 0) / cell.segments if cell.segments else 0.0
 
 
 def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
@@ -177,37 +182,28 @@ def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-def median_rate(cells: Iterable[Cell]) -> float:
-    """The median of those that have a rate; some must."""
-    return median(cell.bytes_per_s for cell in cells if cell.bytes_per_s is not None)
+class Offer(NamedTuple):
+    """The address that a rank offered, None if it had none, and whether the others got there (None: only some)."""
+
+    address: str | None
+    is_reached: bool | None
 
 
-class Offers(Struct, frozen=True):
-    """The address that each rank offered, None if it had none, and which of the others got there.
+def offers(met: Seen[Data]) -> dict[int, Offer]:
+    """The offer of each rank; of a link that was tried twice the better one counts.
 
-    A rank that reached it at another address only did not get there; one that did not reach it at all does not count.
+    A rank that reached another address of the host only did not get there; one that did not reach it does not count.
     """
-
-    addresses: Mapping[int, str | None]
-    got_there: Mapping[int, Mapping[int, bool]]
-
-    def reached(self, ranks: Sequence[int], address: str | None) -> bool | None:
-        """Whether the other hosts reached the host of these ranks there. None: not tried, or only some did."""
-        rank = next((rank for rank in ranks if rank in self.addresses), None)
-        if rank is None or self.addresses[rank] != address:
-            return None
-        answers = set(self.got_there.get(rank, {}).values())
-        return answers.pop() if len(answers) == 1 else None
-
-
-def offers(met: Seen[Data]) -> Offers:
-    """All tries of a run; of a link that was tried twice the better one counts."""
     addresses = {rank: data.offered for rank, data in met.by_rank.items()}
-    got_there: dict[int, dict[int, bool]] = {}
+    links: dict[int, dict[int, bool]] = {}
     for row in met.rows:
         for cell in row.data.cells:
             if cell.connect_seconds is not None:
-                others = got_there.setdefault(cell.peer, {})
+                others = links.setdefault(cell.peer, {})
                 got = cell.missed is None and cell.address == addresses.get(cell.peer)
                 others[row.place.rank] = got or others.get(row.place.rank, False)
-    return Offers(addresses, got_there)
+    answers = {rank: set(own.values()) for rank, own in links.items()}
+    return {
+        rank: Offer(address, answers[rank].pop() if len(answers.get(rank, ())) == 1 else None)
+        for rank, address in addresses.items()
+    }

@@ -12,10 +12,10 @@ Fix: open MASTER_PORT between the hosts, or choose another one; derive it from t
 `export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))`.
 
 Confirm by hand: On rank 0's host `ss -ltnp "sport = :$MASTER_PORT"`; from another host `nc -vz $MASTER_ADDR
-$MASTER_PORT` while `nc -l $MASTER_PORT` runs there; `sysctl net.ipv4.ip_local_port_range`.
+$MASTER_PORT` while `nc -l $MASTER_PORT` runs there.
 
 Sources: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distributed/rendezvous.py
-(TORCHELASTIC_USE_AGENT_STORE); ip(7), ip_local_port_range.
+(TORCHELASTIC_USE_AGENT_STORE).
 """
 
 import errno
@@ -27,13 +27,13 @@ from shlex import quote
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text, use_address
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.programs import holder_of
-from ddpdiag.probes.net.interfaces import ephemeral_ports, is_local
+from ddpdiag.probes.net.interfaces import is_local
 from ddpdiag.probes.net.tcp_connect import PortAnswer, PortListener, Reach, answered, check_port, is_loopback
 
 FINDINGS = {
@@ -63,10 +63,6 @@ FINDINGS = {
         "MASTER_ADDR is also an address of that host, such as docker0's, or a name that /etc/hosts gives to it."
     ),
     "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
-    "ephemeral": FindingSpec.note(
-        "the kernel also gives MASTER_PORT to outgoing connections (net.ipv4.ip_local_port_range), so it can be taken "
-        "at any time."
-    ),
 }
 
 # A lost first packet is sent again after 1 s, and after 3 s: three tries.
@@ -85,8 +81,7 @@ class Data(Struct, frozen=True, kw_only=True):
     """The result of one host. `port_check` is None where no process could listen, so that none was tried.
 
     `is_own`: the address tried is one of this host. Rank 0's host records why it could not listen (`error` is the
-    errno's name, `holder` the process that has the port), and whether outgoing connections get such ports
-    (`ephemeral`).
+    errno's name, `holder` the process that has the port).
     """
 
     name: str
@@ -94,7 +89,6 @@ class Data(Struct, frozen=True, kw_only=True):
     port_check: PortAnswer | None = None
     error: str | None = None
     holder: str | None = None
-    ephemeral: tuple[int, int] | None = None
     is_own: bool | None = None
 
     @property
@@ -110,8 +104,6 @@ def measure(ctx: Context) -> Data:
         word = ctx.barrier(_AGENT).offer
         found = _checked(ctx, name, port, word) if word else None
         return Data(name=name, port=port, port_check=found, is_own=_is_own(found))
-    own = ephemeral_ports()
-    ephemeral = own if own is not None and own[0] <= port <= own[1] else None
     word = secrets.token_hex(16)
     ctx.step(f"listen on port {port}")
     try:
@@ -120,7 +112,7 @@ def measure(ctx: Context) -> Data:
         code = errno.errorcode.get(error.errno or 0, str(error))
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
         ctx.barrier("")
-        return Data(name=name, port=port, error=code, holder=holder, ephemeral=ephemeral)
+        return Data(name=name, port=port, error=code, holder=holder)
     try:
         ctx.barrier(word)
         end = time.monotonic() + _VISIT_SECONDS
@@ -129,7 +121,7 @@ def measure(ctx: Context) -> Data:
         listener.wait(end - time.monotonic())
     finally:
         listener.close()
-    return Data(name=name, port=port, port_check=found, ephemeral=ephemeral, is_own=_is_own(found))
+    return Data(name=name, port=port, port_check=found, is_own=_is_own(found))
 
 
 def _checked(ctx: Context, name: str, port: int, word: str) -> PortAnswer:
@@ -151,7 +143,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """First what is wrong on rank 0's host: it explains what the others met."""
+    """Findings on rank 0's host, which explain the failures of the others; else those of the others."""
     answers = seen.by_rank
     first, node = answers.get(0), seen.world.host_of(0)
     if first is not None and first.error is not None:
@@ -168,25 +160,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         for why in dict.fromkeys(failed.values()):
             ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
             yield _failure_finding(seen, ranks, why, got=got, of=got + len(failed))
-    if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
-        low, high = first.ephemeral
-        below = 29500 if low > 29500 else low - 1
-        yield seen.finding(
-            "ephemeral",
-            f"MASTER_PORT {first.port} is an ephemeral port",
-            f"MASTER_PORT {first.port} lies within {low}-{high}, the ports that {node} uses for outgoing connections. "
-            "One of these may hold the port when the job starts, and rank 0 then cannot listen.",
-            evidence={"port": first.port, "from": low, "to": high},
-            fix=f"Choose a port below this range in every process: `export MASTER_PORT={below}`."
-            if below >= 1024
-            else f"As root reserve the port on {node}: `sysctl -w net.ipv4.ip_local_reserved_ports={first.port}`.",
-        )
     if seen.trials:
         yield from left_out(seen, MAX_HOSTS, "MASTER_PORT", "tried to connect to MASTER_PORT")
 
 
 def usable(seen: Seen[Data]) -> bool:
-    """May a job meet on MASTER_PORT, as far as is known?"""
+    """Whether, as far as is known, a job can use MASTER_PORT."""
     return not any(finding.severity is Severity.ERROR for finding in judge(seen))
 
 
@@ -276,22 +255,17 @@ def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Find
 def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
     """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
     first, hosts = next(iter(asked.values())), seen.world.hosts_of(list(asked))
-    names, address = names_text(hosts), first.address
-    one = len(hosts) == 1
-    also = f"resolves to {address}, which is also an address of {f'{names} itself' if one else 'these hosts'}"
-    message = f"On {names} MASTER_ADDR {first.name} {also}."
-    if address == first.name:
-        owners = f"{names} itself" if one else "these hosts"
-        message = f"On {names} the address {address} (MASTER_ADDR) also belongs to {owners}."
+    names = names_text(hosts)
     return seen.finding(
         "itself",
-        f"MASTER_ADDR leads {names} to {'itself' if one else 'themselves'}",
-        f"{message} So their ranks connect to their own host instead of {node}, rank 0's host.",
+        f"MASTER_ADDR leads {names} to {'itself' if len(hosts) == 1 else 'themselves'}",
+        f"MASTER_ADDR {first.name}{_address(first)} is also an address of {names}. So the ranks there connect to their "
+        f"own host instead of {node}, rank 0's host.",
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.host_of(rank): data for rank, data in asked.items()}),
         fix=f"Set MASTER_ADDR to an IP address that only {node} has, in every process: `export MASTER_ADDR=ADDRESS` "
-        f"(`ip -br addr` on {node} shows its addresses; docker0's is the same on every host)."
-        + ("" if address == first.name else f" Or, as root, correct {first.name} in /etc/hosts of {names}."),
+        f"(`ip -br addr` on {node} shows its addresses; docker0's is the same on every host). If it is a name: as root "
+        f"correct it in /etc/hosts of {names}.",
     )
 
 
@@ -375,23 +349,6 @@ def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
         for host, data in list(answers.items())[:16]
         if (found := data.port_check) is not None
     }
-
-
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The number of hosts that connected, and the time of the slowest."""
-    seconds = [
-        d.port_check.reached.seconds
-        for d in seen.by_rank.values()
-        if d.port_check is not None and answered(d.port_check)
-    ]
-    if not seconds:
-        return {}
-    return {"master_port.hosts": len(seconds), "master_port.slowest_seconds": max(seconds)}
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(figures=figures(seen))
 
 
 CHECK: Check[Data] = Check(__name__, "RDZ005", "master-port", Stage.RENDEZVOUS, Scope.HOST, deadline=15)

@@ -47,7 +47,6 @@ from ddpdiag.checks.rendezvous.links import (
     Subject,
     failure,
     lost_share,
-    median_rate,
     mesh_of,
     usual_rate,
 )
@@ -68,7 +67,7 @@ from ddpdiag.probes.net.interfaces import (
 from ddpdiag.probes.net.mesh import Peer, survey
 from ddpdiag.probes.net.mesh_listener import CONNECT_SECONDS, LARGE, STALL_SECONDS, Listener
 from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, resolve
-from ddpdiag.text import begun, count, rate_text, size_text
+from ddpdiag.text import count, rate_text
 
 FINDINGS = {
     **dict.fromkeys(
@@ -78,9 +77,8 @@ FINDINGS = {
             "one of two ranks connects to the other: where gloo works all the same, this is a warning."
         ),
     ),
-    **dict.fromkeys(
-        ("silent", "broken"),
-        FindingSpec("the connection is accepted, then no data arrive, or it is cut: a proxy, an overloaded host."),
+    "silent": FindingSpec(
+        "the connection is accepted, then no data arrive, or it is cut: a proxy, an overloaded host."
     ),
     "black-hole": FindingSpec.error(
         "small messages pass, large ones are lost: hosts or switches with different MTUs, and ICMP filtered."
@@ -95,11 +93,10 @@ FINDINGS = {
     "loss": FindingSpec(
         "segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad "
         "cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., "
-        "1997). A warning; an error from `lossy_share` (1 %) on the interface that carries the job's traffic: that of "
-        "the address which the job's library offers (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), unless NCCL takes an "
-        "RDMA port. This also holds for a link that is slow."
+        "1997). A warning; an error from `lossy_share` (1 %) at the address that the job's library offers "
+        "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), unless NCCL takes an RDMA port. This also holds for a link that is "
+        "slow."
     ),
-    "transient": FindingSpec.note("it passed when it was repeated."),
 }
 
 # A full mesh of more would take too long: groups of at most so many hosts.
@@ -230,7 +227,7 @@ _VERBS = {
     "dropped": "get no answer",
     "unreachable": "fail: no route to host",
     "silent": "carry no data",
-    "broken": "are closed at once",
+    "black-hole": "lose large packets",
 }
 # The same of one connection.
 _ONE = {
@@ -238,111 +235,59 @@ _ONE = {
     "dropped": "gets no answer",
     "unreachable": "fails with 'no route to host'",
     "silent": "is accepted, but no data arrive",
-    "broken": "is closed right after it is made",
+    "black-hole": "carries small messages, but large packets are lost: a switch or tunnel has a smaller MTU",
 }
 # What works all the same, by the kind of subject.
-_REACHED = "all hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port"
+_REACHED = "All hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port."
 _CONTRASTS = {
-    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {begun(_REACHED)}."),
-    "islands": f"Inside these groups all connections work. {begun(_REACHED)}.",
-    "everywhere": f"{begun(_REACHED)}, and a firewall may block the others.",
+    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {_REACHED}"),
+    "islands": f"Inside these groups all connections work. {_REACHED}",
 }
-_WORKS = "gloo still works: there the other side connects."
 _SHOWN = 16
 # One TCP connection from Python fills 10 Gbit/s, and a part of what is faster.
 _ONE_CONNECTION_BYTES_PER_S = 1.25e9
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Links that fail, get stuck, are slow or lose packets, and those that passed in the end."""
+    """Links that fail, are slow or lose packets."""
     mesh = mesh_of(seen)
     yield from _failures(seen, mesh)
-    yield from _black_holes(seen, mesh)
     # A cancelled run may end before the repetition: a rate that was measured once may only show a busy host.
     if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and seen.check.plan(seen)):
         rates = Rates(seen, mesh)
         yield from _slow(seen, mesh, rates)
         yield from _lossy(seen, mesh, rates)
-    failed = {(row.place.rank, cell.peer) for row in seen.rows for cell in row.data.cells if failure(cell) is not None}
-    passed = [link for link in sorted(failed) if link in mesh.cells and failure(mesh.cells[link]) is None]
-    if passed:
-        links = [f"{mesh.names[a]} -> {mesh.names[b]}" for a, b in passed]
-        ends = [*dict.fromkeys(mesh.names[end] for link in passed for end in link)]
-        hosts = names_text(ends) if len(ends) <= 4 else "these hosts"
-        plural = "connection" if len(links) == 1 else "connections"
-        yield seen.finding(
-            "transient",
-            f"{count(len(links), 'TCP connection')} between hosts failed once",
-            f"The TCP {plural} {names_text(links)} failed at the first attempt and worked at the second.",
-            links=links,
-            fix=f"Nothing to do now. If it fails again in another run, run `ip -s link` on {hosts} before and after, "
-            "and compare errors and dropped.",
-        )
 
 
 def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
-    """Links on which no connection works.
+    """Links on which no connection works, or no large packet passes.
 
     Of two ranks gloo lets one listen and the other one connect: as long as it works, a link in the other direction
     harms no job over gloo.
     """
-    works = seen.world.backend == "gloo" and seen.job_backend_works
-    bad, good = mesh.links(lambda cell: failure(cell) in _VERBS), mesh.links(lambda cell: failure(cell) is None)
-    # The ports that a job would use.
-    known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
-    own = f"{min(low for low, _ in known)}-{max(high for _, high in known)}" if known else "32768-60999"
-    ports = seen.options.port_range or own
+    gloo_works = seen.world.backend == "gloo" and seen.job_backend_works
+    bad, good = mesh.links(lambda cell: failure(cell) is not None), mesh.links(lambda cell: failure(cell) is None)
     for subject in mesh.subjects(bad, good):
-        counts = Counter(failure(cell) or "" for cell in subject.cells.values())
-        word = counts.most_common(1)[0][0]
+        word = Counter(failure(cell) or "" for cell in subject.cells.values()).most_common(1)[0][0]
         (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
         since = " They worked at the start of the run." if mesh.cut.issuperset(subject.cells) else ""
-        fail = "fails: the one" if len(subject.cells) == 1 else "fail: those"
         port, address = seen.by_rank[cell.peer].port, cell.address or "unknown"
-        at = f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port})"
-        contrast = _CONTRASTS.get(subject.kind, f"{begun(_REACHED)}.").format(first=seen.world.host_of(0))
-        if word == "unreachable":
-            fix = find_route(subject, mesh.names[a], mesh.names[b], cell.address)
-        else:
-            fix = open_ports(subject, ports) if word in ("refused", "dropped") else ask_who_answers(subject, word)
+        contrast = _CONTRASTS.get(subject.kind, _REACHED).format(first=seen.world.host_of(0))
+        if word == "black-hole":
+            contrast = ""
+        elif gloo_works:
+            contrast = "gloo still works: there the other side connects."
         yield seen.finding(
             word,
             f"TCP connections {subject.where} {_VERBS[word]}",
-            f"{len(subject.cells)} of the {len(mesh.cells)} tested TCP connections {fail} {subject.where}. For example "
-            f"{at} {_ONE[word]}.{since} {_WORKS if works else contrast} {subject.doubt}".strip(),
-            severity=Severity.WARNING if works else Severity.ERROR,
+            f"{len(subject.cells)} of the {len(mesh.cells)} tested TCP connections fail {subject.where}. For example "
+            f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port}) {_ONE[word]}.{since} {contrast} "
+            f"{subject.doubt}".strip(),
+            severity=Severity.WARNING if gloo_works and word != "black-hole" else Severity.ERROR,
             hosts=subject.hosts,
             links=subject.links,
-            evidence={"ways": _links(mesh, subject), "ports": ports},
-            fix=fix,
-        )
-
-
-def _links(mesh: Mesh, subject: Subject) -> list[Scalar]:
-    links = list(subject.cells.items())[:_SHOWN]
-    return [f"{mesh.names[a]} -> {mesh.names[b]}: {failure(cell)}" for (a, b), cell in links]
-
-
-def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
-    """Links on which small messages pass, and large ones do not."""
-    bad, good = mesh.links(lambda cell: failure(cell) == "black-hole"), mesh.links(lambda cell: failure(cell) is None)
-    in_use = [(mesh.names[rank], own) for rank, own in _in_use(seen).items() if rank in mesh.names]
-    for subject in mesh.subjects(bad, good):
-        stalled = min(cell.stalled_bytes or 0 for cell in subject.cells.values())
-        yield seen.finding(
-            "black-hole",
-            f"large packets {subject.where} are lost",
-            f"Messages of {size_text(stalled)} {subject.where} do not arrive, but smaller ones do "
-            f"({len(subject.cells)} of {len(mesh.cells)} tested links). So packets of full size are lost, most likely "
-            f"because a switch or tunnel has a smaller MTU. {subject.doubt}".strip(),
-            hosts=subject.hosts,
-            links=subject.links,
-            evidence={
-                "interfaces": [f"{name} {interface.name}: mtu {interface.mtu}" for name, interface in in_use[:_SHOWN]],
-                "stalled_bytes": stalled,
-                "ways": _links(mesh, subject),
-            },
-            fix=find_mtu(subject, mesh, _in_use(seen)),
+            evidence={"ways": [f"{mesh.link_text(link)}: {failure(own)}" for link, own in subject.first(_SHOWN)]},
+            fix=_fix_of_failure(seen, mesh, subject, word),
         )
 
 
@@ -360,20 +305,16 @@ class Expected(NamedTuple):
 
 
 class Rates:
-    """The rates of a mesh, held against what can be expected of them."""
+    """The rates of a mesh, compared with what is expected of them; links that lost segments in every repetition."""
 
     def __init__(self, seen: Seen[Data], mesh: Mesh) -> None:
         self._mesh = mesh
-        self._interfaces = _in_use(seen)
         self._seen = seen
         between = {link: cell for link, cell in mesh.cells.items() if link not in mesh.inside}
         self._usual = usual_rate(between)
         self.short = {link: short for link in between if (short := self._short(link)) is not None}
-        # Those that lost segments in every repetition.
         share, least = seen.number("lost_share"), seen.number("lost_segments")
-        self.lossy = mesh.links(
-            lambda cell: (lost_share(cell) or 0.0) > share and (cell.retransmitted or 0) >= least,
-        )
+        self.lossy = mesh.links(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
 
     def _short(self, link: Link) -> Expected | None:
         """The first expectation that the link falls short of; one of 0 is none."""
@@ -390,7 +331,7 @@ class Rates:
             source = "what the other direction reaches" if two else "what most of the other hosts reach"
             return Expected(self._usual, source, True)
         # What the interfaces at both ends can carry, as far as they report it.
-        ends = [(self._mesh.names[end], self._interfaces.get(end)) for end in link]
+        ends = [(self._mesh.names[end], _interface(self._seen, end)) for end in link]
         known = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
         if known:
             slowest, whose = min(known)
@@ -404,27 +345,26 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
     """Links that fall short of what is expected."""
     rated = mesh.links(lambda cell: cell.bytes_per_s is not None) - mesh.inside
     for subject in mesh.subjects(rates.short.keys(), rated):
-        rate = median_rate(subject.cells.values())
         expected = max(rates.short[link] for link in subject.cells)
-        very = expected.serious and rate * seen.number("very_slow_ratio") < expected.bytes_per_s
-        lost = subject.usual_loss
+        very = expected.serious and subject.rate * seen.number("very_slow_ratio") < expected.bytes_per_s
+        lost = subject.lost_share
         again = f" {100 * lost:.2g} % of the segments had to be sent again." if lost > seen.number("lost_share") else ""
         yield seen.finding(
             "slow",
-            f"slow network {subject.where}: {rate_text(rate)}",
-            f"A TCP connection {subject.where} carries only {rate_text(rate)} (median of "
+            f"slow network {subject.where}: {rate_text(subject.rate)}",
+            f"A TCP connection {subject.where} carries only {rate_text(subject.rate)} (median of "
             f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}.{again} "
             f"{subject.doubt}".strip(),
-            severity=Severity.ERROR if very or _lossy_interfaces(seen, subject) else Severity.WARNING,
+            severity=Severity.ERROR if very or _loses_traffic(seen, subject) else Severity.WARNING,
             hosts=subject.hosts,
             links=subject.links,
             evidence={
-                "bytes_per_s": rate,
+                "bytes_per_s": subject.rate,
                 "expected_bytes_per_s": expected.bytes_per_s,
                 "source": expected.source,
                 "lost_share": lost,
             },
-            fix=compare(subject, mesh, _in_use(seen), is_slow=True),
+            fix=_comparison(seen, mesh, subject),
         )
 
 
@@ -432,76 +372,37 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
     """Links that lose packets, and are not slow already."""
     counted = mesh.links(lambda cell: cell.segments is not None and failure(cell) is None)
     for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
-        share = subject.usual_loss
-        used = _lossy_interfaces(seen, subject)
-        job = f" The job's traffic uses {names_text(used, _SHOWN)}." if used else ""
         each = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"
         yield seen.finding(
             "loss",
-            f"{100 * share:.2g} % of the packets {subject.where} are lost",
-            f"{100 * share:.2g} % of the TCP segments {subject.where} had to be sent again, {each}. At most "
-            f"{100 * seen.number('lost_share'):g} % is expected.{job} {subject.doubt}".strip(),
-            severity=Severity.ERROR if used else Severity.WARNING,
+            f"{100 * subject.lost_share:.2g} % of the packets {subject.where} are lost",
+            f"{100 * subject.lost_share:.2g} % of the TCP segments {subject.where} had to be sent again, {each}. At "
+            f"most {100 * seen.number('lost_share'):g} % is expected. {subject.doubt}".strip(),
+            severity=Severity.ERROR if _loses_traffic(seen, subject) else Severity.WARNING,
             hosts=subject.hosts,
             links=subject.links,
-            evidence={
-                "lost_share": share,
-                "bytes_per_s": median_rate(subject.cells.values()),
-                "interfaces": [*used[:_SHOWN]],
-            },
-            fix=compare(subject, mesh, _in_use(seen), is_slow=False),
+            evidence={"lost_share": subject.lost_share, "bytes_per_s": subject.rate},
+            fix=_comparison(seen, mesh, subject),
         )
 
 
-def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
-    """Interfaces that carry the job's traffic, such as "eth0 of n1", where `lossy_share` is lost or more.
-
-    They are those of the hosts that the links are blamed on, or else of the senders.
-    """
+def _loses_traffic(seen: Seen[Data], subject: Subject) -> bool:
+    """Whether so much of the job's own traffic is lost, in both measurements, that the job suffers."""
     # If NCCL takes RDMA ports, as HST006 saw, its data do not go through TCP.
     looks = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
     by_rdma = any(port.taken for look in looks for port in look.ports)
-    if subject.usual_loss < seen.number("lossy_share") or len(seen.trials) < 2 or by_rdma:
-        return ()
-    offered = {rank: data.offered for rank, data in seen.by_rank.items()}
-    used = {
-        rank: interface.name
-        for rank, data in seen.by_rank.items()
-        for interface in data.interfaces
-        if data.offered in interface.addresses
-    }
-    links = [link for link, cell in subject.cells.items() if link[0] in used and cell.address == offered.get(link[1])]
-    names = {rank: seen.world.host_of(rank) for link in links for rank in link if rank in used}
-    senders = {names[a] for a, _ in links}
-    return tuple(
-        f"{used[rank]} of {name}" for rank, name in sorted(names.items()) if name in (subject.hosts or senders)
-    )
+    is_measured_twice = subject.lost_share >= seen.number("lossy_share") and len(seen.trials) > 1
+    return is_measured_twice and not by_rdma and any(cell.missed is None for cell in subject.cells.values())
 
 
-def _in_use(seen: Seen[Data]) -> dict[int, Interface]:
-    """The interface that each host's connections went out of."""
-    return {rank: data.interfaces[0] for rank, data in seen.by_rank.items() if data.interfaces}
+def _interface(seen: Seen[Data], rank: int) -> Interface | None:
+    """The interface that a host's connections went out of."""
+    known = seen.by_rank[rank].interfaces if rank in seen.by_rank else ()
+    return known[0] if known else None
 
 
-_RULES = "`nft list ruleset` or `iptables -L -n`"
-_OPEN = {
-    "receiver": f"As root open TCP ports {{ports}} for the other hosts in the firewall of {{who}} ({_RULES} shows its "
-    "rules).",
-    "sender": "As root let {who} connect to TCP ports {ports} of the other hosts: look at the outgoing rules of its "
-    f"firewall ({_RULES}).",
-    "host": f"As root open TCP ports {{ports}} in both directions in the firewall of {{who}} ({_RULES} shows its "
-    "rules).",
-    **dict.fromkeys(
-        ("links", "pair"),
-        "As root open TCP ports {ports} between these hosts, in the firewalls of both "
-        f"({_RULES} shows the rules) and of the network between them.",
-    ),
-}
-_OPEN_ALL = (
-    "As root open TCP ports {ports} between all hosts. Or open fewer, for example 40000-40999: set them on every host "
-    "(`sysctl -w net.ipv4.ip_local_port_range='40000 40999'`), and run again with `--port-range 40000-40999`."
-)
-_OTHER_INTERFACE = "use {}: `export GLOO_SOCKET_IFNAME=INTERFACE NCCL_SOCKET_IFNAME=INTERFACE`"
+_RULES = "`nft list ruleset` or `iptables -L -n` shows the rules"
+_DIRECTIONS = {"host": "in both directions", "sender": "for outgoing connections", "receiver": "for the other hosts"}
 _USUAL_MTU = 1500
 # Headers of IPv4 and ICMP.
 _HEADER_BYTES = 28
@@ -511,80 +412,66 @@ def _until(subject: Subject) -> str:
     return f" Until then {leave_out(subject.hosts)}." if subject.hosts else ""
 
 
-def open_ports(subject: Subject, ports: str) -> str:
-    """The fix for connections that are refused or get no answer."""
-    return _OPEN.get(subject.kind, _OPEN_ALL).format(ports=ports, who=names_text(subject.hosts)) + _until(subject)
-
-
-def find_route(subject: Subject, sender: str, receiver: str, address: str | None) -> str:
-    """The fix for a missing route, such as from this sender to this receiver."""
-    other = _OTHER_INTERFACE.format("its interface")
-    return (
-        f"Run `ip route get {quote(address or 'ADDRESS')}` on {sender} and `ip -br addr` on {receiver}. If there is "
-        "no route "
-        f"and the hosts share another network, {other}. If there is one, a firewall answers in its place: as root look "
-        f"at the rules of {receiver} ({_RULES}). Otherwise ask the administrator to add the route.{_until(subject)}"
-    )
-
-
-def ask_who_answers(subject: Subject, word: str) -> str:
-    """The fix for connections that are accepted, and then pass no data or are closed."""
-    who, between = "these hosts", "these hosts"
-    if subject.hosts:
-        who = names_text(subject.hosts)
-        between = f"{who} and the other hosts"
-    overloaded = "accepts connections but does not serve them" if word == "silent" else "may close connections at once"
-    return (
-        f"Run `uptime` on {who}: an overloaded host {overloaded}. If the load is low, ask the network administrator "
-        f"which proxy, load balancer or intrusion filter is between {between}.{_until(subject)}"
-    )
-
-
-def find_mtu(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface]) -> str:
-    """The fix for large packets that are lost."""
-    sender, receiver = next(iter(subject.cells))
-    own, other = interfaces.get(sender), interfaces.get(receiver)
+def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -> str:
+    (a, b), cell = next(iter(subject.cells.items()))
+    sender, receiver = mesh.names[a], mesh.names[b]
+    who = names_text(subject.hosts) or "these hosts"
+    match word:
+        case "refused" | "dropped":
+            low, high = next((own.ephemeral for own in seen.by_rank.values() if own.ephemeral), (32768, 60999))
+            ports = seen.options.port_range or f"{low}-{high}"
+            where = _DIRECTIONS.get(subject.kind, "between these hosts")
+            fewer = ""
+            if not (subject.hosts or subject.links):
+                fewer = (
+                    " Or open fewer, for example 40000-40999: set them on every host (`sysctl -w "
+                    "net.ipv4.ip_local_port_range='40000 40999'`), and run again with `--port-range 40000-40999`."
+                )
+            return (
+                f"As root open TCP ports {ports} {where} in the firewall of {who} ({_RULES}).{fewer}{_until(subject)}"
+            )
+        case "unreachable":
+            return (
+                f"Run `ip route get {quote(cell.address or 'ADDRESS')}` on {sender} and `ip -br addr` on {receiver}. "
+                "If there is no route, ask the administrator to add it. If there is one, a firewall answers in its "
+                f"place: as root look at the rules of {receiver} ({_RULES}).{_until(subject)}"
+            )
+        case "silent":
+            return (
+                f"Run `uptime` on {who}: an overloaded host accepts connections and does not serve them. If the load "
+                "is low, ask the network administrator which proxy, load balancer or intrusion filter is between the "
+                f"hosts.{_until(subject)}"
+            )
+    own, other = _interface(seen, a), _interface(seen, b)
     size = (own.mtu if own and own.mtu else _USUAL_MTU) - _HEADER_BYTES
     return (
-        f"Run `ping -M do -s {size} {quote(mesh.names[receiver])}` on {mesh.names[sender]}, then with smaller sizes: "
-        "the "
-        f"largest that passes, plus {_HEADER_BYTES}, is the MTU of the path. As root set this MTU on every host (`ip "
-        f"link set dev {quote(other.name if other else 'INTERFACE')} mtu MTU`), or let TCP find it (`sysctl -w "
-        "net.ipv4.tcp_mtu_probing=1`). Without root "
-        f"{leave_out(subject.hosts) if subject.hosts else 'ask the administrator'}."
+        f"Run `ping -M do -s {size} {quote(receiver)}` on {sender}, then with smaller sizes: the largest that passes, "
+        f"plus {_HEADER_BYTES}, is the MTU of the path. As root set this MTU on every host (`ip link set dev "
+        f"{quote(other.name if other else 'INTERFACE')} mtu MTU`), or let TCP find it (`sysctl -w "
+        f"net.ipv4.tcp_mtu_probing=1`).{_until(subject)}"
     )
 
 
-def compare(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface], *, is_slow: bool) -> str:
+def _comparison(seen: Seen[Data], mesh: Mesh, subject: Subject) -> str:
     """The fix for slow links and lost packets: the commands to compare between hosts."""
     (sender, receiver), cell = next(iter(subject.cells.items()))
+    if subject.kind == "links":
+        return (
+            f"Run `ip route get {quote(cell.address or 'ADDRESS')}` on {mesh.names[sender]}, and ask the network "
+            "administrator to look at the switches and cables between these hosts."
+        )
     blamed = next((rank for rank, name in mesh.names.items() if name in subject.hosts), sender)
-    known = interfaces.get(blamed)
+    known = _interface(seen, blamed)
     name = quote(known.name if known else "INTERFACE")
-    counters, speed = f"`ip -s link show {name}` (errors, dropped)", f"`ethtool {name}` (Speed, Duplex)"
-    match subject.kind:
-        case "host":
-            commands = f"{speed} and {counters}"
-        case "sender":
-            commands = f"`tc qdisc show dev {name}` (shapers) and {speed}"
-        case "receiver":
-            commands = f"{counters} and `ethtool -S {name}`"
-        case "pair":
-            return f"Run {speed}, `tc qdisc show dev {name}` (shapers) and {counters} on both hosts, and compare."
-        case "links":
-            return (
-                f"Run `ip route get {quote(cell.address or 'ADDRESS')}` on {mesh.names[sender]}, and ask the network "
-                "administrator to look at the switches and cables between these hosts."
-            )
-        case _ if is_slow:
-            return (
-                f"Run {speed} on the hosts: Speed should be that of the fast network. If another interface is faster, "
-                f"{_OTHER_INTERFACE.format('it')}."
-            )
-        case _:
-            return (
-                f"Run {counters} on the hosts, and ask the network administrator to look at the switches between them."
-            )
+    commands = (
+        f"`ethtool {name}` (Speed, Duplex), `tc qdisc show dev {name}` (shapers) and `ip -s link show {name}` (errors, "
+        "dropped)"
+    )
+    if not subject.hosts:
+        return (
+            f"Run {commands} on {'both hosts' if subject.kind == 'pair' else 'the hosts'}, and compare. Ask the "
+            "network administrator to look at the switches between them."
+        )
     other = next((host for host in mesh.names.values() if host not in subject.hosts), mesh.names[receiver])
     return (
         f"Run {commands} on {names_text(subject.hosts)}, and compare with {other}. Ask the administrator to try "

@@ -5,9 +5,8 @@ variables of the launcher (`env://`, what most scripts use, and under torchrun t
 that all can see (`file://`). Each is tried alone: the group is opened, passes one barrier and is closed.
 The table of ranks shows when each of them joined, counted from rank 0's own start.
 
-With `--depth standard` the group is opened over stores of its own as well, `init_process_group(store=...)`: TCPStore,
-FileStore, and for one process alone HashStore. The MPI backend is tried, too, if torch was built with it and mpirun
-started the run; otherwise a note gives the reason.
+With `--depth standard` the MPI backend is tried, too, if torch was built with it and mpirun started the run; otherwise
+a note gives the reason.
 
 Findings:
 
@@ -43,20 +42,17 @@ from ddpdiag.text import begun
 
 FINDINGS = {
     "method": FindingSpec("this method fails, and another one works."),
-    "absent": FindingSpec.note("this method was not tried, because torch or the launcher lacks what it needs."),
+    "untested": FindingSpec.note(
+        "this method was not tried: no directory is known that all hosts share, its name is unfit for a URL, or torch "
+        "or the launcher lacks MPI."
+    ),
     "stale": FindingSpec.warning(
         "another process has opened a process group in torchrun's store before; the job would read its addresses."
-    ),
-    "file": FindingSpec.note(
-        "file:// was not tried, because no directory is known that all hosts share, or its name is unfit for a URL."
     ),
 }
 
 METHODS = ("tcp", "env", "file")
-# Handed to init_process_group(store=...); HashStore lives in one process.
-STORES, HASH_STORE = ("TCPStore", "FileStore"), "HashStore"
 MPI = "mpi"
-_NEED_DIRECTORY = ("file", "FileStore")
 # What the name of the run's folder in the shared directory ends with.
 RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
@@ -97,7 +93,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if method == "env":
         params["agent_store"] = agent
     # Whatever a worker that is killed leaves in the run's own folder goes with it.
-    shared = method in _NEED_DIRECTORY and seen.options.shared_dir
+    shared = method == "file" and seen.options.shared_dir
     env = {RUN_NONCE: seen.world.arrivals[0].nonce} if shared else {}
     may_fail = method == MPI and seen.world.backend != MPI
     return (new_trial(seen, params=params, env=env, may_fail=may_fail),)
@@ -110,43 +106,22 @@ def _methods(seen: Seen[Data]) -> tuple[str, ...]:
         out.add("env")
     shared = seen.options.shared_dir
     if (len(seen.world.hosts) > 1 and not shared) or (shared and not shared_dir.usable(seen.of(shared_dir.CHECK))):
-        out.update(_NEED_DIRECTORY)
+        out.add("file")
     if shared and unfit_for_url(shared):
         out.add("file")
-    if seen.options.depth is Depth.QUICK:
-        return tuple(method for method in METHODS if method not in out)
-    alone = (HASH_STORE,) if seen.world.size == 1 else ()
-    return tuple(method for method in (*METHODS, *STORES, *alone, MPI) if method not in out)
+    more = () if seen.options.depth is Depth.QUICK else (MPI,)
+    return tuple(method for method in (*METHODS, *more) if method not in out)
 
 
 def _name(method: str) -> str:
     """As people write it."""
-    if method == MPI:
-        return "the MPI backend"
-    return f"{method}://" if method in METHODS else f"store={method}"
+    return "the MPI backend" if method == MPI else f"{method}://"
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Failed methods beside one that works are this check's finding; the ranks that failed are RUN003's."""
     # Where a rank was lost meanwhile (RUN002) or only needed more time (RUN004), the method is not to blame.
     tried = {str(t.params["method"]): seen.succeeded(t) for t in seen.trials if not _is_open(seen, t)}
-    if seen.trials and "file" not in tried and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
-        yield seen.finding(
-            "file",
-            "file:// was not tested",
-            "The rendezvous over file:// was not tested. On several hosts it needs a directory that all of them share, "
-            "and none was given.",
-            fix="Nothing to do unless the job uses file://. Then name the directory: `ddpdiag check --shared-dir "
-            "DIRECTORY`.",
-        )
-    if (unfit := unfit_for_url(seen.options.shared_dir or "")) is not None:
-        yield seen.finding(
-            "file",
-            "file:// was not tested",
-            f"The rendezvous over file:// was not tested: the name of the shared directory {seen.options.shared_dir!r} "
-            f"has {unfit!r}, with which torch cannot use it in a URL.",
-            fix="Nothing to do unless the job uses file://. Then use a directory without ?, # and line breaks.",
-        )
     if stale := [key for row in seen.rows for key in row.data.stale]:
         yield seen.finding(
             "stale",
@@ -158,13 +133,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "ddpdiag uses keys of its own and removes them.",
         )
     absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
-    for method, why in absent.items():
+    untested = dict(absent)
+    if (unfit := unfit_for_url(seen.options.shared_dir or "")) is not None:
+        name = seen.options.shared_dir
+        untested["file"] = f"the name of the shared directory {name!r} has {unfit!r}, which torch cannot use in a URL"
+    elif seen.trials and "file" not in tried and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
+        untested["file"] = "on several hosts it needs a directory that all of them share, and none was given"
+    for method, why in untested.items():
+        needs = "a torch that was built with MPI, and mpirun" if method == MPI else "`--shared-dir DIRECTORY`"
         yield seen.finding(
-            "absent",
+            "untested",
             f"{_name(method)} was not tested",
             f"{begun(_name(method))} was not tested: {why}.",
-            fix='Nothing to do unless the job uses backend "mpi". Such a job needs a torch that was built with MPI, '
-            "and mpirun.",
+            fix=f"Nothing to do unless the job uses {_name(method)}. Then the check needs {needs}.",
         )
     failed = [method for method, well in tried.items() if not well]
     works = [method for method, well in tried.items() if well and method not in absent]
@@ -211,16 +192,14 @@ def _repair(seen: Seen[Data], method: str) -> str:
                 "Run `env | grep -E 'MASTER|RANK|WORLD_SIZE'` in every process. MASTER_ADDR, MASTER_PORT and "
                 "WORLD_SIZE must be the same everywhere, and RANK different in each."
             )
-        case "tcp" | "TCPStore":
+        case "tcp":
             return (
                 f"As root open TCP ports {seen.options.port_range or '32768-60999'} for the other hosts in the "
                 f"firewall of {seen.world.host_of(0)}, rank 0's host (`nft list ruleset` shows its rules)."
             )
-        case "file" | "FileStore":
+        case "file":
             return "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`."
-        case "mpi":
-            return "Start the run with the mpirun of the MPI that torch was built with."
-    return "Reinstall torch: `python -m pip install --force-reinstall torch`."
+    return "Start the run with the mpirun of the MPI that torch was built with."
 
 
 def _start(seen: Seen[Data], method: str) -> str:
@@ -232,10 +211,8 @@ def _start(seen: Seen[Data], method: str) -> str:
             arguments = f'init_method="tcp://{seen.world.host_of(0)}:29500"'
         case "file":
             arguments = 'init_method="file:///SHARED_DIRECTORY/FILE"'
-        case "mpi":
-            return '`init_process_group("mpi")`'
         case _:
-            arguments = f"store={method}(...)"
+            return '`init_process_group("mpi")`'
     return f"`init_process_group({arguments}, rank=RANK, world_size=WORLD_SIZE)`"
 
 

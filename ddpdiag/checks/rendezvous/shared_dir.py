@@ -12,7 +12,7 @@ Confirm by hand: On two hosts `findmnt -T DIR; touch DIR/$(hostname); ls -l DIR;
 time: the second flock must wait.
 
 Sources: torch/csrc/distributed/c10d/FileStore.cpp; flock(2), NFS; PyTorch issues 13865 (a stale file) and 67566;
-nfs(5), actimeo and nolock; Lustre manual, flock and localflock.
+nfs(5), nolock; Lustre manual, flock and localflock.
 """
 
 import secrets
@@ -23,23 +23,20 @@ from shlex import quote
 
 from msgspec import Struct, structs
 
-from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
+from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text
-from ddpdiag.model import Finding, Scalar, Severity, Trial
+from ddpdiag.checks.odd import no_majority
+from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host import shared_files
 from ddpdiag.probes.host.programs import span_text
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.text import count, size_text
 
 FINDINGS = {
-    **dict.fromkeys(
-        ("missing", "denied", "read-only", "full", "broken"),
-        FindingSpec.error(
-            "the directory cannot be written to. torch reports it only after five minutes of silence: it opens the "
-            "file again and again, whatever time-out the job gave."
-        ),
+    "unwritable": FindingSpec.error(
+        "the directory cannot be written to. torch reports it only after five minutes of silence: it opens the file "
+        "again and again, whatever time-out the job gave."
     ),
     "not-shared": FindingSpec.error(
         "a host does not see what the others write: its file server is not mounted, or another one is."
@@ -47,9 +44,6 @@ FINDINGS = {
     "locks": FindingSpec.error(
         "locks (flock) fail there, or two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre "
         "with `localflock`. torch's FileStore needs them."
-    ),
-    "slow": FindingSpec.warning(
-        "what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`)."
     ),
     "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
     "stale": FindingSpec.warning(
@@ -61,82 +55,39 @@ FINDINGS = {
 # Every host looks for every other's file.
 MAX_HOSTS = 64
 _OTHER = "give a directory that every host shares: `--shared-dir DIRECTORY`."
-# By errno: the word of the finding, the state of the directory, and the fix. EPERM and EDQUOT are rare variants.
-_DENIED = (
-    "denied",
-    "is not writable for this user",
-    "Run `id; ls -ld {directory}` on {host}. Ask the owner of the directory for write permission.",
-)
-_FULL = (
-    "full",
-    "is full",
-    "Run `df -h {directory}; df -i {directory}; quota -s` on {host}: one of them shows what is used up. Remove files "
-    "there, or ask the administrator for a larger quota.",
-)
-_WRITE_ERRORS = {
-    "ENOENT": (
-        "missing",
-        "does not exist",
-        "Create it, or as root mount it on {where} like on the other hosts; `findmnt -T {directory}` shows what is "
-        "mounted.",
+# By errno; EPERM and EDQUOT are rare variants.
+_FIXES = {
+    "ENOENT": "Create it, or as root mount it on {where} like on the other hosts.",
+    **dict.fromkeys(
+        ("EACCES", "EPERM"),
+        "Run `id; ls -ld {directory}` on {host}. Ask the owner of the directory for write permission.",
     ),
-    "EACCES": _DENIED,
-    "EPERM": _DENIED,
-    "ENOSPC": _FULL,
-    "EDQUOT": _FULL,
-    "EROFS": (
-        "read-only",
-        "is mounted read-only",
-        "As root on {host} find the mount point with `findmnt -T {directory}`, and run `mount -o remount,rw "
-        "MOUNTPOINT`. If it should be read-write already, `dmesg -T` shows why the kernel made it read-only.",
+    **dict.fromkeys(
+        ("ENOSPC", "EDQUOT"),
+        "Run `df -h {directory}; df -i {directory}; quota -s` on {host}: one of them shows what is used up. Remove "
+        "files there, or ask the administrator for a larger quota.",
     ),
+    "EROFS": "As root on {host} find the mount point with `findmnt -T {directory}`, and run `mount -o remount,rw "
+    "MOUNTPOINT`; `dmesg -T` shows whether the kernel made it read-only.",
 }
-_OTHER_ERROR = (
-    "broken",
-    "is not writable",
+_OTHER_FIX = (
     "Run `findmnt -T {directory}` and, as root, `dmesg -T | tail -n 50` on {host}, and send both to the administrator "
-    "of the file system.",
+    "of the file system."
 )
 
 
 class Data(Struct, frozen=True, kw_only=True):
     """The shared directory on one host; errors are errno names, None where it went well.
 
-    `unseen`, `seconds` and `lock_is_local` are those of a `DirectoryLook`. `stores` are looked for by rank 0's host.
+    `unseen` and `lock_is_local` are those of a `DirectoryLook`. `stores` are looked for by rank 0's host.
     """
 
     directory: str
-    mount: shared_files.Mount | None = None
-    space: shared_files.Space | None = None
     error: str | None = None
     lock_error: str | None = None
     unseen: tuple[int, ...] = ()
-    seconds: float = 0.0
     lock_is_local: bool | None = None
     stores: tuple[shared_files.Store, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Such as "/shared (nfs4)"."""
-        return f"{self.directory} ({self.mount.kind})" if self.mount else self.directory
-
-    @property
-    def room(self) -> str:
-        """Such as "0 B free" or "1 TiB and 0 inodes free"; empty if it is not known."""
-        if self.space is None:
-            return ""
-        inodes = "" if self.space.free_inodes is None else f" and {count(self.space.free_inodes, 'inode')}"
-        return f"{size_text(self.space.free_bytes)}{inodes} free"
-
-    @property
-    def evidence(self) -> dict[str, Scalar]:
-        return {
-            "directory": self.directory,
-            "filesystem": self.mount.kind if self.mount else None,
-            "source": self.mount.source if self.mount else None,
-            "free_bytes": self.space.free_bytes if self.space else None,
-            "free_inodes": self.space.free_inodes if self.space else None,
-        }
 
 
 def measure(ctx: Context) -> Data:
@@ -149,7 +100,6 @@ def measure(ctx: Context) -> Data:
         ctx.step(f"lock a file in {directory}")
         lock_error = None if error else shared_files.lock(own)
         ctx.step(f"look through {directory}")
-        mount, room = shared_files.mount_of(directory.resolve()), shared_files.space(directory)
         left = shared_files.stores(directory) if ctx.group_rank == 0 else ()
         # Every host learns what every other one wrote; a host that wrote nothing looks for nothing.
         with shared_files.locked(own):
@@ -161,8 +111,6 @@ def measure(ctx: Context) -> Data:
         shared_files.remove((own, shared_files.done_of(own)))
     return Data(
         directory=str(directory),
-        mount=mount,
-        space=room,
         error=error,
         lock_error=lock_error,
         stores=left,
@@ -191,7 +139,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     writers = {rank: structs.replace(answers[rank], unseen=unseen[rank]) for rank in ranks}
     yield from _not_shared(seen, writers)
     yield from _locks(seen, writers)
-    yield from _slow(seen, writers)
     if left := [store for data in answers.values() for store in data.stores]:
         one, directory = len(left) == 1, next(iter(answers.values())).directory
         shown = ", ".join(
@@ -229,17 +176,16 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
     failed = {rank: data.error for rank, data in answers.items() if data.error is not None}
     for error in dict.fromkeys(failed.values()):
         ranks = [rank for rank, own in failed.items() if own == error]
-        word, state, fix = _WRITE_ERRORS.get(error, _OTHER_ERROR)
-        data, (where, nodes) = answers[ranks[0]], _where(seen, ranks, len(answers))
-        room = f"; {data.room}" if word == "full" and data.room else ""
-        repair = fix.format(directory=quote(data.directory), where=where, host=seen.world.host_of(ranks[0]))
+        directory, (where, nodes) = answers[ranks[0]].directory, _where(seen, ranks, len(answers))
+        fix = _FIXES.get(error, _OTHER_FIX)
+        repair = fix.format(directory=quote(directory), where=where, host=seen.world.host_of(ranks[0]))
         yield seen.finding(
-            word,
-            f"{data.directory} {state} on {where}",
-            f"Writing a small file to {data.name} gave {errno_text(error)}{room}. torch would report it only after "
-            "five minutes of silence.",
+            "unwritable",
+            f"{directory} is not writable on {where}",
+            f"Writing a small file to {directory} gave {errno_text(error)}. torch would report it only after five "
+            "minutes of silence.",
             hosts=nodes,
-            evidence={"error": error, **data.evidence},
+            evidence={"error": error, "directory": directory},
             fix=f"{repair} Or {leave_out(nodes) + ', or ' if nodes else ''}{_OTHER}",
         )
 
@@ -265,9 +211,9 @@ def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     yield seen.finding(
         "locks",
         f"file locks do not work in {data.directory}",
-        f"In {data.name}, {reason}. torch's FileStore (file://) needs locks that all hosts share.",
+        f"In {data.directory}, {reason}. torch's FileStore (file://) needs locks that all hosts share.",
         hosts=nodes,
-        evidence=data.evidence,
+        evidence={"directory": data.directory},
         fix="Use tcp:// or env:// for the rendezvous; they need no locks. Or, as root, mount the directory with locks "
         "that all hosts share: NFS without `nolock` and `local_lock`, Lustre with `-o flock`.",
     )
@@ -282,17 +228,12 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
     blamed = odd.ranks if odd is not None else ()
     rank = next(rank for rank in (*blamed, *writers) if writers[rank].unseen)
     node, data = seen.world.host_of(rank), writers[rank]
-    whose = "" if blamed else " There is no majority, so no host is blamed."
-    # What lies there on one host, and on the first of those whose file it does not see.
-    mounts = [(seen.world.host_of(own), writers[own].mount) for own in (rank, data.unseen[0]) if own in writers]
-    known = [f"{name} has {mount.kind} ({mount.source})" for name, mount in mounts if mount]
-    known[:1] = [f"{first} mounted there" for first in known[:1]]
-    mounted = f" {', '.join(known)}." if known else ""
+    whose = no_majority(blamed, "host")
     yield seen.finding(
         "not-shared",
         f"{data.directory} is not the same directory on all hosts",
         f"{node} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[node])} wrote "
-        f"in {data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{mounted}{whose}",
+        f"in {data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{whose}",
         hosts=seen.world.hosts_of(blamed),
         links=[f"{seen.world.host_of(other)} -> {node}" for other in data.unseen],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
@@ -302,37 +243,4 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
     )
 
 
-def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Files that appear late."""
-    limit = seen.number("slow_seconds")
-    if slow := {rank: data for rank, data in writers.items() if data.seconds > limit}:
-        rank = max(slow, key=lambda rank: slow[rank].seconds)
-        data, node, (where, nodes) = slow[rank], seen.world.host_of(rank), _where(seen, tuple(slow), len(writers))
-        yield seen.finding(
-            "slow",
-            f"files appear late in {data.directory} on {where}",
-            f"{node} saw a file that another host wrote in {data.name} only after {data.seconds:.1f} s; at most "
-            f"{limit:g} s is expected. A rendezvous over file:// is slow there.",
-            hosts=nodes,
-            evidence={seen.world.host_of(rank): own.seconds for rank, own in slow.items()},
-            fix="Use tcp:// or env:// for the rendezvous. Or ask the administrator to mount the directory with a "
-            "shorter cache time (NFS: the option `actimeo=1` or `noac`).",
-        )
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """Kind of file system, room, and the slowest host's seconds until it saw all others' files."""
-    answers = [*seen.by_rank.values()]
-    if not answers:
-        return Contribution()
-    return Contribution(
-        figures={
-            "shared_directory.filesystem": answers[0].evidence["filesystem"],
-            "shared_directory.free_bytes": answers[0].evidence["free_bytes"],
-            "shared_directory.visible_seconds": max(data.seconds for data in answers),
-        }
-    )
-
-
-SETTINGS = {"slow_seconds": 1.0}
 CHECK: Check[Data] = Check(__name__, "RDZ006", "shared-directory", Stage.RENDEZVOUS, Scope.HOST, deadline=15)

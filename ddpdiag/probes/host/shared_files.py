@@ -1,9 +1,8 @@
-"""Files in a directory that several hosts share: its file system, writing, locking, and torch's FileStore files."""
+"""Files in a directory that several hosts share: writing, locking, and torch's FileStore files."""
 
 import errno
 import fcntl
 import os
-import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.kernel import read_text
 from ddpdiag.probes.host.programs import user_name
 
 # How long a host looks for the others' files. NFS keeps attributes for 3 s at least, but asks its server at each open.
@@ -27,12 +25,11 @@ _DONE = "done"
 class DirectoryLook(Struct, frozen=True):
     """The files of the other hosts as one host sees them.
 
-    `unseen` are the ranks whose file did not appear, `seconds` the time until the last one did. `lock_is_local`: it got
-    a lock that the first host held (None: not tried).
+    `unseen` are the ranks whose file did not appear. `lock_is_local`: it got a lock that the first host held (None: not
+    tried).
     """
 
     unseen: tuple[int, ...] = ()
-    seconds: float = 0.0
     lock_is_local: bool | None = None
 
 
@@ -105,21 +102,14 @@ def content(path: Path) -> str | None:
         return None
 
 
-def watch(expected: Mapping[Path, str | None], end: float) -> dict[Path, float]:
-    """Seconds until each file had its expected content (None: until it is gone); those not so by `end` are left out.
-
-    `end` is of the monotonic clock.
-    """
-    begin, waiting, seen = time.monotonic(), dict(expected), dict[Path, float]()
-    while waiting:
-        for path in [path for path, text in waiting.items() if content(path) == text]:
-            seen[path] = time.monotonic() - begin
-            del waiting[path]
-        if time.monotonic() >= end:
-            break
-        if waiting:
-            time.sleep(_POLL_SECONDS)
-    return seen
+def watch(expected: Mapping[Path, str | None], end: float) -> set[Path]:
+    """The files that had their expected content (None: that were gone) by `end` (monotonic)."""
+    seen = set[Path]()
+    while True:
+        seen |= {path for path, text in expected.items() if path not in seen and content(path) == text}
+        if len(seen) == len(expected) or time.monotonic() >= end:
+            return seen
+        time.sleep(_POLL_SECONDS)
 
 
 def file_of(directory: Path, token: str) -> Path:
@@ -152,47 +142,7 @@ def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float =
             lock_is_local = {None: True, "EAGAIN": False}.get(lock(paths[first]))
         write(done_of(own), _DONE)
         watch({paths.get(first, own): None}, late)
-    return DirectoryLook(unseen, max(seen.values(), default=0.0), lock_is_local)
-
-
-class Mount(Struct, frozen=True):
-    """The file system under a directory, as proc(5) mountinfo has it; `read_only` on this host."""
-
-    kind: str
-    source: str
-    read_only: bool
-
-
-class Space(Struct, frozen=True):
-    """Room for our user; None where the file system does not count."""
-
-    free_bytes: int
-    free_inodes: int | None
-
-
-def mount_of(directory: Path, mountinfo: str | None = None) -> Mount | None:
-    """The mount that a directory lies on, or None if /proc does not tell; `directory` must not hold links."""
-    best: tuple[int, Mount] | None = None
-    for line in (mountinfo or read_text(Path("/proc/self/mountinfo")) or "").splitlines():
-        before, _, after = line.partition(" - ")
-        left, right = before.split(), after.split()
-        if len(left) < 6 or len(right) < 3:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left[4])
-        # Of two mounts on one point the later one counts: it hides the other.
-        if directory.is_relative_to(point) and (best is None or len(point) >= best[0]):
-            options = {*left[5].split(","), *right[2].split(",")}
-            best = len(point), Mount(right[0], right[1], "ro" in options)
-    return best[1] if best else None
-
-
-def space(directory: Path) -> Space | None:
-    """The free space, or None if it is not known."""
-    try:
-        room = os.statvfs(directory)
-    except OSError:
-        return None
-    return Space(room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
+    return DirectoryLook(unseen, lock_is_local)
 
 
 _MAX_ENTRIES = 1000

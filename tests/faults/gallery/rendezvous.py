@@ -134,7 +134,7 @@ FAULTS = {
     ),
     "shared_directory_is_full": Fault(
         about="What one host sees in the place of the shared directory has no room left (C3).",
-        expect=("RDZ006.full",),
+        expect=("RDZ006.unwritable",),
         blame=Blame(hosts={"h1"}),
         before=fill_shared_directory,
         options=("--shared-dir", "{shared}", "--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
@@ -156,7 +156,7 @@ FAULTS = {
     "shared_directory_is_read_only": Fault(
         about="The shared directory is mounted read-only on one host (R11): torch tries to open the file for five "
         "minutes.",
-        expect=("RDZ006.read-only",),
+        expect=("RDZ006.unwritable",),
         blame=Blame(hosts={"h2"}),
         before=lambda network: network[2].bind(network.folder / "shared", network.folder / "shared", read_only=True),
         options=("--shared-dir", "{shared}", "--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
