@@ -110,9 +110,6 @@ def test_a_share_of_the_hosts_gpus_is_enough_when_it_was_promised():
             id="a-wrong-index-what-follows",
         ),
         pytest.param({"cuda_visible_devices": ""}, Severity.WARNING, id="an-empty-variable"),
-        pytest.param(
-            {"visible": 1, "promised": 8, "cuda_visible_devices": "0"}, Severity.WARNING, id="what-the-launcher-gave"
-        ),
         pytest.param({}, Severity.WARNING, id="no-variable"),
         pytest.param({"functions": ()}, Severity.WARNING, id="what-no-procfs-lists"),
     ],
@@ -201,11 +198,12 @@ def test_a_lost_gpu_is_named_once(golden):
     golden(finding)
 
 
-def test_different_models_on_one_host_are_a_warning():
+def test_different_models_on_one_host_are_a_warning(golden):
     nvml = Enumeration(gpus=(gpu(0), gpu(1), gpu(2, name="NVIDIA T400")))
     (finding,) = found(Data(nvml=nvml, functions=functions(3), visible=3))
     assert finding.code == "GPU001.mixed"
-    assert finding.gpus == ("GPU-0-2",)
+    assert (finding.gpus, finding.hosts) == (("GPU-0-2",), ("n0",))
+    golden(finding)
 
 
 def test_a_card_for_the_display_that_the_job_does_not_see_is_no_other_model():
@@ -217,11 +215,12 @@ def test_a_card_for_the_display_that_the_job_does_not_see_is_no_other_model():
     assert list(CHECK.judge(together(known, other))) == []
 
 
-def test_a_host_with_other_gpus_is_the_odd_one_out():
+def test_a_host_with_other_gpus_is_the_odd_one_out(golden):
     other = Enumeration(gpus=(gpu(0, host=2, name="NVIDIA A100"),))
     (finding,) = found(healthy(1), healthy(1, host=1), Data(nvml=other, functions=functions(1), visible=1))
-    assert finding.code == "GPU001.unlike-hosts"
+    assert finding.code == "GPU001.mixed"
     assert finding.hosts == ("n2",)
+    golden(finding)
 
 
 # Peers that are hidden from each other --------------------------------------------------------------------------------

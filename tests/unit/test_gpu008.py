@@ -72,15 +72,11 @@ def with_slices(*uuids, backend="auto"):
     return list(devices.CHECK.judge(met.of(devices.CHECK))), list(CHECK.judge(met.of(CHECK)))
 
 
-def test_ranks_that_share_a_slice_are_told_by_mig_first(golden):
+def test_ranks_that_share_a_slice_are_an_error(golden):
     (shared,), found = with_slices("MIG-a", "MIG-a", "MIG-a")
-    assert [(finding.code, finding.severity) for finding in found] == [
-        ("GPU008.mig", Severity.ERROR),
-        ("GPU008.mig", Severity.WARNING),
-    ]
-    assert found[0].evidence["ranks"] == [0, 1, 2]
-    assert (shared.code, shared.severity) == ("GPU002.shared", Severity.WARNING)
-    golden(shared, found[0])
+    assert [(finding.code, finding.severity) for finding in found] == [("GPU008.mig", Severity.WARNING)] * 2
+    assert (shared.code, shared.severity, shared.ranks) == ("GPU002.shared", Severity.ERROR, (0, 1, 2))
+    golden(shared)
 
 
 def test_a_torch_that_does_not_start_on_slices_is_told_what_to_do():
@@ -94,30 +90,14 @@ def test_a_torch_that_does_not_start_on_slices_is_told_what_to_do():
 def test_a_slice_for_each_rank_or_gloo_is_no_error():
     shared, found = with_slices("MIG-a", "MIG-b")
     assert (shared, {finding.severity for finding in found}) == ([], {Severity.WARNING})
-    _, found = with_slices("MIG-a", "MIG-a", backend="gloo")
-    assert {finding.severity for finding in found} == {Severity.WARNING}
+    (shared,), _ = with_slices("MIG-a", "MIG-a", backend="gloo")
+    assert shared.severity is Severity.WARNING
 
 
 def test_a_prohibited_gpu_is_an_error():
     (finding,) = with_fifth(CHECK, compute_mode=2)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU008.prohibited", Severity.ERROR, (uuid_of(5),))
     assert f"nvidia-smi -i {uuid_of(5)} -c DEFAULT" in finding.fix
-
-
-def test_an_exclusive_gpu_is_silent_unless_another_process_has_it(golden):
-    assert with_fifth(CHECK, compute_mode=3) == []
-    (taken,) = with_fifth(CHECK, compute_mode=3, processes=(Process(4711, None),))
-    assert taken.severity is Severity.WARNING
-    golden(taken)
-
-
-def test_an_exclusive_gpu_that_two_ranks_take_is_a_warning_that_names_them(golden):
-    rows = {rank: devices.Data(torch="2", gpus=(devices.TorchGpu("H100", uuid_of(0)),), chosen=0) for rank in range(2)}
-    world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
-    look = seen_of(memory_errors.CHECK, {0: host_of({0: {"compute_mode": 3}}, count=1)}, **world)
-    (finding,) = CHECK.judge(together(look, seen_of(devices.CHECK, rows, **world)).of(CHECK))
-    assert (finding.severity, finding.ranks) == (Severity.WARNING, (0, 1))
-    golden(finding)
 
 
 def test_mig_is_a_warning():

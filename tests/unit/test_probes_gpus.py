@@ -93,9 +93,8 @@ def test_names_are_believed_where_no_driver_shows_itself(tmp_path):
         ("NoDevFiles", 0),
         ("8", 1),
         ("0,1,9", 3),
-        ("0,0", 2),
         ("0,-1,1", 1),
-        ("GPU-zz,GPU-zz", 2),
+        ("GPU-zz,GPU-yy", 2),
         ("MIG-11,MIG-22", 1),
     ],
 )

@@ -14,7 +14,7 @@ from enum import Enum
 from shlex import quote
 from typing import Any, NamedTuple
 
-from ddpdiag.checks.api import Seen
+from ddpdiag.checks.api import Seen, SkipReason, inapplicable
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.hosts import Host, answers_by_host, leave_out
 from ddpdiag.checks.registry import by_code
@@ -35,7 +35,8 @@ class Action(Enum):
 
 _FIXES = {
     Action.NONE: "",
-    Action.MONITOR: "{when} run `{command}` on {host}. If {sign}, report the GPU to the administrator.",
+    Action.MONITOR: "The job can run, but this GPU may slow it down. After the job run `{command}` on {host}. If "
+    "{sign}, report the GPU to the administrator.",
     Action.RESET: "Stop all processes on this GPU (on a host with NVSwitches: on all its GPUs). Then run `nvidia-smi "
     "--gpu-reset -i {gpu}` as root on {host}, or reboot {host}. If you cannot, {leave_out}.",
     Action.REBOOT: "Reboot {host} (as root), or {leave_out}.",
@@ -50,11 +51,10 @@ _RESET_ALL = (
 
 
 class Watch(NamedTuple):
-    """A command ("{gpu}" in it is the GPU's UUID), a clause that says when it shows a fault, and when to run it."""
+    """A command ("{gpu}" in it is the GPU's UUID), and a clause that says when it shows a fault."""
 
     command: str
     sign: str
-    when: str = "The job can run, but this GPU may slow it down. After the job"
 
 
 WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")
@@ -206,8 +206,7 @@ def usual(values: Sequence[float]) -> float | None:
 
 
 def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) -> Iterator[Finding]:
-    """The findings about single GPUs, each fault word once for a GPU; or that GPU003, which reads them, did not run."""
-    yield from not_looked_at(seen)
+    """The findings about single GPUs, each fault word once for a GPU."""
     for card in cards_of(seen):
         first: dict[str, Fault] = {}
         for fault in faults(card):
@@ -216,19 +215,11 @@ def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) ->
             yield finding_of(seen, card, fault)
 
 
-def not_looked_at(seen: Seen[Any]) -> Iterator[Finding]:
-    """The finding of a check that judges what GPU003 reads, if the user's choice left GPU003 out."""
-    reader, options = by_code("GPU003"), seen.options
-    is_selected = not options.select or reader.code.startswith(options.select)
-    is_left_out = not is_selected or reader.code.startswith(options.ignore)
-    if seen.world.gpus and not seen.of(reader).trials and is_left_out:
-        yield seen.finding(
-            "unreadable",
-            "the GPUs were not read",
-            f"{reader.code} ({reader.name}) was not selected. It reads the GPUs for this check too, so their state is "
-            "not known.",
-            fix=f"Add {reader.code} to --select, or remove it from --ignore.",
-        )
+def skip(seen: Seen[Any]) -> SkipReason | None:
+    """As GPU002; or GPU003, which reads the GPUs, did not run."""
+    reader = by_code("GPU003")
+    lacking = f"{reader.code} ({reader.name}), which reads the GPUs for it, did not run"
+    return devices.skip(seen) or inapplicable(None if seen.of(reader).trials else lacking)
 
 
 def finding_of(seen: Seen[Any], card: Card, fault: Fault) -> Finding:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu import cards
 from ddpdiag.checks.gpu.cards import (
     Action,
     Card,
@@ -72,8 +72,8 @@ def heat_or_power(events: int) -> tuple[str, str]:
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield from card_findings(seen, lowered)
-    for _, cards in by_model(cards_of(seen)):
-        yield from _limited(seen, cards)
+    for _, siblings in by_model(cards_of(seen)):
+        yield from _limited(seen, siblings)
 
 
 def lowered(card: Card) -> Iterator[Fault]:
@@ -93,9 +93,9 @@ def lowered(card: Card) -> Iterator[Fault]:
     )
 
 
-def _limited(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+def _limited(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
     """Power limits below the one that most GPUs of a model have, unless the maker set them."""
-    limits = {card: limit for card in cards if (limit := card.health.clocks.power_limit_watts) is not None}
+    limits = {card: limit for card in siblings if (limit := card.health.clocks.power_limit_watts) is not None}
     most = usual([*limits.values()])
     for card, limit in limits.items():
         # Makers of consumer cards sell one model with several limits.
@@ -113,5 +113,5 @@ def _limited(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
         yield finding_of(seen, card, fault)
 
 
-skip = devices.skip
+skip = cards.skip
 CHECK: Check[Nothing] = Check(__name__, "GPU005", "gpu-clocks", Stage.GPU, Scope.HOST)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of, not_looked_at
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of
 from ddpdiag.checks.gpu.clocks import lowered
 from ddpdiag.checks.gpu.nvswitch import REPLACE_LOST, requested
 from ddpdiag.checks.gpu.signs import numbers_text, rises, states
@@ -73,7 +73,6 @@ def _opened(look: Look) -> Iterator[Health]:
 
 
 def judge(seen: Seen[Look]) -> Iterator[Finding]:
-    yield from not_looked_at(seen)
     cards = {key_of(card.host.name, card.health): card for card in cards_of(seen)}
     for rank, first in _first(seen).items():
         second = seen.by_rank.get(rank)

@@ -16,7 +16,6 @@ Sources: NCCL's src/init.cc ("Duplicate GPU detected"; since 2.30 "Multiple Rank
 CUDA C++ programming guide, CUDA_DEVICE_ORDER; CUDA runtime API, cudaError.
 """
 
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ FINDINGS = {
     "cpu-build": FindingSpec.error("torch was built without CUDA, and the host has GPUs."),
     "cuda-start": FindingSpec.error("CUDA does not start: the error is shown."),
     "count": FindingSpec("torch sees another number of GPUs than NVML."),
-    "shared": FindingSpec("two ranks use one GPU. If it is a slice of one (MIG), GPU008.mig is the error."),
+    "shared": FindingSpec("two ranks use one GPU, or one slice of a GPU (MIG). A warning for gloo, which accepts it."),
 }
 
 D = TypeVar("D")
@@ -128,8 +127,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "ranks share a GPU",
                 f"{begun(ranks_text(ranks))} on {', '.join(seen.world.hosts_of(ranks))} all use one GPU ({uuid}). "
                 "NCCL refuses two ranks on one GPU.",
-                # gloo accepts it.
-                severity=Severity.WARNING if sliced or seen.options.backend == "gloo" else Severity.ERROR,
+                severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
                 ranks=ranks,
                 gpus=(uuid,),
                 fix=SLICES_FIX
@@ -159,7 +157,7 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
             "cuda-start",
             "CUDA does not start",
             f"{host.name}, {ranks_text(ranks)}: torch {rows[ranks[0]].torch}, built for CUDA {rows[ranks[0]].cuda}, "
-            f'reports: "{error}".{_version_text(error)}',
+            f'reports: "{error}".',
             ranks=ranks,
             evidence={"error": error, "cuda": rows[ranks[0]].cuda},
             fix=SLICES_FIX
@@ -167,12 +165,6 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
             else f"{nvml_fix(host.name)} {xid_fix(host.name)} Then reboot {host.name}, or {leave_out([host.name])}.",
             known=None if sliced else known_error(error),
         )
-
-
-def _version_text(error: str) -> str:
-    """The driver's number in torch's error in words: 11060 is CUDA 11.6."""
-    found = re.search(r"found version (\d{4,6})", error)
-    return f" {found[1]} is CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}." if found else ""
 
 
 def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
@@ -199,13 +191,6 @@ def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
     """Names of the hosts with GPUs that are split into slices, which GPU008 reports."""
     looks = seen.of(by_code("GPU003")).by_rank
     return frozenset(seen.world.host_of(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
-
-
-def sharing_ranks(seen: Seen[D], host: Host) -> tuple[int, ...]:
-    """The ranks of a host that take a GPU, or a slice of one, which another rank takes as well."""
-    rows = seen.of(CHECK).by_rank
-    taken = {rank: gpu.uuid for rank in host.ranks if rank in rows and (gpu := rows[rank].gpu) is not None and gpu.uuid}
-    return tuple(rank for rank, uuid in taken.items() if list(taken.values()).count(uuid) > 1)
 
 
 def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
-from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, leave_out, names_text
+from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
 from ddpdiag.checks.known_errors import known_line
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
@@ -38,11 +38,11 @@ FINDINGS = {
         FindingSpec(
             "an error if the number requires a reboot or a repair. A GPU may have been reset meanwhile, so a number "
             "that requires a reset is a warning before the run and an error during it. A program's own fault is a note "
-            "before the run, and an error during it. Numbers that this version does not know are warnings. Harmless "
-            "numbers and errors that are not fatal are notes."
+            "before the run, and an error during it. Where a process of the run died, Xid 31 and 145 are warnings that "
+            "blame no GPU, since one that reads the memory of that process gets them. Unknown numbers are warnings, "
+            "harmless ones and errors that are not fatal are notes."
         ),
     ),
-    "aftermath": FindingSpec.warning("Xid 31 or 145 after a process died: a GPU that reads its memory gets it."),
     "unread": FindingSpec.note(
         "this user may not read the log, as is usual on clusters (kernel.dmesg_restrict); a note. If the check was "
         "selected by its code, the finding is `unreadable`, and the verdict UNKNOWN."
@@ -115,7 +115,6 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
 def _of_host(
     seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
 ) -> Iterator[Finding]:
-    aftermath: list[str] = []
     ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 asked its GPUs.
     start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
@@ -128,19 +127,8 @@ def _of_host(
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
         if card is None and not xid.switch and (all_known or xid.pci in listed):
             continue  # a GPU of another job
-        if xid.code in _AFTER_A_DEATH and group.recent and ended_early:
-            aftermath.append(f"GPU at PCI {xid.pci}: {group.text}")
-        else:
-            yield _finding(seen, host, card, group)
-    if aftermath:
-        yield seen.finding(
-            "aftermath",
-            f"GPU errors in the kernel log of {host.name} after a process ended",
-            f"{host.name}: {'; '.join(aftermath)}. A process of this run died, or hung and was killed (RUN003). "
-            "When a process dies, GPUs that used its memory log such errors. They do not prove that a GPU is faulty.",
-            evidence={"lines": [*aftermath]},
-            fix=f"Fix what RUN003 reports. If the errors also appear without it, {leave_out([host.name])}.",
-        )
+        is_aftermath = ended_early and group.recent > 0 and xid.code in _AFTER_A_DEATH
+        yield _finding(seen, host, card, group, is_aftermath=is_aftermath)
 
 
 def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[XidGroup]:
@@ -155,12 +143,15 @@ def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterato
         yield XidGroup(newest, len(xids), recent, max(0.0, log.now_seconds - newest.seconds))
 
 
-def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
+def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup, *, is_aftermath: bool) -> Finding:
     xid, name = group.newest, "SXid" if group.newest.switch else "Xid"
     known = known_line(xid.record)
     action, first, advice = Action(known.action or "none"), "", known.fix
     if known.is_harmless:
         severity = Severity.NOTE
+    elif is_aftermath:
+        severity, action = Severity.WARNING, Action.NONE
+        advice = "A process of this run ended early (RUN003): fix that first. Without it, this line may not appear."
     elif action is Action.NONE:
         severity = Severity.ERROR if group.recent else Severity.NOTE
     elif action is Action.MONITOR:
@@ -186,15 +177,15 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
         severity,
         first=first,
     )
-    if card is not None:
+    if card is not None and not is_aftermath:
         return finding_of(seen, card, fault)
-    what = "an NVSwitch" if xid.switch else "a GPU that could not be read"
+    what = "an NVSwitch" if xid.switch else "a GPU" if is_aftermath else "a GPU that could not be read"
     return seen.finding(
         fault.word,
         fault.title,
         f"{host.name}, {what} at PCI {xid.pci}: {fault.said}.",
         severity=severity,
-        hosts=(host.name,),
+        hosts=() if is_aftermath else (host.name,),
         evidence={"pci": xid.pci, "action": action.value, **fault.evidence},
         fix=fix_of(host.name, None if xid.switch else f"{xid.pci}.0", fault),
     )

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu import cards
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, card_findings, cards_of, finding_of, usual
 from ddpdiag.checks.gpu.signs import numbers_text, totals
 from ddpdiag.model import Finding, Severity
@@ -42,16 +42,16 @@ FINDINGS = {
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    for _, cards in by_model(cards_of(seen)):
-        yield from _missing(seen, cards)
+    for _, siblings in by_model(cards_of(seen)):
+        yield from _missing(seen, siblings)
     yield from card_findings(seen, lambda card: totals(seen, card.health))
 
 
-def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+def _missing(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
     """Findings about GPUs of one model with fewer links than others; MIG takes the links down."""
     up = {
         card: {link.number for link in card.health.nvlinks if link.up}
-        for card in cards
+        for card in siblings
         if card.health.nvlinks and not card.health.mig
     }
     counts = Counter(number for numbers in up.values() for number in numbers)
@@ -84,5 +84,5 @@ def _down(missing: Sequence[int], number: int, expected: int, *, is_switched: bo
     )
 
 
-skip = devices.skip
+skip = cards.skip
 CHECK: Check[Nothing] = Check(__name__, "GPU006", "nvlink", Stage.GPU, Scope.HOST)

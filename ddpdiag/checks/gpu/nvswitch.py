@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu import cards, devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, card_findings
 from ddpdiag.checks.hosts import xid_fix
 from ddpdiag.model import Finding, Severity
@@ -63,6 +63,10 @@ _HARM = (
 )
 _UNHEALTHY, _LIMITED = 2, 3
 _SUMMARIES = {_UNHEALTHY: "NVML calls the GPU's fabric health 'unhealthy'", _LIMITED: "the capacity is limited"}
+_BROKEN = {
+    Broken.RESET_REQUIRED: ("reset-required", "a GPU must be reset", Action.RESET),
+    Broken.LOST: ("lost", "a GPU is lost", Action.REBOOT),
+}
 _WATCH = Watch("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another action than None")
 _WATCH_FABRIC = Watch("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
 
@@ -80,7 +84,8 @@ def requested(card: Card) -> Iterator[Fault]:
     """The recovery that the driver requests of this GPU, by its number or by a return code."""
     wanted, broken, cause = card.health.recovery_action, card.health.broken, xid_fix(card.host.name)
     if wanted:
-        name, action = recovery_of(wanted)
+        unknown = (f"action {wanted}, which this version does not know", Action.MONITOR)
+        name, action = _RECOVERY.get(wanted, unknown)
         yield Fault(
             "recovery",
             "the driver requests a recovery of a GPU",
@@ -91,12 +96,10 @@ def requested(card: Card) -> Iterator[Fault]:
             watch=_WATCH,
             first=cause,
         )
-    elif broken is Broken.RESET_REQUIRED:
+    elif broken is not None:
+        word, title, action = _BROKEN[broken]
         said = f"NVML reports {broken.value!r}"
-        yield Fault("reset-required", "a GPU must be reset", said, Action.RESET, first=cause)
-    elif broken is Broken.LOST:
-        said = f"NVML reports {broken.value!r}"
-        yield Fault("lost", "a GPU is lost", said, Action.REBOOT, REPLACE_LOST, first=cause)
+        yield Fault(word, title, said, action, REPLACE_LOST if broken is Broken.LOST else "", first=cause)
 
 
 def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
@@ -151,10 +154,5 @@ def _degraded(card: Card) -> Iterator[Fault]:
     )
 
 
-def recovery_of(wanted: int) -> tuple[str, Action]:
-    """The recovery that the driver requests by that number of nvmlDeviceGpuRecoveryAction_t, and the action."""
-    return _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
-
-
-skip = devices.skip
+skip = cards.skip
 CHECK: Check[Nothing] = Check(__name__, "GPU007", "fabric", Stage.GPU, Scope.HOST)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu import cards
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, card_findings, cards_of
 from ddpdiag.model import Finding
 from ddpdiag.text import share_text
@@ -62,5 +62,5 @@ def _narrow(card: Card) -> Iterator[Fault]:
     )
 
 
-skip = devices.skip
+skip = cards.skip
 CHECK: Check[Nothing] = Check(__name__, "GPU004", "pcie-link", Stage.GPU, Scope.HOST)

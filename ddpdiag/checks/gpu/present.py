@@ -34,6 +34,7 @@ from msgspec import Struct, structs
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, nvml_fix, ranks_text, xid_fix
+from ddpdiag.checks.odd import no_majority
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.report import NONE
@@ -65,8 +66,7 @@ FINDINGS = {
     ),
     "hidden": FindingSpec("GPUs are present, but CUDA_VISIBLE_DEVICES hides them."),
     "isolated": FindingSpec.warning("ranks of a host cannot open each other's GPUs."),
-    "mixed": FindingSpec.warning("GPUs of different models on one host."),
-    "unlike-hosts": FindingSpec.warning("hosts have different models of GPUs."),
+    "mixed": FindingSpec.warning("GPUs of different models, on one host or between hosts."),
 }
 
 
@@ -189,34 +189,33 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield from _hidden(seen, host)
     torch = seen.of(by_code("GPU002")).by_rank
     used = [_used(host, {rank: {gpu.uuid for gpu in row.gpus} for rank, row in torch.items()}) for host in hosts]
-    for host in used:
-        if odd := odd_ones_out({gpu.index: gpu.name for gpu in host.gpus if gpu.name}):
-            said = " and ".join(f"{name} ({_gpus_text(indices)})" for name, indices in odd.groups.items())
-            usual = max(odd.groups.values(), key=len)
-            mask = ",".join(map(str, usual))
-            yield seen.finding(
-                "mixed",
-                "different GPU models on one host",
-                f"{host.name} has {said}. One model is expected, because the slowest GPU limits all ranks.",
-                ranks=host.ranks,
-                gpus=tuple(gpu.uuid for gpu in host.gpus if gpu.index in odd.ranks and gpu.uuid),
-                fix=f"Use GPUs of one model: `export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={mask}` on "
-                f"{host.name}. (Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.)",
-            )
+    yield from _mixed(seen, used)
     yield from _isolated(seen, hosts)
-    models = {h.ranks[0]: ", ".join(sorted({gpu.name for gpu in h.gpus if gpu.name})) for h in used if h.gpus}
-    if odd := odd_ones_out(models):
-        said = "; ".join(f"{names} on {names_text(seen.world.hosts_of(of), 4)}" for names, of in odd.groups.items())
-        others = seen.world.hosts_of(odd.ranks)
-        yield seen.finding(
-            "unlike-hosts",
-            "hosts have different GPU models",
-            f"GPU models differ between hosts: {said}. One model is expected, because the slowest GPU limits all "
-            "ranks.",
-            ranks=tuple(rank for host in used if host.ranks[0] in odd.ranks for rank in host.ranks),
-            fix="Ask for one model (Slurm: `--constraint=FEATURE` or `--gres=gpu:MODEL:N`), or "
-            f"{leave_out(others) if others else 'leave the hosts of one model out'}.",
-        )
+
+
+def _mixed(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
+    """GPUs of other models than most have; where all of a host differ, it is named whole."""
+    gpus = [(host, gpu) for host in hosts for gpu in host.gpus if gpu.name]
+    odd = odd_ones_out({number: gpu.name for number, (_, gpu) in enumerate(gpus)})
+    if odd is None:
+        return
+    parts = []
+    for model, numbers in odd.groups.items():
+        places = list(dict.fromkeys(gpus[number][0].name for number in numbers))
+        parts.append(f"{model} ({count(len(numbers), 'GPU')} on {names_text(places, 4)})")
+    others = [gpus[number] for number in odd.ranks]
+    names = list(dict.fromkeys(host.name for host, _ in others))
+    yield seen.finding(
+        "mixed",
+        "GPUs have different models",
+        f"{'; '.join(parts)}. One model is expected, because the slowest GPU limits all ranks."
+        f"{no_majority(others, 'GPU')}",
+        ranks=tuple(rank for host in hosts if host.name in names for rank in host.ranks),
+        gpus=tuple(gpu.uuid for _, gpu in others if gpu.uuid),
+        fix="Ask for one model (Slurm: `--constraint=FEATURE` or `--gres=gpu:MODEL:N`), choose GPUs of one model on a "
+        "host (`export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=...`), or "
+        f"{leave_out(names) if names else 'leave the hosts of one model out'}.",
+    )
 
 
 def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
@@ -326,33 +325,30 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
     if not host.gpus:
         return
     expected, promised = seen.options.expect_gpus, host.promised
-    # Unless every rank answered, GPUs that are bound to the absent would be missed.
-    adds_up = len(seen.by_rank) == seen.world.size
-    ranks = [
+    severity = Severity.ERROR
+    wrong = [
         rank
         for rank, row in host.answers.items()
         # CUDA decides what an index means on a GPU that is split into slices; an index that shows nothing is wrong.
         if not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
     ]
-    severity, title = Severity.ERROR, "GPUs are hidden from the job"
+    blind = [rank for rank, row in host.answers.items() if row.visible == 0]
     if expected is not None:
-        if host.visible >= expected or not adds_up:
+        # Unless every rank answered, GPUs that are bound to the absent would be missed.
+        if host.visible >= expected or len(seen.by_rank) < seen.world.size:
             return
         ranks, why = list(host.answers), f"--expect-gpus is {expected}"
-    elif ranks:
-        title = "CUDA_VISIBLE_DEVICES names GPUs that do not exist"
-        why = "the variable names a GPU that does not exist, or one GPU twice"
-    elif ranks := [rank for rank, row in host.answers.items() if row.visible == 0]:
-        is_promised = any(host.answers[rank].promised for rank in ranks)
+    elif wrong:
+        ranks, why = wrong, "the variable names a GPU that does not exist, or one GPU twice"
+    elif blind:
+        ranks, is_promised = blind, any(host.answers[rank].promised for rank in blind)
         has_others = any(row.visible for row in seen.by_rank.values())
         # NCCL needs GPUs on all ranks.
         if seen.options.backend == "gloo" or not (is_promised or has_others):
             severity = Severity.WARNING
-        why = "launcher or container name some" if is_promised else "no GPU was tested, and the job would use CPUs"
-        why = "other ranks see some" if has_others and not is_promised else why
-    elif promised is not None and host.visible < promised and adds_up:
-        # A job step or a shell may use fewer on purpose, and they work.
-        ranks, severity, why = list(host.answers), Severity.WARNING, f"launcher or container name {promised}"
+        why = "no GPU was tested, and the job would use CPUs"
+        if is_promised or has_others:
+            why = "launcher or container name some" if is_promised else "other ranks see some"
     else:
         return
     row = host.answers[ranks[0]]
@@ -360,9 +356,14 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
     number = host.visible if len(ranks) == len(host.answers) else row.visible
     visible = f"{ranks_text(ranks)} {'sees' if len(ranks) == 1 else 'see'} {number} of them"
     setting = "unset" if value is None else f"set to {value!r}"
+    fix = f"Ask Slurm for GPUs (`--gres=gpu:{len(host.gpus)}`)."
+    if value != "NoDevFiles":
+        # Bound to GPUs, every rank may count its own from 0.
+        indices = ",".join(str(gpu.index) for gpu in row.nvml.gpus)
+        fix = f"Set CUDA_VISIBLE_DEVICES={indices} on {host.name}."
     yield seen.finding(
         "hidden",
-        title,
+        "GPUs are hidden from the job",
         f"{host.name} has {count(len(host.gpus), 'GPU')}, but {visible} with CUDA_VISIBLE_DEVICES {setting}: {why}.",
         severity=severity,
         ranks=ranks,
@@ -372,18 +373,8 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
             "promised": promised,
             "cuda_visible_devices": value,
         },
-        fix=_showing_fix(host, row),
+        fix=f"{fix} If that is intended, pass `--expect-gpus {host.visible}`.",
     )
-
-
-def _showing_fix(host: HostGpus, row: Data) -> str:
-    cpus = f"If that is intended, pass `--expect-gpus {host.visible}`."
-    if row.cuda_visible_devices == "NoDevFiles":
-        return f"Ask Slurm for GPUs (`--gres=gpu:{len(host.gpus)}`). {cpus}"
-    # Bound to GPUs, every rank may count its own from 0.
-    indices = ",".join(str(gpu.index) for gpu in row.nvml.gpus)
-    unset = "" if row.cuda_visible_devices is None else ", or unset it"
-    return f"Set CUDA_VISIBLE_DEVICES={indices} on {host.name} (or UUIDs of `nvidia-smi -L`){unset}. {cpus}"
 
 
 def _isolated(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
@@ -412,10 +403,6 @@ def _is_closed(host: HostGpus) -> bool:
     sets = [{gpu.uuid for gpu in gpus} for gpus in whole if gpus]
     together = set[str | None]().union(*sets)
     return len(sets) > 1 and any(own != together for own in sets)
-
-
-def _gpus_text(indices: Sequence[int]) -> str:
-    return f"{'GPU' if len(indices) == 1 else 'GPUs'} {', '.join(map(str, indices))}"
 
 
 def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:

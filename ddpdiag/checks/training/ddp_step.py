@@ -63,7 +63,7 @@ _MANY_RANKS = 32
 # One window, in which the system did something else, says nothing, so that there must be several; where more than two
 # ranks share a core no straggler is named, and one window is enough for the columns of the report.
 _WINDOWS, _CROWDED_WINDOWS = 10, 1
-_HELD_DOWN = ("GPU005.slowdown", "GPU005.warm")
+_HELD_DOWN = ("GPU005.slowdown",)
 
 
 class Data(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct
@@ -164,18 +163,8 @@ def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]
 
 
 def named_gpus(value: str | None) -> int:
-    """The number of GPUs that a CUDA_VISIBLE_DEVICES means, whether CUDA finds them or not.
-
-    An entry that is no name ends it.
-
-    More than `visible_gpus` where an index or a UUID is wrong, or named twice.
-    """
-    if value is None:
-        return 0
-    if value.startswith("MIG-"):
-        return 1
-    read = _by_uuid if value.startswith("GPU-") else _by_index
-    return sum(1 for _ in takewhile(lambda entry: read(entry.strip(), None) is not None, value.split(",")))
+    """The number of GPUs that a CUDA_VISIBLE_DEVICES names, whether CUDA finds them or not."""
+    return 0 if value is None else len(gpus_named(value, None))
 
 
 def _by_index(entry: str, present: Sequence[ProcGpu] | None) -> str | None:
