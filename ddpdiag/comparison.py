@@ -1,6 +1,6 @@
 """The differences between two runs that are more than the noise that their repeats show.
 
-Compared are ranks with their peers, figures of the whole machine, benchmarks, rates of pairs, versions and variables.
+Compared are ranks with their peers, figures of the whole machine, benchmarks, versions and variables.
 Times of two runs differ for reasons that neither run shows within itself: where the processes run, other jobs on the
 machine. So a difference must exceed the spread of the repeats, and a share that is larger for what the whole machine
 disturbs than for what is compared with other ranks at the same moments.
@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.model import Matrix
 from ddpdiag.model.bench import BenchCurve, BenchPoint
 from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings
 from ddpdiag.stats import quantile
@@ -301,29 +300,26 @@ def _are_sound(values: Iterable[float]) -> bool:
 WORSE_SHARE = 0.05
 # Not cv / sqrt(calls): the calls of one run are disturbed together, so their mean is not that much steadier than they.
 SPREADS = 2
-_NAMES_SHOWN = 4
 
 
 def compared_curves(old: Sequence[BenchCurve], new: Sequence[BenchCurve]) -> Iterator[Change]:
     """Curves of benchmarks that became worse or better, and those that cannot be compared."""
     for curve in new:
-        held = find(old, curve)
-        name = name_of(curve)
+        held, name = find(old, curve), name_of(curve)
         if isinstance(held, str):
             yield _unjudged(name, f"{name} was not compared: {held}")
+            continue
         # A curve is better where it would be worse in the opposite order.
-        elif (loss := worst_loss(held, curve)) is not None:
-            yield _of_loss(name, Direction.REGRESSION, *loss)
-        elif (gain := worst_loss(curve, held)) is not None:
-            yield _of_loss(name, Direction.IMPROVEMENT, *gain[::-1])
-
-
-def _of_loss(name: str, direction: Direction, old: BenchPoint, new: BenchPoint) -> Change:
-    was, now = old.busbw_bytes_per_s, new.busbw_bytes_per_s
-    word = "slower" if now < was else "faster"
-    rates = f"{rate_text(was)} -> {rate_text(now)} busbw at {size_text(old.size_bytes)}"
-    text = f"{name}: {rates} ({share_text(1 - min(was, now) / max(was, now))} {word})"
-    return Change(direction=direction, name=name, text=text, old=was, new=now, ratio=was / now)
+        loss, gain = worst_loss(held, curve), worst_loss(curve, held)
+        for direction, word, points in (
+            (Direction.REGRESSION, "slower", loss),
+            (Direction.IMPROVEMENT, "faster", None if loss or gain is None else gain[::-1]),
+        ):
+            if points is not None:
+                was, now = (point.busbw_bytes_per_s for point in points)
+                rates = f"{rate_text(was)} -> {rate_text(now)} busbw at {size_text(points[0].size_bytes)}"
+                text = f"{name}: {rates} ({share_text(1 - min(was, now) / max(was, now))} {word})"
+                yield Change(direction=direction, name=name, text=text, old=was, new=now, ratio=was / now)
 
 
 def name_of(curve: BenchCurve) -> str:
@@ -338,9 +334,7 @@ def find(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurve | str:
     """
     old = next((curve for curve in baseline if name_of(curve) == name_of(new)), None)
     if old is None:
-        known = [name_of(curve) for curve in baseline]
-        more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
-        return f"the baseline has no {name_of(new)}, it has {', '.join(known[:_NAMES_SHOWN]) or 'no benchmark'}{more}"
+        return "the baseline has no such benchmark"
     differences = [
         f"{name} of the baseline: {was}, of this run: {now}"
         for name in dict.fromkeys((*old.fabric, *new.fabric))
@@ -350,8 +344,7 @@ def find(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurve | str:
         return "; ".join(differences)
     known_sizes, large = _measured(new), _large(_measured(old))
     if large and not any(size in known_sizes for size in large):
-        sizes = " to ".join(dict.fromkeys(size_text(size) for size in (large[0], large[-1])))
-        return f"none of the sizes that show its bandwidth ({sizes}) was measured now"
+        return f"none of the sizes that show its bandwidth ({size_text(large[0])} or more) was measured now"
     return old
 
 
@@ -385,76 +378,3 @@ def _large(points: Mapping[int, BenchPoint]) -> list[int]:
     peak = max((point.busbw_bytes_per_s for point in points.values()), default=0.0)
     first = next((size for size, point in points.items() if 2 * point.busbw_bytes_per_s >= peak), 0)
     return [size for size in points if size >= first]
-
-
-# Rates of pairs ------------------------------------------------------------------------------------------------------
-
-# A rate of a pair has no repeats, but a matrix has many cells: the distance between their changes is the noise. A link
-# changed where it did so by half against the usual change of all links, and by more than three times the distance
-# between the quartiles of these changes. Of fewer than four links no noise is known, and nothing is judged. Where
-# others used the cores, a change is reported and not judged.
-
-_Link = tuple[str, str]
-_Rates = Mapping[_Link, float]
-# Chosen, as the slow rank's (bench/series.py): one connection varies more than the median of many calls.
-_RATIO = 1.5
-_DISTANCES = 3
-_LEAST_LINKS = 4
-_SHOWN = 8
-
-
-def changed_matrices(old: Sequence[Matrix], new: Sequence[Matrix], busy_share: float = 1.0) -> Iterator[Change]:
-    """Changes of all matrices of rates that both runs have. `busy_share` as in `least_busy`."""
-    known = {matrix.name: matrix for matrix in old if matrix.unit == "bytes_per_s"}
-    for matrix in new:
-        if matrix.unit == "bytes_per_s" and matrix.name in known:
-            yield from _changed(matrix, _rates(known[matrix.name]), _rates(matrix), busy_share)
-
-
-def _rates(matrix: Matrix) -> dict[_Link, float]:
-    return {
-        (row, column): float(cell)
-        for row, cells in zip(matrix.rows, matrix.cells, strict=False)
-        for column, cell in zip(matrix.columns, cells, strict=False)
-        if row != column and isinstance(cell, int | float) and 0 < cell < math.inf
-    }
-
-
-def _changed(matrix: Matrix, was: _Rates, now: _Rates, busy_share: float) -> Iterator[Change]:
-    # How many times as long a byte takes, above one for worse.
-    ratios = {link: was[link] / now[link] for link in now if link in was}
-    if len(ratios) < _LEAST_LINKS:
-        return
-    logs = sorted(map(math.log, ratios.values()))
-    usual = median(logs)
-    noise = math.exp(quantile(logs, 0.75) - quantile(logs, 0.25)) - 1
-    limit = max(math.log(_RATIO), _DISTANCES * math.log1p(noise))
-    outliers = {link: ratio for link, ratio in ratios.items() if abs(math.log(ratio) - usual) >= limit}
-    for direction, links in (
-        (Direction.REGRESSION, [link for link in outliers if math.log(outliers[link]) > usual]),
-        (Direction.IMPROVEMENT, [link for link in outliers if math.log(outliers[link]) < usual]),
-    ):
-        if links:
-            judged = direction if busy_share >= LEAST_BUSY_WITHIN else Direction.NEUTRAL
-            yield _of_links(matrix, judged, links, was, now, noise)
-    if abs(usual) >= max(math.log(_RATIO), math.log1p(noise)):
-        direction = Direction.REGRESSION if usual > 0 else Direction.IMPROVEMENT
-        judged = direction if busy_share >= LEAST_BUSY_ACROSS else Direction.NEUTRAL
-        yield _of_links(matrix, judged, [link for link in ratios if link not in outliers], was, now, noise)
-
-
-def _of_links(
-    matrix: Matrix, direction: Direction, links: Sequence[_Link], was: _Rates, now: _Rates, noise: float
-) -> Change:
-    old, new = (median(rates[link] for link in links) for rates in (was, now))
-    shown = ", ".join(f"{row} -> {column}" for row, column in links[:_SHOWN])
-    more = f" and {len(links) - _SHOWN} more" if len(links) > _SHOWN else ""
-    return Change(
-        direction=direction,
-        name=matrix.name,
-        text=f"{matrix.title}: {shown}{more}: {rate_text(old)} -> {rate_text(new)}",
-        old=old,
-        new=new,
-        ratio=old / new,
-        noise=noise,
-    )

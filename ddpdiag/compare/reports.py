@@ -1,4 +1,4 @@
-"""Two reports compared with each other: verdicts, findings, figures, rates of pairs, hosts and versions.
+"""Two reports compared with each other: verdicts, findings, figures, hosts and versions.
 
 Several findings of one code with the same blame (a variable each) are distinguished by their titles without the numbers
 in these, which differ from run to run.
@@ -19,7 +19,6 @@ from ddpdiag.comparison import (
     Change,
     Direction,
     changed_facts,
-    changed_matrices,
     compared_figures,
     least_busy,
 )
@@ -70,7 +69,6 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
         *_verdict(old, new),
         *changed_findings(old, new),
         *figures,
-        *changed_matrices(old.matrices, new.matrices, least_busy(old.snapshot, new.snapshot)),
     ]
     for name, was, now in (
         ("launcher", old.world.launcher, new.world.launcher),

@@ -11,11 +11,11 @@ repeats: a change by 50 % is reported and not judged.
 Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that the ranks had at least 60 % of their cores
 (90 % for figures of the whole machine) in both runs; otherwise the report states that they were not.
 
-`ddpdiag compare OLD NEW` compares two files by the same rules. It also compares the verdicts, the findings and the
-rates between pairs of hosts or GPUs, the bus bandwidth of benchmarks and the images per second of `ddpdiag train`,
-which this check does not (COL002 compares a benchmark with its baseline). A finding of a check that did not run in one
-of the runs is neither new nor gone. The exit code is 1 for a regression; without one it is 3 where no figure was
-compared, or where the new run's verdict is UNKNOWN, else 0.
+`ddpdiag compare OLD NEW` compares two files by the same rules. It also compares the verdicts, the findings, the bus
+bandwidth of benchmarks and the images per second of `ddpdiag train`, which this check does not (COL002 compares a
+benchmark with its baseline). A finding of a check that did not run in one of the runs is neither new nor gone. The exit
+code is 1 for a regression; without one it is 3 where no figure was compared, or where the new run's verdict is UNKNOWN,
+else 0.
 
 Findings:
 
