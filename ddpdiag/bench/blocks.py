@@ -1,4 +1,4 @@
-"""A benchmark in each format: blocks for Markdown and HTML, metrics for Prometheus, and nccl-tests' form for people.
+"""A benchmark in each format: blocks for Markdown and HTML, and nccl-tests' form for people.
 
 The text begins with the table between the comments that nccl-tests prints: each line that is no row starts with "#".
 The results of the series and ranks, the findings and the verdict follow.
@@ -11,7 +11,6 @@ from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches
 from ddpdiag.model import Report, WorldLine
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Expectation, Series
-from ddpdiag.render import Sample
 from ddpdiag.render.blocks import Block, Cell, Chart, Column, Fold, Items, Line, Mark, Section, Table, Text
 from ddpdiag.render.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line
@@ -166,33 +165,6 @@ def _curves(bench: BenchReport) -> Iterator[Chart]:
 
 def _key(of: BenchRow | Series) -> tuple[str, str, str]:
     return of.collective, of.backend, of.dtype
-
-
-# Prometheus ----------------------------------------------------------------------------------------------------------
-
-
-def samples(report: Report) -> Iterator[Sample]:
-    """The figures of each series, and the bus bandwidth of each rank."""
-    bench = measured(report)
-    yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
-    for one in bench.series:
-        labels = {name: str(getattr(one, name)) for name in ("backend", "collective", "dtype")}
-        peak = one.peak_busbw_bytes_per_s
-        yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
-        if one.expectation is not None:
-            expected = one.expectation.busbw_bytes_per_s
-            help = "Bus bandwidth that this hardware should reach."
-            yield Sample("bench_expected_busbw_bytes_per_second", help, expected, labels)
-        if one.latency_seconds is not None:
-            yield Sample("bench_latency_seconds", "Shortest time of the smallest message.", one.latency_seconds, labels)
-    for rank in bench.ranks:
-        if rank.busbw_bytes_per_s is not None:
-            labels = {
-                name: str(getattr(rank, name)) for name in ("backend", "collective", "size_bytes", "rank", "host")
-            }
-            labels |= {"gpu_uuid": rank.gpu_uuid or ""}
-            help = "Bus bandwidth of a rank at the largest size."
-            yield Sample("bench_rank_busbw_bytes_per_second", help, rank.busbw_bytes_per_s, labels)
 
 
 # nccl-tests' form ----------------------------------------------------------------------------------------------------

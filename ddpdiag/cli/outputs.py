@@ -79,7 +79,7 @@ class Outputs(DisplayOptions):
         "Variables that avoid the faults found, for a shell to source; these faults become warnings.",
     )
     prometheus: str | None = written(
-        rendered("ddpdiag.render.prometheus", features=True), "Prometheus metrics (text format).", advanced=True
+        rendered("ddpdiag.render.prometheus"), "Prometheus metrics (text format).", advanced=True
     )
     strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
     details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)

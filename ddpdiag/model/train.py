@@ -46,7 +46,6 @@ class Ended(Enum):
 
 
 _WHAT = "What is trained"
-DTYPES = ("float32", "float64", "bfloat16")
 
 
 def _strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
@@ -59,12 +58,6 @@ def _strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
         if name not in known:
             raise UsageError(f"expected {', '.join(known)} or all{nearest(name, known)}")
     return tuple(dict.fromkeys(known[name] for name in names))
-
-
-def _dtype(text: str) -> str:
-    if text not in DTYPES:
-        raise UsageError(f"expected {', '.join(DTYPES)}{nearest(text, DTYPES)}")
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +77,6 @@ class Train:
         30, "Steps of each training; the first 3 are not timed.", metavar="N", panel=_WHAT, min=2, max=2_000
     )
     batch_size: int = option(64, "Images of a step, over all ranks.", metavar="N", panel=_WHAT, min=1, max=65_536)
-    dtype: str = option(
-        "float32", f"{', '.join(DTYPES)}.", metavar="TYPE", panel=_WHAT, words=lambda: DTYPES, parse=_dtype
-    )
     group_size: int = option(
         2,
         "Devices over which each rank of model-parallel cuts its network.",
@@ -124,8 +114,6 @@ class StrategyRow(Struct, frozen=True, kw_only=True):
     peak_bytes: int | None = None
     state_bytes: int | None = None
     deviation: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
 
 
 class TrainReport(Struct, frozen=True, kw_only=True):

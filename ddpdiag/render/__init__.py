@@ -25,6 +25,3 @@ class Feature(Protocol):
 
     def blocks(self, report: "Report") -> Iterator["Section"]:
         """The sections that every format draws."""
-
-    def samples(self, report: "Report") -> Iterator[Sample]:
-        """The metrics for Prometheus."""

@@ -1,7 +1,7 @@
 """The blocks of a report, stated once and drawn by the terminal, Markdown and HTML.
 
-A feature has one function for all formats, `blocks(report) -> Iterator[Section]`, beside `samples(report)` for
-Prometheus. It states values, and no painter's matters: no width, colour, escaping, cut text or number of rows.
+A feature has one function for all formats, `blocks(report) -> Iterator[Section]`. It states values, and no painter's
+matters: no width, colour, escaping, cut text or number of rows.
 
     def blocks(report: Report) -> Iterator[Section]:
         table = Table(

@@ -8,7 +8,7 @@ grow with the square of the ranks; the JSON report has them.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from ddpdiag import __version__
 from ddpdiag.codec import readable
 from ddpdiag.model import Report, Verdict
-from ddpdiag.render import Feature, Sample
+from ddpdiag.render import Sample
 from ddpdiag.render.page import one_line
 
 _WHO = ("rank", "local_rank", "host", "gpu_uuid")
@@ -27,24 +27,24 @@ _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
 _UNITS = (("_per_s", "_per_second"), ("_share", "_ratio"))
 
 
-def render(report: Report, features: Sequence[Feature] = ()) -> bytes:
+def render(report: Report) -> bytes:
     """The metrics as text in UTF-8."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(report, features))
+    registry.register(_Once(report))
     return generate_latest(registry)
 
 
 class _Once(Collector):
     """The metrics of one report as families of gauges."""
 
-    def __init__(self, report: Report, features: Sequence[Feature]) -> None:
-        self._report, self._features = report, features
+    def __init__(self, report: Report) -> None:
+        self._report = report
 
     def collect(self) -> Iterator[Metric]:
         """A family for each name. The collector refuses a whole file in which a sample is there twice: the first
         counts."""
         families: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
-        for sample in _samples(self._report, self._features):
+        for sample in _samples(self._report):
             labels = tuple((name, _text(value)) for name, value in sample.labels.items())
             families.setdefault("ddpdiag_" + re.sub(r"[^a-zA-Z0-9_]", "_", sample.name), {}).setdefault(labels, sample)
         for name, samples in families.items():
@@ -59,12 +59,11 @@ def _text(value: object) -> str:
     return readable(one_line(str(value)))
 
 
-def _samples(report: Report, features: Sequence[Feature]) -> Iterator[Sample]:
+def _samples(report: Report) -> Iterator[Sample]:
     yield from _run(report)
     yield from _stages_checks_and_findings(report)
-    # Figures of the whole run; those of a benchmark and of strategies come with labels, further below.
     for name, value in report.measurements.items():
-        if isinstance(value, int | float) and name.partition(".")[0] not in ("bench", "train"):
+        if isinstance(value, int | float):
             family, labels = _spelled(name)
             yield Sample(family, f"The run's {name}.", value, labels)
     for row in report.ranks:
@@ -73,8 +72,6 @@ def _samples(report: Report, features: Sequence[Feature]) -> Iterator[Sample]:
         for name, value in row.items():
             if name not in _WHO and isinstance(value, int | float):
                 yield Sample(f"rank_{_with_unit(name)}", f"A rank's {name}.", value, labels)
-    for feature in features:
-        yield from feature.samples(report)
 
 
 def _run(report: Report) -> Iterator[Sample]:

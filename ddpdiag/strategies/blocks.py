@@ -1,13 +1,12 @@
-"""The blocks of a training by strategies and of a comparison of launchers, and the metrics for Prometheus."""
+"""The blocks of a training by strategies and of a comparison of launchers."""
 
 from collections.abc import Iterable, Iterator
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Ended, StrategyRow, TrainReport
-from ddpdiag.render import Sample
 from ddpdiag.render.blocks import Block, Cell, Column, Mark, Section, Table, Text
 from ddpdiag.strategies.launchers import LauncherRow, LaunchersReport
-from ddpdiag.text import count, figure, seconds
+from ddpdiag.text import count, seconds
 
 _MARKS = {
     Ended.WORKS: Mark.GOOD,
@@ -43,7 +42,7 @@ def blocks(report: Report) -> Iterator[Section]:
     train = report.train
     if train is not None:
         torch = f"torch {train.torch_version}" if train.torch_version else ""
-        setting = ", ".join(filter(None, (train.device, train.asked.dtype, torch)))
+        setting = ", ".join(filter(None, (train.device, torch)))
         yield Section(
             "Strategies",
             (
@@ -53,7 +52,6 @@ def blocks(report: Report) -> Iterator[Section]:
                 ),
                 _strategies(train),
                 *reasons((row.strategy.value, row.ended, row.reason) for row in train.rows),
-                *_losses(train),
             ),
             name="strategies",
         )
@@ -90,52 +88,30 @@ def _row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
     )
 
 
-def _losses(train: TrainReport) -> Iterator[Text]:
-    for row in train.rows:
-        if row.first_loss is not None and row.last_loss is not None:
-            text = f"{figure(row.first_loss)} at the start, {figure(row.last_loss)} at the end"
-            yield Text(text, f"loss of {row.strategy.value}", Mark.DIM)
-            return  # those of the others are the same, within the tolerance
-
-
-def samples(report: Report) -> Iterator[Sample]:
-    """The outcome and the speed of each strategy."""
-    for row in report.train.rows if report.train is not None else ():
-        labels = {"strategy": row.strategy.value}
-        help = "1, with the outcome of a strategy as a label."
-        yield Sample("train_ended", help, 1, labels | {"ended": row.ended.value})
-        if row.samples_per_second is not None:
-            help = "Images per second, over all ranks."
-            yield Sample("train_samples_per_second", help, row.samples_per_second, labels)
-
-
 # Launchers -----------------------------------------------------------------------------------------------------------
 
 
 def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:
     """The table of launchers, why some of them do not work, and the verdict."""
-    asked, rows = report.asked, report.rows
-    torch = f"torch {report.torch_version}" if report.torch_version else ""
-    ranks = f"{count(asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
-    facts = ", ".join(filter(None, (ranks, report.backend or asked.backend, report.device, torch)))
-    took = f"took {seconds(report.seconds)} (limit {seconds(asked.budget_seconds)})"
-    yield Text(f"{facts}; {took}", "ddpdiag")
+    training, rows = report.training, report.rows
+    ranks = f"{count(training.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
+    facts = ", ".join(filter(None, (ranks, report.setting)))
+    yield Text(f"{facts}; took {seconds(report.seconds)}", "ddpdiag")
     yield Table(
         columns=(
             Column("started by"),
             Column(""),
             Column("start", "start_seconds"),
             Column("x"),
-            Column("launcher", "launcher_seconds"),
             Column("step", "step_seconds"),
             Column("x"),
             Column("threads"),
         ),
         rows=tuple(_launcher(row, rows[0]) for row in rows),
-        note=f"The same training, started by each launcher: {count(asked.steps, 'step')} of "
-        f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the better "
-        "of two starts. start: from the command to the group of all ranks; launcher: until the last "
-        "rank runs its first line; step: the median of the slowest rank; x: times torchrun's; threads: of each rank.",
+        note=f"The same training, started by each launcher: {count(training.steps, 'step')} of "
+        f"{count(training.batch_size, 'image')} over all ranks in DistributedDataParallel; the better "
+        "of two starts. start: from the command to the group of all ranks; step: the median of the slowest rank; "
+        "x: times torchrun's; threads: of each rank.",
     )
     yield from reasons((row.method.value, row.ended, row.reason) for row in rows)
     mark = {0: Mark.GOOD, 1: Mark.ERROR}.get(report.exit_code, Mark.WARNING)
@@ -149,7 +125,6 @@ def _launcher(row: LauncherRow, torchrun: LauncherRow) -> tuple[str | float | Ce
         ended(row.ended),
         row.start_seconds,
         _ratio(row.start_seconds, torchrun.start_seconds),
-        row.launcher_seconds,
         row.step_seconds,
         _ratio(row.step_seconds, torchrun.step_seconds),
         "-".join(map(str, threads)) or None,

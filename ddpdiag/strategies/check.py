@@ -38,7 +38,6 @@ from ddpdiag.model.train import Strategy
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.trainings import (
-    TOLERANCES,
     Data,
     asked_of,
     batch_of,
@@ -71,8 +70,6 @@ _NEEDS = {
 }
 # A strategy gets at least so much, even if others that hang have spent their share.
 _LEAST_SECONDS = 8.0
-# Beyond so many numbers, single does not report what each rank's loss should be.
-_MOST_PARTS = 50_000
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -103,7 +100,7 @@ def measure(ctx: Context) -> Data:
     from ddpdiag.workloads import mnist
 
     params, asked = ctx.trial.params, asked_of(ctx.options)
-    task = Task(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]), dtype=asked.dtype)
+    task = Task(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]))
     exact()
     strategy = Strategy(params["strategy"])
     ctx.report(Data(device=""), f"{strategy.value} on {len(ctx.group)} of {ctx.place.world_size} ranks")
@@ -112,14 +109,9 @@ def measure(ctx: Context) -> Data:
     try:
         # ImportError where this torch lacks the strategy: nothing was trained then.
         backend = str(ctx.trial.params["backend"])
-        parts = ctx.place.world_size if task.steps * ctx.place.world_size <= _MOST_PARTS else 0
-        wants: dict[Strategy, tuple[str | int, ...]] = {
-            Strategy.SINGLE: (backend, parts),
-            Strategy.DP: (),
-            Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
-        }
+        more = (asked.group_size,) if strategy is Strategy.MODEL_PARALLEL else ()
         code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
-        data: Data = code.train(ctx, task, digits, *wants.get(strategy, (backend,)))
+        data: Data = code.train(ctx, task, digits, backend, *more)
         return data
     except ImportError as error:
         if strategy not in _NEEDS:
@@ -171,5 +163,7 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(figures=figures(seen), section=section(seen))
 
 
-SETTINGS = {"tolerance": TOLERANCES["float32"]}
+# In nats, where the loss begins at ln 10 = 2.3. Sums in another order differ by the last bits: the largest deviations
+# that were measured, of all strategies over 200 steps on a CPU, are a fifth of this or less.
+SETTINGS = {"tolerance": 1e-4}
 CHECK: Check[Data] = Check(__name__, "TRN002", "strategies", Stage.TRAINING, Scope.WORLD, Kind.TORCH, deadline=30)

@@ -23,8 +23,8 @@ from ddpdiag.render.painter import paint
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.strategies.blocks import launcher_blocks
-from ddpdiag.strategies.launchers import Compare, judge
-from ddpdiag.strategies.launching import Rounds
+from ddpdiag.strategies.launchers import Training, judge
+from ddpdiag.strategies.launching import Starts
 
 # Membership, versions, cores, the trainings, and the events of the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")
@@ -63,8 +63,7 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
     """Start the training by each launcher, twice; the exit code."""
     launch = check.launched(launch_args)
     refuse_launched(launch)
-    compare = checked(train, options, len(launch.ranks))
-    refuse_nccl_without_gpus(compare.backend)
+    training = training_of(train, options, len(launch.ranks))
     json = outputs.json
     if json is not None:
         files.check_writable(json)
@@ -75,14 +74,15 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
         counter(quiet=outputs.quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
     ):
-        rounds = Rounds(compare, folder, signals, lambda method: progress.tell(f"{method.value} ..."))
-        rounds.run()
+        starts = Starts(training, folder, signals, train.budget)
+        starts.run(lambda method: progress.tell(f"{method.value} ..."))
     report = judge(
-        compare,
-        rounds.starts,
+        training,
+        starts.rows,
         host=launch.place.host,
         cores=len(os.sched_getaffinity(0)),
         seconds=time.monotonic() - begin,
+        setting=starts.setting,
         stop_signal=signals.received,
     )
     stream = sys.stderr if json == "-" else sys.stdout
@@ -109,7 +109,7 @@ def refuse_launched(launch: Launch) -> None:
     )
 
 
-def checked(train: Train, options: CheckOptions, ranks: int) -> Compare:
+def training_of(train: Train, options: CheckOptions, ranks: int) -> Training:
     """The training to compare, if it makes sense; UsageError otherwise. `ranks` are those of the launch."""
     for name, value, least in (
         ("--steps", train.steps, _LEAST_STEPS),
@@ -119,10 +119,5 @@ def checked(train: Train, options: CheckOptions, ranks: int) -> Compare:
         if not value >= least:
             raise UsageError(f"{name} {value:g}: expected {least:g} or more with --compare-launchers")
     check_backend(options.backend)
-    return Compare(
-        ranks=ranks,
-        steps=train.steps,
-        batch_size=train.batch_size,
-        backend=options.backend,
-        budget_seconds=train.budget,
-    )
+    refuse_nccl_without_gpus(options.backend)
+    return Training(ranks=ranks, steps=train.steps, batch_size=train.batch_size, backend=options.backend)

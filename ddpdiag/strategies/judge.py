@@ -1,37 +1,146 @@
-"""The table and the findings of TRN002, with the ranks to blame."""
+"""The outcome of each training of TRN002, the table, and the findings with the ranks to blame."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.blame import without_backend
+from ddpdiag.checks.blame import Blame, blamed, unfinished, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.known_errors import cause_of
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.model import Finding, Outcome, Scalar, Status
+from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.strategies.trainings import (
-    Apart,
     Data,
-    Run,
     asked_of,
     batch_of,
     devices_of,
-    mean_losses,
-    reference,
-    run_of,
-    runs,
     strategies_of,
-    tolerance_of,
+    trial_of,
     why_not,
 )
 from ddpdiag.text import begun
 
-# The last loss is the mean over so many steps: one is noisy.
-_LAST_STEPS = 5
-_NOT_TRIED = "the run ended before this strategy was tried"
+
+class Run(NamedTuple):
+    """One training by a strategy.
+
+    `blame` is there if it failed, `deviation` (the largest of a loss from that of single) if it was compared;
+    `bad_step` is the first step beyond the tolerance.
+    """
+
+    strategy: Strategy
+    batch: int
+    trial: Trial
+    data: Mapping[int, Data]
+    outcomes: Sequence[Outcome]
+    ended: Ended
+    reason: str = ""
+    blame: Blame | None = None
+    deviation: float | None = None
+    bad_step: int = 0
+
+    @property
+    def rate(self) -> float | None:
+        """Images per second of all ranks; they wait for each other, so the slowest sets the time."""
+        seconds = max((own.seconds for own in self.data.values()), default=0.0)
+        if self.ended not in (Ended.WORKS, Ended.WRONG, Ended.NOT_COMPARED) or seconds <= 0:
+            return None
+        return self.batch * next(iter(self.data.values())).timed_steps / seconds
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The loss of each step over all images: that of each rank counts as much as the images that it saw."""
+        trained = [data for data in self.data.values() if data.losses]
+        images = sum(data.images for data in trained)
+        steps = range(min((len(data.losses) for data in trained), default=0))
+        return tuple(sum(data.losses[step] * data.images for data in trained) / images for step in steps)
+
+
+def run_of(seen: Seen[Data], strategy: Strategy) -> Run | None:
+    """The training by a strategy with its outcome; None if there was none."""
+    if (trial := trial_of(seen, strategy)) is None:
+        return None
+    data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
+    outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
+    run = Run(strategy, int(trial.params["batch"]), trial, data, outcomes, Ended.WORKS)
+    return _compared(seen, _ended(seen, run))
+
+
+def runs(seen: Seen[Data]) -> tuple[Run, ...]:
+    """All trainings, in the order in which they were tried."""
+    found = (run_of(seen, Strategy(trial.params["strategy"])) for trial in seen.trials)
+    return tuple(run for run in found if run is not None)
+
+
+def _ended(seen: Seen[Data], run: Run) -> Run:
+    lacks = [own.not_possible for own in run.data.values() if own.not_possible]
+    if lacks := lacks or [*without_backend(run.outcomes).values()]:
+        return run._replace(ended=Ended.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(lacks)))
+    if why := _why_ended_early(seen, run):
+        return run._replace(ended=Ended.UNFINISHED, reason=why)
+    blame = blamed(run.outcomes)
+    if blame is None:
+        return run
+    if unfinished(run.trial, blame, run.outcomes):
+        still = next(o for o in run.outcomes if o.status is Status.HUNG)
+        reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{still.at}'"
+        return run._replace(ended=Ended.UNFINISHED, reason=reason, blame=blame)
+    if blame.status is Status.HUNG:
+        return run._replace(ended=Ended.HANGS, reason=blame.why, blame=blame)
+    # The error of the first rank that failed by itself.
+    failed = [o for o in run.outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
+    reason = next((o.error.splitlines()[0] for o in failed if o.error), blame.why)
+    return run._replace(ended=Ended.FAILS, reason=reason, blame=blame)
+
+
+def _why_ended_early(seen: Seen[Data], run: Run) -> str:
+    """The reason of the run, not of the training, for which it ended early; empty if there is none."""
+    lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
+    if lost:
+        return f"{ranks_text(lost)} left the run before the training ended"
+    reported = {outcome.rank for outcome in run.outcomes if outcome.status is not Status.SKIPPED}
+    if not reported.issuperset(run.trial.ranks):
+        return "the run ended before the training did"
+    hurried = next((o for o in run.outcomes if o.status is Status.HUNG and run.trial.hurried and not o.told), None)
+    if hurried is not None:
+        return f"the budget left {run.trial.deadline_seconds:.1f} s for it, after which it was at '{hurried.at}'"
+    return ""
+
+
+def _compared(seen: Seen[Data], run: Run) -> Run:
+    """The same run, compared with single; single itself need only be finite."""
+    if run.ended is not Ended.WORKS:
+        return run
+    losses = run.losses
+    if not losses or not all(map(math.isfinite, losses)):
+        bad = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), 0)
+        reason = f"its loss is {losses[bad] if losses else 'missing'}"
+        return run._replace(ended=Ended.WRONG, deviation=math.inf, bad_step=bad, reason=reason)
+    if run.strategy is Strategy.SINGLE:
+        return run
+    if not (alone := reference(seen)):
+        return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses to compare with")
+    apart = [abs(loss - right) for loss, right in zip(losses, alone, strict=False)]
+    run = run._replace(deviation=max(apart, default=math.inf))
+    bad_step = next((step for step, each in enumerate(apart) if each > seen.number("tolerance")), None)
+    if bad_step is None:
+        return run
+    reason = f"its loss differs from that of single by {run.deviation:.2g}"
+    return run._replace(ended=Ended.WRONG, bad_step=bad_step, reason=reason)
+
+
+def reference(seen: Seen[Data]) -> tuple[float, ...]:
+    """The losses of single, if it trained."""
+    trial = trial_of(seen, Strategy.SINGLE)
+    found = (row.data.losses for row in seen.rows if trial is not None and row.trial.number == trial.number)
+    return next((losses for losses in found if all(map(math.isfinite, losses))), ())
+
+
+# The table -----------------------------------------------------------------------------------------------------------
 
 
 def train_of(seen: Seen[Data]) -> TrainReport:
@@ -46,7 +155,7 @@ def train_of(seen: Seen[Data]) -> TrainReport:
         batch_size=batch_of(seen.world),
         device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
         rows=rows,
-        tolerance=tolerance_of(seen),
+        tolerance=seen.number("tolerance"),
         sentence=_sentence(rows),
         torch_version=next((data.torch for data in versions.values()), None),
     )
@@ -57,10 +166,10 @@ def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow
         return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
     run = run_of(seen, strategy)
     if run is None:
-        return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=_NOT_TRIED)
+        reason = "the run ended before this strategy was tried"
+        return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=reason)
     devices = devices_of(strategy, seen.world)
     speedup = run.rate / alone.rate if run.rate is not None and alone and alone.rate else None
-    losses = mean_losses(run)
     return StrategyRow(
         strategy=strategy,
         ended=run.ended,
@@ -72,9 +181,7 @@ def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow
         efficiency=speedup / devices if speedup is not None else None,
         peak_bytes=max((own.peak_bytes for own in run.data.values() if own.peak_bytes is not None), default=None),
         state_bytes=max((own.state_bytes for own in run.data.values() if own.state_bytes is not None), default=None),
-        deviation=run.apart.most if run.apart is not None else None,
-        first_loss=losses[0] if losses else None,
-        last_loss=sum(losses[-_LAST_STEPS:]) / len(losses[-_LAST_STEPS:]) if losses else None,
+        deviation=run.deviation,
     )
 
 
@@ -83,28 +190,17 @@ def _sentence(rows: Sequence[StrategyRow]) -> str:
     worked = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
     if not worked:
         return "No strategy trained to the end."
+    works = f"{', '.join(row.strategy.value for row in worked)} {'works' if len(worked) == 1 else 'work'} here"
     several = [row for row in worked if row.strategy is not Strategy.SINGLE]
-    names = [row.strategy.value for row in worked]
-    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    said = f"{listed} {'works' if len(worked) == 1 else 'work'} here"
     if not several:
-        others = all(row.ended is Ended.NOT_POSSIBLE for row in rows if row.strategy is not Strategy.SINGLE)
-        return f"{said}{'; nothing else could be tried' if others and len(rows) > 1 else ''}."
+        return f"{works}."
     best = max(several, key=lambda row: row.samples_per_second or 0.0)
-    return f"{said}; {_best_text(best)}."
-
-
-def _best_text(best: StrategyRow) -> str:
-    rate, name = f"{best.samples_per_second or 0.0:,.0f} samples/s", best.strategy.value
-    if best.speedup is None or best.efficiency is None:
-        return f"{name} is the fastest of several processes, {rate}"
-    if best.speedup <= 1:
-        return f"none is faster than one process alone: the best is {name}, {rate}, {best.speedup:.2f} x its speed"
-    where = f"{len(best.ranks)} ranks" if best.devices == len(best.ranks) else f"{best.devices} devices"
-    return (
-        f"{name} is the fastest, {rate}: {best.speedup:.2f} x one process alone on {where} "
-        f"(efficiency {best.efficiency:.0%})"
+    speed = (
+        f"{best.strategy.value} is the fastest of several processes, {best.samples_per_second or 0.0:,.0f} samples/s"
     )
+    if best.speedup is not None:
+        speed = f"{speed}: {best.speedup:.2f} x one process alone on {best.devices} devices"
+    return f"{works}; {speed}."
 
 
 # Findings ------------------------------------------------------------------------------------------------------------
@@ -117,8 +213,6 @@ _CHECK = (
 
 def findings(seen: Seen[Data]) -> Iterator[Finding]:
     """One for each training that fails, and one where nothing could be tried."""
-    if not strategies_of(seen.world) and seen.world.arrivals:
-        yield _nothing(seen, ())
     tried = runs(seen)
     for run in tried:
         match run.ended:
@@ -128,94 +222,63 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 yield _broken(seen, run)
             case Ended.NOT_COMPARED:
                 fix = "Run `ddpdiag train --strategy single` first, and correct the problems that it reports."
-                yield _unmeasured(seen, run, "was not compared with one process", fix)
+                yield _unmeasured(seen, f"{run.strategy.value} was not compared with one process", run.reason, fix)
             case Ended.UNFINISHED:
                 fix = (
                     f"Run again with more time (--set {run.trial.code}.deadline_seconds="
                     f"{2 * run.trial.deadline_seconds:.0f} and a larger --budget), or with fewer steps (--steps)."
                 )
-                yield _unmeasured(seen, run, "was not finished", fix)
+                yield _unmeasured(seen, f"{run.strategy.value} was not finished", run.reason, fix)
             case _:
                 pass
-    if tried and not _tried(seen, tried):
-        yield _nothing(seen, tried)
-    elif seen.options.backend != "auto" and (
-        absent := [text for run in tried for text in without_backend(run.outcomes).values()]
-    ):
-        yield seen.finding(
-            "unmeasured",
-            f"no training over {seen.world.backend} was tested",
-            f"{absent[0]}.",
-            fix="Install a torch that was built with this backend, or use another one (--backend).",
-            of_the_run=True,
-        )
+    lacking = {run.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
+    whys = {each: why_not(each, seen.world) or lacking.get(each) for each in asked_of(seen.options).strategy}
+    nothing_was_tried = bool(tried) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
+    absent = [text for run in tried for text in without_backend(run.outcomes).values()]
+    if nothing_was_tried and all(whys.values()):
+        reasons = "; ".join(f"{why} ({strategy.value})" for strategy, why in whys.items())
+        fix = "Choose other strategies (--strategy), or run this where these are possible."
+        yield _unmeasured(seen, "no requested strategy is possible here", reasons, fix)
+    elif seen.options.backend != "auto" and absent:
+        fix = "Install a torch that was built with this backend, or use another one (--backend)."
+        yield _unmeasured(seen, f"no training over {seen.world.backend} was tested", absent[0], fix)
 
 
-def _unmeasured(seen: Seen[Data], run: Run, problem: str, fix: str) -> Finding:
-    return seen.finding(
-        "unmeasured",
-        f"{run.strategy.value} {problem}",
-        f"{run.strategy.value} on {ranks_text(run.trial.ranks)}: {run.reason}.",
-        evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
-        fix=fix,
-        of_the_run=True,
-    )
-
-
-def _tried(seen: Seen[Data], tried: Sequence[Run]) -> bool:
-    """Whether a requested strategy was tried; one that torch lacks was not."""
-    lacking = {run.strategy for run in tried if run.ended is Ended.NOT_POSSIBLE}
-    return any(not why_not(each, seen.world) and each not in lacking for each in asked_of(seen.options).strategy)
-
-
-def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
-    whys = {run.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
-    for strategy in asked_of(seen.options).strategy:
-        whys.setdefault(strategy, why_not(strategy, seen.world) or "")
-    reasons = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
-    return seen.finding(
-        "unmeasured",
-        "no requested strategy is possible here",
-        f"{reasons}.",
-        fix="Choose other strategies (--strategy), or run this where these are possible.",
-        of_the_run=True,
-    )
-
-
-# Wrong ---------------------------------------------------------------------------------------------------------------
+def _unmeasured(seen: Seen[Data], title: str, reason: str, fix: str) -> Finding:
+    return seen.finding("unmeasured", title, f"{begun(reason)}.", fix=fix, of_the_run=True)
 
 
 def _wrong(seen: Seen[Data], run: Run) -> Finding:
-    apart, alone = run.apart or Apart(math.inf, 0), run.strategy is Strategy.SINGLE
+    alone = run.strategy is Strategy.SINGLE
     sentences, odd = _other_weights(run)
     return seen.finding(
         "wrong",
         "one process alone does not train"
         if alone
         else f"{run.strategy.value} does not give the same result as one process",
-        " ".join((_numbers(seen, run, apart), *sentences)),
+        " ".join((_numbers(seen, run), *sentences)),
         ranks=odd,
         evidence={
             "trial": run.trial.number,
-            "first_bad_step": (apart.step or 0) + 1,
-            "deviation": apart.most,
-            "tolerance": tolerance_of(seen),
+            "first_bad_step": run.bad_step + 1,
+            "deviation": run.deviation,
+            "tolerance": seen.number("tolerance"),
         },
         fix=_CHECK,
     )
 
 
-def _numbers(seen: Seen[Data], run: Run, apart: Apart) -> str:
+def _numbers(seen: Seen[Data], run: Run) -> str:
     """The loss of the first bad step, that of single, and how much they may differ."""
-    losses, alone, step = mean_losses(run), reference(seen), apart.step or 0
-    asked = asked_of(seen.options)
+    losses, alone, step = run.losses, reference(seen), run.bad_step
     own = f"{losses[step]:.6g}" if step < len(losses) else "missing"
-    if alone is None or run.strategy is Strategy.SINGLE:
-        return f"In step {step + 1} of {asked.steps} its loss is {own}; a finite number is expected."
+    where = f"In step {step + 1} of {asked_of(seen.options).steps}"
+    if not alone or run.strategy is Strategy.SINGLE:
+        return f"{where} its loss is {own}; a finite number is expected."
     return (
-        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.trial.ranks)} is {own}; in one process "
-        f"(single) it is {alone.losses[step]:.6g}. The largest difference of any step or rank is {apart.most:.2g}; at "
-        f"most {tolerance_of(seen):.2g} is expected for {asked.dtype}."
+        f"{where} the loss of {ranks_text(run.trial.ranks)} is {own}; in one process (single) it is "
+        f"{alone[step]:.6g}. The largest difference of any step is {run.deviation:.2g}; at most "
+        f"{seen.number('tolerance'):.2g} is expected."
     )
 
 
@@ -238,21 +301,12 @@ def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(said), ()
 
 
-# Hung or failed ------------------------------------------------------------------------------------------------------
-
-
 def _broken(seen: Seen[Data], run: Run) -> Finding:
     ranks = run.blame.ranks if run.blame is not None else ()
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
     what, verb = run.strategy.value, run.ended.value
     who = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
-    reason = begun(run.reason.rstrip("."))
-    if who:
-        its_own = run.reason.startswith("it ")
-        reason = (
-            f"{begun(who)} {reason.removeprefix('It ')}" if its_own else f"The error of {who}: {run.reason.rstrip('.')}"
-        )
     at = f" (last step '{first.at}')" if first.at else ""
     until = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.ended is Ended.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
@@ -260,18 +314,14 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     evidence |= bundle(ranks, run.outcomes)
     if said := last_words(first.detail):
         evidence["output"] = said
+    host = seen.world.host_of(first.rank)
+    alone = f"Run `ddpdiag check` on {host} alone: no other host took part."
     return seen.finding(
         verb,
         f"{what} {verb}{f': {who}' if who else ''}",
-        f"{what} on {ranks_text(run.trial.ranks)} {verb}{until}. {begun(reason)}{at}. {waits}".strip(),
+        f"{what} on {ranks_text(run.trial.ranks)} {verb}{until}: {run.reason.rstrip('.')}{at}. {waits}".strip(),
         ranks=ranks,
         evidence=evidence,
-        fix=_fix(seen, run, first),
+        fix=alone if run.strategy is Strategy.SINGLE else _CHECK,
         known=cause_of(guilty) if run.ended is Ended.FAILS else None,
     )
-
-
-def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
-    if run.strategy is Strategy.SINGLE:
-        return f"Run `ddpdiag check` on {seen.world.host_of(first.rank)} alone: no other host took part."
-    return _CHECK

@@ -22,13 +22,13 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from ddpdiag.checks.known_errors import known_error
+from ddpdiag.checks.known_errors import known_error, with_meaning
 from ddpdiag.codec import decode, encode
 from ddpdiag.model.train import Ended
 from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
-from ddpdiag.strategies.launchers import HEADS, Compare, LaunchMethod, RankTimes, Start
+from ddpdiag.strategies.launchers import LauncherRow, LaunchMethod, RankTimes, Training
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
 _GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
@@ -39,9 +39,8 @@ _POLL_SECONDS = 0.05
 # A training that worked is repeated if this many times its seconds are left.
 _NOISE = 2.0
 _MARK = "DDPDIAG_LAUNCHED"
-_ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: |terminate called|Fatal Python error")
-# torch's own hook for exceptions, once a group was open.
-_PREFIX = re.compile(r"\[rank\d+\]: ?")
+# The prefix is that of torch's own hook for exceptions.
+_ERROR_LINE = re.compile(r"(?:\[rank\d+\]: )?((?:[\w.]*(Error|Exception|Interrupt): \S|.*: error: ).*)")
 _LONGEST_REASON = 300
 
 Processes = Sequence[subprocess.Popen[bytes]]
@@ -63,30 +62,31 @@ class Command(Struct, frozen=True):
     variables: dict[str, str] = {}
 
 
-def find_torchrun() -> str | None:
-    """The `torchrun` beside this Python, else one on PATH."""
+def find_torchrun() -> str:
+    """The `torchrun` beside this Python, else the one on PATH."""
     beside = Path(sys.executable).with_name("torchrun")
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("torchrun")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("torchrun") or "torchrun"
 
 
 def commands(
-    method: LaunchMethod, torchrun: str | None, asked: Compare, *, port: int, out: str, seconds: float
-) -> tuple[Command, ...] | None:
-    """The commands to start, in this order; None without torchrun. All methods but "by hand" are one command."""
-    training = [MODULE, out, f"{seconds:.0f}", encode(asked).decode()]
-    # Apart from the others: a path need not be UTF-8.
-    count = str(asked.ranks)
+    method: LaunchMethod, torchrun: str, training: Training, *, port: int, out: str, seconds: float
+) -> tuple[Command, ...]:
+    """The commands to start, in this order. All methods but "by hand" are one command."""
+    program = (MODULE, out, f"{seconds:.0f}", encode(training).decode())
     where = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
-    if method is LaunchMethod.SPAWN:
-        return (Command(tuple(python_command(*training, "--spawn")), where),)
-    if method is LaunchMethod.BY_HAND:
-        ranks = ({"RANK": str(rank), "WORLD_SIZE": count} for rank in range(asked.ranks))
-        return tuple(Command(tuple(python_command(*training)), {**rank, **where}) for rank in ranks)
-    program, *options = HEADS[method]
-    if program == "torchrun" and torchrun is None:
-        return None
-    head = [torchrun] if program == "torchrun" else python_command(*options[1:])
-    return (Command((*head, "--nproc-per-node", count, "--master-port", str(port), "-m", *training)),)
+    match method:
+        case LaunchMethod.SPAWN:
+            return (Command(tuple(python_command(*program, "--spawn")), where),)
+        case LaunchMethod.BY_HAND:
+            ranks = ({"RANK": str(rank), "WORLD_SIZE": str(training.ranks)} for rank in range(training.ranks))
+            return tuple(Command(tuple(python_command(*program)), {**rank, **where}) for rank in ranks)
+        case LaunchMethod.TORCHRUN:
+            head = [torchrun]
+        case LaunchMethod.LAUNCH_USE_ENV:
+            head = python_command("torch.distributed.launch", "--use-env")
+        case LaunchMethod.RUN | LaunchMethod.LAUNCH:
+            head = python_command(method.value)
+    return (Command((*head, "--nproc-per-node", str(training.ranks), "--master-port", str(port), "-m", *program)),)
 
 
 def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
@@ -101,32 +101,31 @@ def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
     }
 
 
-# Rounds --------------------------------------------------------------------------------------------------------------
+# Starts --------------------------------------------------------------------------------------------------------------
 
 
-class Rounds:
-    """All trainings of a comparison, in `starts`; the launchers write into `folder`."""
+class Starts:
+    """All trainings of a comparison, in `rows`; the launchers write into `folder`."""
 
-    def __init__(self, asked: Compare, folder: str, signals: Signals, tell: Callable[[LaunchMethod], None]) -> None:
-        self.asked = asked
-        self.starts: list[Start] = []
+    def __init__(self, training: Training, folder: str, signals: Signals, budget_seconds: float) -> None:
+        self.rows: list[LauncherRow] = []
+        self.setting = ""
+        self._training, self._folder, self._signals = training, folder, signals
         self._torchrun = find_torchrun()
-        self._signals = signals
-        self._tell = tell
-        self._folder = folder
-        self._end = time.monotonic() + asked.budget_seconds
+        self._end = time.monotonic() + budget_seconds
 
-    def run(self) -> None:
+    def run(self, tell: Callable[[LaunchMethod], None]) -> None:
         """Start a training by each method, and once more by those that work, as far as the budget allows."""
-        usual = self.asked.budget_seconds / len(LaunchMethod)
+        spent: dict[LaunchMethod, float] = {}
         for index, method in enumerate(LaunchMethod):
-            self._tell(method)
+            tell(method)
+            begin = time.monotonic()
             self._start(method, self._left() / (len(LaunchMethod) - index))
-        for first in [start for start in self.starts if start.ended is Ended.WORKS]:
-            longest = _NOISE * first.seconds + END_SECONDS
-            if longest < self._left():
-                self._tell(first.method)
-                self._start(first.method, min(self._left(), max(usual, longest)))
+            spent[method] = time.monotonic() - begin
+        for method in [row.method for row in self.rows if row.ended is Ended.WORKS]:
+            if _NOISE * spent[method] + END_SECONDS < self._left():
+                tell(method)
+                self._start(method, self._left())
 
     def _left(self) -> float:
         return self._end - time.monotonic()
@@ -137,26 +136,38 @@ class Rounds:
         if seconds <= 0 or self._signals.received is not None:
             return
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
-        to_run = commands(method, self._torchrun, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
-        if to_run is None:
-            start = Start(
-                method=method,
-                begun_at=time.monotonic(),
-                seconds=0.0,
-                ended=Ended.FAILS,
-                reason=f"there is no torchrun beside {sys.executable} or on PATH; reinstall torch",
-            )
-        else:
-            start = self._run(method, to_run, out, seconds)
-        if self._signals.received is None:  # else this process ended it, and the outcome is not known
-            self.starts.append(start)
+        to_run = commands(
+            method, self._torchrun, self._training, port=free_port(LOOPBACK), out=str(out), seconds=seconds
+        )
+        begin = time.monotonic()
+        ended, reason = self._run(to_run, out, seconds)
+        ranks = _read_all(out)
+        if ended is Ended.WORKS and {(own.rank, own.world_size) for own in ranks} != {
+            (rank, self._training.ranks) for rank in range(self._training.ranks)
+        }:
+            trained = ", ".join(f"{own.rank} of {own.world_size}" for own in ranks) or "none"
+            ended = Ended.FAILS
+            reason = f"there was no error, but the ranks that trained are {trained}; expected {self._training.ranks}"
+        if self._signals.received is not None:  # this process ended it, and the outcome is not known
+            return
+        if ended is not Ended.WORKS:
+            self.rows.append(LauncherRow(method=method, ended=ended, reason=with_meaning(reason)))
+            return
+        self.setting = f"{ranks[0].backend}, {ranks[0].device}, torch {ranks[0].torch_version}"
+        row = LauncherRow(
+            method=method,
+            ended=ended,
+            threads=tuple(own.threads for own in ranks),
+            start_seconds=max(own.group_at for own in ranks) - begin,
+            step_seconds=max(own.step_seconds for own in ranks),
+        )
+        self.rows.append(row)
 
-    def _run(self, method: LaunchMethod, to_run: Sequence[Command], out: Path, limit: float) -> Start:
-        """Run the commands for at most `limit` seconds, or until a signal; the ranks write into `out`."""
+    def _run(self, to_run: Sequence[Command], out: Path, limit: float) -> tuple[Ended, str]:
+        """Run the commands for at most `limit` seconds, or until a signal: the outcome, and why it did not work."""
         environ = environment(with_home(os.environ), folder=self._folder)
         log = Log()
         processes: list[subprocess.Popen[bytes]] = []
-        begun_at = time.monotonic()
         in_time, reason = True, ""
         try:
             for command in to_run:
@@ -171,40 +182,22 @@ class Rounds:
                     preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
                 )
                 processes.append(process)
-            in_time = _wait(processes, begun_at + limit, self._signals)
+            in_time = _wait(processes, time.monotonic() + limit, self._signals)
         except OSError as error:
             reason = f"it cannot be started: {error}"
         finally:
-            seconds = time.monotonic() - begun_at
             output = log.tail(1 << 16)  # before the processes are ended, and print messages about that
+            failed = next((process.returncode for process in processes if process.returncode), 0)
             left = _end_all(processes, out.name)
         log.close()
-        ranks = tuple(sorted(_read_all(out), key=lambda times: times.rank))
-        ended = Ended.FAILS
         if left:
             reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
-        elif not reason:
-            failed = next((process.returncode for process in processes if process.returncode), 0)
-            ended, reason = self._result(ranks, first_error(output), failed, None if in_time else limit)
-        return Start(method=method, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
-
-    def _result(self, ranks: Sequence[RankTimes], error: str, failed: int, late: float | None) -> tuple[Ended, str]:
-        """The outcome, and the reason where not all of it worked.
-
-        `failed` is the first exit code that is not 0, `late` the limit in seconds that the training exceeded.
-        """
-        if late is None and failed:
-            return Ended.FAILS, error or how_it_ended(failed)
-        if late is not None:
-            last = f"; its last output: {error}" if error else ""
-            return Ended.HANGS, f"it did not end within {late:.3g} s, its share of --budget{last}"
-        wanted = self.asked.ranks
-        if [times.rank for times in ranks] != [*range(wanted)] or any(times.world_size != wanted for times in ranks):
-            trained = ", ".join(f"{times.rank} of {times.world_size}" for times in ranks) or "none"
-            return (
-                Ended.FAILS,
-                f"there was no error, but the ranks that trained are {trained}; expected {wanted}",
-            )
+        error_text = first_error(output)
+        if not in_time and not reason:
+            last = f"; its last output: {error_text}" if error_text else ""
+            return Ended.HANGS, f"it did not end within {limit:.3g} s, its share of --budget{last}"
+        if reason or failed:
+            return Ended.FAILS, reason or error_text or how_it_ended(failed)
         return Ended.WORKS, ""
 
 
@@ -254,15 +247,15 @@ def first_error(output: str) -> str:
     """A known cause in the output, else its first line that looks like an error, else its last one."""
     if (known := known_error(output)) is not None:
         return known.quote[:_LONGEST_REASON]
-    lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip(" \t=-")]
-    found = next((line for line in lines if _ERROR_LINE.match(line)), lines[-1] if lines else "")
-    return found[:_LONGEST_REASON]
+    lines = [line.strip() for line in output.splitlines() if line.strip(" \t=-")]
+    errors = (match.group(1) for line in lines if (match := _ERROR_LINE.match(line)))
+    return next(errors, lines[-1] if lines else "")[:_LONGEST_REASON]
 
 
 def _read_all(out: Path) -> list[RankTimes]:
-    """The records that the ranks wrote; a truncated file is ignored."""
+    """The records that the ranks wrote, by rank; a truncated file is ignored."""
     records: list[RankTimes] = []
     for path in out.glob("rank-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             records.append(decode(path.read_bytes(), RankTimes))
-    return records
+    return sorted(records, key=lambda times: times.rank)

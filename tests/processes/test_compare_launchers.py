@@ -12,7 +12,7 @@ SHORT = ("--steps", "6", "--budget", "240", "--json", "{json}")
 
 def check_worked(row: dict, ranks: int) -> None:
     assert row["ended"] == "works"
-    assert 0 < row["launcher_seconds"] < row["start_seconds"]
+    assert row["start_seconds"] > 0
     assert row["step_seconds"] > 0
     assert row["threads"] == [1] * ranks
 

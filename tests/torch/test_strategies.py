@@ -20,7 +20,7 @@ from ddpdiag.workloads import mnist
 from ddpdiag.workloads.training import checksum
 
 CPU = torch.device("cpu")
-TASK = Task(steps=6, batch=16, dtype="float64")
+TASK = Task(steps=6, batch=16)
 DIGITS = mnist.load()
 
 
@@ -47,25 +47,19 @@ class Alone:
 
 @pytest.fixture(scope="module")
 def reference():
-    return single.train(Alone(), TASK, DIGITS, "gloo", parts=3)
+    return single.train(Alone(), TASK, DIGITS, "gloo")
 
 
-def test_single_learns_and_tells_the_loss_of_each_part(reference):
-    assert len(reference.losses) == len(reference.parts) == TASK.steps
+def test_single_learns_and_steps_after_the_warmup_are_timed(reference):
+    assert len(reference.losses) == TASK.steps
     assert reference.losses[-1] < reference.losses[0]
-    sizes = [len(range(part, TASK.batch, 3)) for part in range(3)]
-    for loss, parts in zip(reference.losses, reference.parts, strict=True):
-        assert sum(size * part for size, part in zip(sizes, parts, strict=True)) / TASK.batch == pytest.approx(loss)
-
-
-def test_only_the_steps_after_the_warmup_are_timed(reference):
     assert reference.timed_steps == 3
     assert reference.seconds > 0
 
 
 def test_a_rank_holds_parameters_gradients_and_momentum(reference):
     size = sum(parameter.numel() for parameter in TASK.network().parameters())
-    assert reference.state_bytes == 3 * 8 * size
+    assert reference.state_bytes == 3 * 4 * size
     assert reference.peak_bytes > reference.state_bytes
 
 
@@ -73,7 +67,7 @@ def test_a_rank_holds_parameters_gradients_and_momentum(reference):
 def test_a_group_of_one_trains_as_one_process(strategy, reference):
     more = (2,) if strategy is model_parallel else ()
     trained = strategy.train(Alone(), TASK, DIGITS, "gloo", *more)
-    assert trained.losses == pytest.approx(reference.losses, abs=1e-12)
+    assert trained.losses == pytest.approx(reference.losses, abs=1e-5)
     assert trained.state_bytes == reference.state_bytes
     assert not dist.is_initialized()
 
@@ -153,7 +147,7 @@ def test_gradients_that_are_added_and_not_averaged_are_what_torch_lacks(monkeypa
 
     monkeypatch.setattr(fsdp, "fully_shard", shard)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    lack = fsdp.lack_of(SimpleNamespace(size=lambda: 2, device_type="cpu"), torch.float32)
+    lack = fsdp.lack_of(SimpleNamespace(size=lambda: 2, device_type="cpu"))
     assert lack == ("over gloo fully_shard adds the ranks' gradients and does not average them" if lacks else "")
 
 

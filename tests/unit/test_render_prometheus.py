@@ -3,16 +3,13 @@
 import math
 import re
 
-import benches
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from reports import THREADS, finding_of, fit, rank_row, unfit, unknown
 
-from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report
-from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render.prometheus import render
 
 HOSTILE = 'n"0\\\n\x1b[31m\x00\udcff|{}'
@@ -20,7 +17,7 @@ HOSTILE = 'n"0\\\n\x1b[31m\x00\udcff|{}'
 
 def read(report: Report) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Each family's samples. Anything that is no text in UTF-8, or is there twice, fails."""
-    text = render(report, features_of(report)).decode()
+    text = render(report).decode()
     assert text.endswith("\n")
     found = {}
     for family in text_string_to_metric_families(text):
@@ -97,22 +94,6 @@ def test_checks_tell_their_outcomes_and_what_was_skipped() -> None:
     check = {"check": "RDZ001", "name": "env", "stage": "rendezvous"}
     assert (check | {"status": "hung"}, 2) in found["ddpdiag_check_outcomes"]
     assert ({"check": "TRN001", "name": "ddp", "stage": "training"}, 1) in found["ddpdiag_check_skipped"]
-
-
-def test_a_benchmark_has_its_series_and_ranks() -> None:
-    found = read(benches.healthy())
-    labels, value = found["ddpdiag_bench_peak_busbw_bytes_per_second"][0]
-    assert value > 0
-    assert {"backend", "collective", "dtype"} <= set(labels)
-    assert "ddpdiag_bench_rank_busbw_bytes_per_second" in found
-
-
-def test_a_training_has_its_strategies() -> None:
-    works = StrategyRow(strategy=Strategy.DDP, ended=Ended.WORKS, samples_per_second=100.0)
-    train = TrainReport(asked=Train(), batch_size=64, device="CPU", rows=(works,), tolerance=1e-4, sentence="")
-    found = read(fit(train=train))
-    assert found["ddpdiag_train_samples_per_second"] == [({"strategy": "ddp"}, 100.0)]
-    assert found["ddpdiag_train_ended"] == [({"strategy": "ddp", "ended": "works"}, 1)]
 
 
 def test_hostile_names_are_labels_and_no_more() -> None:

@@ -49,7 +49,6 @@ def test_strategies_are_taken_once_in_their_order(read, words, strategies):
     [
         ("--strategy ddq", "--strategy ddq: expected single, dp, ddp,"),
         ("--strategy ddp,", "--strategy ddp,: expected"),
-        ("--dtype half", "--dtype half: expected float32, float64, bfloat16"),
     ],
 )
 def test_an_unknown_name_is_refused(read, words, message):

@@ -13,7 +13,7 @@ from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, task: Task, digits: Digits) -> Data:
+def train(ctx: Context, task: Task, digits: Digits, _backend: str) -> Data:
     """Train on all GPUs that this process sees."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     ctx.step("build DataParallel")

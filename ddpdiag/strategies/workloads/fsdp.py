@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.trainings import Data
-from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer, agreed_lack, local_part
+from ddpdiag.strategies.workloads.trainer import Task, Trainer, agreed_lack, local_part
 from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
@@ -23,7 +23,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         mesh = init_device_mesh(device.type, (world_size,))
         ctx.step("try fully_shard on one layer")
-        if lack := agreed_lack(ctx, lack_of(mesh, DTYPES[task.dtype])):
+        if lack := agreed_lack(ctx, lack_of(mesh)):
             return Data(device=describe(device).name, not_possible=lack)
         ctx.step("shard the network")
         model = task.network().to(device)
@@ -42,16 +42,16 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         return trainer.trained(list(model.parameters()), optimizer)
 
 
-def lack_of(mesh: DeviceMesh, dtype: torch.dtype) -> str:
+def lack_of(mesh: DeviceMesh) -> str:
     """Describe what this torch lacks for fully_shard, by sharding one layer whose gradient is 1 on every rank.
 
     torch.cpu.Stream of torch 2.6 lacks methods that fully_shard calls. Over gloo reduce_scatter ignores ReduceOp.AVG in
     torch 2.6 to 2.8 (measured: it gives the sum, and no error).
     """
-    layer = nn.Linear(1, mesh.size(), bias=False, device=mesh.device_type, dtype=dtype)
+    layer = nn.Linear(1, mesh.size(), bias=False, device=mesh.device_type)
     try:
         fully_shard(layer, mesh=mesh)
-        layer(torch.ones(1, 1, device=mesh.device_type, dtype=dtype)).sum().backward()
+        layer(torch.ones(1, 1, device=mesh.device_type)).sum().backward()
     except (AttributeError, NotImplementedError) as error:
         return f"fully_shard raises {type(error).__name__}: {error}"
     gradient = layer.weight.grad

@@ -9,32 +9,27 @@ Each method must give a process its rank, the number of ranks, and the address o
 JSON to `rank-<n>.json` in the folder that is its first argument.
 """
 
+import argparse
+import os
+import statistics
+import sys
 import time
+from datetime import timedelta
+from pathlib import Path
 
-# Before torch, whose import takes most of a start: the time up to this line is the launcher's.
-BEGAN_AT = time.monotonic()
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
-import argparse  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-from datetime import timedelta  # noqa: E402
-from pathlib import Path  # noqa: E402
+from ddpdiag.codec import decode, encode
+from ddpdiag.strategies.launchers import RankTimes, Training
+from ddpdiag.strategies.workloads.trainer import WARMUP_STEPS, Task
+from ddpdiag.workloads.devices import choose_device, describe, synchronize
+from ddpdiag.workloads.group import close_group
+from ddpdiag.workloads.mnist import load
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from ddpdiag.codec import decode, encode  # noqa: E402
-from ddpdiag.strategies.launchers import Compare, RankTimes  # noqa: E402
-from ddpdiag.strategies.workloads.trainer import Task  # noqa: E402
-from ddpdiag.workloads.devices import choose_device, synchronize  # noqa: E402
-from ddpdiag.workloads.group import close_group  # noqa: E402
-from ddpdiag.workloads.mnist import load  # noqa: E402
-
-# The first steps find algorithms and buffers.
-UNTIMED_STEPS = 3
 # Threads that compete for cores make steps dozens of times slower; that must be measured, and not look like a hang.
 STEPS_SHARE = 0.3
 
@@ -44,7 +39,7 @@ class Arguments(argparse.Namespace):
 
     out: Path
     seconds: float
-    asked: Compare
+    training: Training
     spawn: bool
     local_rank: int | None
 
@@ -54,7 +49,7 @@ def read_arguments() -> Arguments:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the times of each rank")
     parser.add_argument("seconds", type=float, help="time-out of the process group")
-    parser.add_argument("asked", type=lambda text: decode(text.encode(), Compare), help="what is trained, as JSON")
+    parser.add_argument("training", type=lambda text: decode(text.encode(), Training), help="what is trained, as JSON")
     parser.add_argument("--spawn", action="store_true", help="start all ranks with torch.multiprocessing.spawn")
     # Until torch 2.0 it was spelt with an underscore.
     parser.add_argument("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
@@ -73,7 +68,7 @@ def take_part(arguments: Arguments, rank: int, local_rank: int, world_size: int)
 
 def train(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> RankTimes:
     """Train DistributedDataParallel on MNIST's digits, from the process group's opening to its end."""
-    asked = arguments.asked
+    asked = arguments.training
     backend = ("nccl" if torch.cuda.is_available() else "gloo") if asked.backend == "auto" else asked.backend
     device = choose_device(backend, local_rank)
     # Rank 0's address is read from MASTER_ADDR and MASTER_PORT, with every launcher.
@@ -96,22 +91,20 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> 
         optimizer.zero_grad()
         loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
         optimizer.step()
-        loss.item()
         synchronize(device)
         seconds.append(time.perf_counter() - begin)
-        if len(seconds) == UNTIMED_STEPS:
-            affordable = UNTIMED_STEPS + agreed_steps(seconds[-1], arguments.seconds * STEPS_SHARE, device)
+        if len(seconds) == WARMUP_STEPS:
+            affordable = WARMUP_STEPS + agreed_steps(seconds[-1], arguments.seconds * STEPS_SHARE, device)
     close_group()
     return RankTimes(
         rank=rank,
         world_size=world_size,
         threads=torch.get_num_threads(),
         backend=backend,
-        device="CPU" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
+        device=describe(device).name,
         torch_version=str(torch.__version__),  # it is no plain string
-        began_at=BEGAN_AT,
         group_at=group_at,
-        step_seconds=tuple(seconds[UNTIMED_STEPS:]),
+        step_seconds=statistics.median(seconds[WARMUP_STEPS:]),
     )
 
 
@@ -124,7 +117,7 @@ def agreed_steps(step_seconds: float, seconds: float, device: torch.device) -> i
 
 def spawned(index: int, arguments: Arguments) -> None:
     """A process of torch.multiprocessing.spawn: its rank is the first argument; the environment holds none."""
-    world_size = arguments.asked.ranks
+    world_size = arguments.training.ranks
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world_size))
     take_part(arguments, index, index, world_size)
 
@@ -133,7 +126,7 @@ def main() -> None:
     """One rank, or with `--spawn` the process that starts them all."""
     arguments = read_arguments()
     if arguments.spawn:
-        mp.spawn(spawned, args=(arguments,), nprocs=arguments.asked.ranks)
+        mp.spawn(spawned, args=(arguments,), nprocs=arguments.training.ranks)
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = arguments.local_rank  # scripts for the old launcher read its argument, those for torchrun the variable

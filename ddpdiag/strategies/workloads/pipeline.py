@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.trainings import Data
-from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer, agreed_lack
+from ddpdiag.strategies.workloads.trainer import Task, Trainer, agreed_lack
 from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import SIDE, Digits
@@ -31,7 +31,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         ctx.step("build the stage")
         blocks = list(task.network())
         first, end = len(blocks) * stage // stages, len(blocks) * (stage + 1) // stages
-        images = torch.zeros(task.batch // pieces(task.batch), 1, SIDE, SIDE, dtype=DTYPES[task.dtype])
+        images = torch.zeros(task.batch // pieces(task.batch), 1, SIDE, SIDE)
         entering = nn.Sequential(*blocks[:first])(images)
         leaving = nn.Sequential(*blocks[first:end])(entering)
         model = nn.Sequential(*blocks[first:end]).to(device)

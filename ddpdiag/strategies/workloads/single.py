@@ -9,17 +9,16 @@ from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.mnist import Digits
 
 
-def train(ctx: Context, task: Task, digits: Digits, backend: str, parts: int) -> Data:
-    """Train alone. The losses of `parts` parts of the images are the expected losses of as many ranks."""
+def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
+    """Train alone."""
     device = choose_device(backend, ctx.place.local_rank)
     model = task.network().to(device)
     optimizer = task.optimizer(model.parameters())
     trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
     for images, labels in trainer:
-        losses = cross_entropy(model(images), labels, reduction="none")
-        loss = losses.mean()
+        loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        trainer.note(loss, [losses[part::parts].mean() for part in range(parts)])
+        trainer.note(loss)
     return trainer.trained(list(model.parameters()), optimizer)

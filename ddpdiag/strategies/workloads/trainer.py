@@ -20,7 +20,6 @@ from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepared
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 # Wide enough that a matrix is worth cutting, and quick on a CPU.
 HIDDEN = 128
 # Found by trial: 30 steps are enough to see the loss fall to a tenth.
@@ -37,7 +36,6 @@ class Task(Struct, frozen=True, kw_only=True):
     steps: int
     batch: int
     hidden: int = HIDDEN
-    dtype: str = "float32"
     seed: int = 0
 
     def network(self) -> nn.Sequential:
@@ -49,7 +47,7 @@ class Task(Struct, frozen=True, kw_only=True):
             hidden=nn.Sequential(nn.Flatten(), nn.Linear(32 * 7 * 7, self.hidden), nn.GELU()),
             output=nn.Linear(self.hidden, CLASSES),
         )
-        return nn.Sequential(blocks).to(DTYPES[self.dtype])
+        return nn.Sequential(blocks)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
         """SGD with momentum."""
@@ -66,8 +64,7 @@ class Task(Struct, frozen=True, kw_only=True):
         step = 0
         while True:
             chosen = order[torch.arange(step * self.batch, (step + 1) * self.batch) % count][part::parts]
-            images, labels = prepared(digits.train_images[chosen], digits.train_labels[chosen], device)
-            yield images.to(DTYPES[self.dtype]), labels
+            yield prepared(digits.train_images[chosen], digits.train_labels[chosen], device)
             step += 1
 
 
@@ -110,7 +107,6 @@ class Trainer:
         self._batches = task.batches(digits, part, parts, devices[0])
         self._images = len(range(part, task.batch, parts))
         self._losses: list[Tensor] = []
-        self._parts: list[Tensor] = []
         self._warmup = min(WARMUP_STEPS, task.steps - 1)
         self._seconds = 0.0
         self._peak_bytes = 0
@@ -131,15 +127,13 @@ class Trainer:
         else:
             self._peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
 
-    def note(self, loss: Tensor, parts: Sequence[Tensor] = ()) -> None:
-        """The mean loss of this step's images, as this rank saw them; `parts` are those of parts of them.
+    def note(self, loss: Tensor) -> None:
+        """The mean loss of this step's images, as this rank saw them.
 
         Nothing is read from the device here: that would wait for it in every step.
         """
         if len(self._losses) < self._task.steps:
             self._losses.append(loss.detach())
-            if parts:
-                self._parts.append(torch.stack(list(parts)).detach())
 
     def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Data:
         """The measurements; `parameters` are those that this rank holds, `end` is their checksum if these are all."""
@@ -148,7 +142,6 @@ class Trainer:
             start=checksum(self._task.network()),
             device=describe(self._devices[0]).name,
             losses=tuple(losses),
-            parts=tuple(tuple(part.tolist()) for part in self._parts),
             images=self._images if losses else 0,
             timed_steps=self._task.steps - self._warmup,
             seconds=self._seconds,
