@@ -156,9 +156,7 @@ class CheckOptions:
 class HostOptions:
     """The options of `ddpdiag host` as they were typed."""
 
-    torch: bool = option(
-        False, "Also import torch, compute on each GPU (or the CPU), and open a process group of one.", panel=WHAT
-    )
+    torch: bool = option(False, "Also import torch, and compute on each GPU (or the CPU).", panel=WHAT)
     expect_gpus: int | None = option(None, "Number of GPUs expected on this host.", metavar="N", panel=WHAT, min=0)
     ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes, parse=_codes)
     budget: float = option(

@@ -162,12 +162,3 @@ class Product(Struct, frozen=True, kw_only=True):
     wrong: int = 0
     seconds: float = 0.0
     error: str | None = None
-
-
-class Group(Struct, frozen=True, kw_only=True):
-    """A process group of one rank, and whether its sum was right; or why there was none."""
-
-    backend: str
-    right: bool = False
-    seconds: float = 0.0
-    error: str | None = None

@@ -18,16 +18,14 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.errors import AbsentBackend
-from ddpdiag.model.measurements import Group
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context, Opening
 from ddpdiag.probes.host.shared_files import open_private_folder, unfit_for_url
 from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.collectives import connect
-from ddpdiag.workloads.devices import choose_device, first_line
+from ddpdiag.workloads.devices import choose_device
 
 # torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.
 _BEYOND_DEADLINE_SECONDS = 60.0
-_SUMMED = 1024
 
 
 def group_timeout(ctx: Context) -> timedelta:
@@ -160,25 +158,6 @@ def open_store(ctx: Context) -> dist.Store:
     opening = ctx.barrier()
     ctx.step(f"connect to the store at {opening.host}:{opening.offer}")
     return dist.TCPStore(opening.host, int(opening.offer), size, False, timeout, wait_for_workers=False)
-
-
-def group_of_one(ctx: Context, backend: str) -> Group:
-    """Open a process group of this rank alone over a store in memory, sum once, and close it."""
-    if (unknown := unknown_backend(backend)) is not None:
-        return Group(backend=backend, error=str(unknown))
-    ctx.step(f"a group of one over {backend}")
-    begin = time.perf_counter()
-    try:
-        device = choose_device(backend, ctx.place.local_rank)
-        timeout = group_timeout(ctx)
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-        mine = torch.arange(_SUMMED, dtype=torch.float32, device=device)
-        dist.all_reduce(mine)
-        right = torch.equal(mine.cpu(), torch.arange(_SUMMED, dtype=torch.float32))
-        close_group()
-    except (RuntimeError, ValueError, AbsentBackend) as error:
-        return Group(backend=backend, error=first_line(error))
-    return Group(backend=backend, right=right, seconds=time.perf_counter() - begin)
 
 
 # Rendezvous ----------------------------------------------------------------------------------------------------------

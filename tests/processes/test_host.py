@@ -77,7 +77,7 @@ def test_it_talks_to_nobody(start: Start, tmp_path: Path, options: tuple[str, ..
     assert not [line for line in calls(trace) if "sendto(" in line and "sa_family" in line]
 
 
-def test_torch_computes_and_opens_a_group_of_one(start: Start) -> None:
+def test_torch_computes(start: Start) -> None:
     job = start(*HOST, "--torch", "--json", "{json}", "--budget", "60")
     assert job.wait() == 0, job.told()
     statuses = {check["code"]: check["statuses"] for check in job.report["checks"]}

@@ -1,13 +1,11 @@
 """Findings that quote a known text: the card's title, meaning and fix, and the same code and ranks as without it."""
 
 import pytest
-from msgspec import structs
 from seen import seen_of
 from test_run_checks import judge_as, only, outcome, run_of
 
 from ddpdiag.checks.blame import blamed, is_echo
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.host import alone
 from ddpdiag.checks.known_errors import known_error, with_meaning
 from ddpdiag.checks.run import trials as run003
 from ddpdiag.explain.card import Role, all_cards
@@ -146,13 +144,6 @@ def test_why_cuda_does_not_start_comes_from_the_card() -> None:
     (finding,) = devices.CHECK.judge(seen_of(devices.CHECK, {0: row}, gpus=1))
     assert finding.code == "GPU002.cuda-start"
     assert is_by_card(finding, row.error, "GPU002.count")
-
-
-def test_a_group_of_one_that_fails_for_a_known_cause_names_it() -> None:
-    group = structs.replace(alone.Group(backend="gloo"), error=NO_INTERFACE)
-    (finding,) = alone.CHECK.judge(seen_of(alone.CHECK, {0: alone.Data(products=(), group=group)}))
-    assert finding.code == "HST005.group"
-    assert is_by_card(finding, NO_INTERFACE, "RDZ003.missing")
 
 
 def test_a_text_of_another_program_is_shown_with_its_meaning() -> None:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ddpdiag.probes.host.limits import affinity, cores, limits, shared_memory, user_processes
+from ddpdiag.probes.host.limits import affinity, limits, shared_memory, user_processes
 
 
 def test_limits_are_numbers_or_unlimited():
@@ -17,7 +17,6 @@ def test_limits_are_numbers_or_unlimited():
 
 def test_this_process_may_run_somewhere():
     assert affinity()
-    assert cores() is None or cores() > 0
 
 
 def test_the_probe_leaves_no_file_behind(tmp_path):

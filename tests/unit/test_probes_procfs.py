@@ -115,12 +115,6 @@ def test_memory_is_in_bytes_and_none_when_meminfo_is_odd(tmp_path):
     assert memory(tmp_path / "nowhere") is None
 
 
-def test_a_replaced_root_is_not_kept_for_the_next_reader(tmp_path):
-    (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\nMemFree: 1 kB\nMemAvailable: 512 kB\n")
-    assert memory(tmp_path).total_bytes == 1024 * 1024
-    assert memory(Path("/proc")).total_bytes > 1024 * 1024
-
-
 def test_the_boot_id_is_a_text_even_where_there_is_none(tmp_path):
     assert boot_id(tmp_path) == ""
     path = tmp_path / "sys" / "kernel" / "random"

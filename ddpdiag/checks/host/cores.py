@@ -27,7 +27,7 @@ from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, read_pairs, sys_root
-from ddpdiag.probes.host.limits import affinity, cgroup, cores
+from ddpdiag.probes.host.limits import affinity, cgroup
 from ddpdiag.text import begun, count
 
 FINDINGS = {
@@ -54,7 +54,7 @@ class Data(Struct, frozen=True, kw_only=True):
 def measure(ctx: Context) -> Data:
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return Data(
-        cores=cores(),
+        cores=os.cpu_count(),
         affinity=affinity(),
         quota=cgroup(proc_root(os.environ), sys_root(os.environ)).cpus,
         omp_threads=int(threads) if threads.isdecimal() else None,

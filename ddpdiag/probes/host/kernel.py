@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -145,19 +144,9 @@ def tcp_sockets() -> Iterator[TcpSocket]:
 
 def memory(root: Path) -> Memory | None:
     """Memory of the host, or None if /proc/meminfo does not say."""
-    import psutil
-
-    usual, psutil.PROCFS_PATH = psutil.PROCFS_PATH, str(root)
-    try:
-        with warnings.catch_warnings():
-            # It warns of fields that are missing and that nobody asked for.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            seen = psutil.virtual_memory()
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
-    finally:
-        psutil.PROCFS_PATH = usual
-    return Memory(seen.total, seen.available)
+    kib = {name: size.split()[0] for name, size in read_pairs(root / "meminfo", ":").items()}
+    sizes = [kib.get(name, "") for name in ("MemTotal", "MemAvailable")]
+    return Memory(*(1024 * int(size) for size in sizes)) if all(map(str.isdecimal, sizes)) else None
 
 
 def sys_root(env: Mapping[str, str]) -> Path:

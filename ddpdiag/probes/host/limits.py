@@ -67,17 +67,6 @@ def _limit(which: int) -> Limit:
     return Limit(soft, hard)
 
 
-def cores() -> int | None:
-    """Processors of the host that are switched on, or None if the system does not say."""
-    import psutil
-
-    try:
-        count: int | None = psutil.cpu_count()
-    except OSError:
-        return None
-    return count
-
-
 def affinity() -> tuple[int, ...]:
     """Numbers of the processors on which this process may run, in rising order; empty if the system does not say."""
     try:
