@@ -17,7 +17,7 @@ FEW = 2
 # Names in one line.
 LIST_SHOWN = 8
 # In the terminal only where something is wrong with them: the matrices of every run among hosts, and staged copies.
-_QUIET = ("fab.pairs", "rdz.mesh", "p2p.staged")
+_QUIET = ("fab.pairs", "rdz.mesh")
 _GB = 1e9
 # CUDA_VISIBLE_DEVICES takes a UUID cut to its beginning, so a beginning is a name.
 _SHORT_UUID = 12

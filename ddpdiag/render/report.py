@@ -124,9 +124,7 @@ def _links(matrix: Matrix) -> Iterator[tuple[float, str]]:
 
 def _title(own: Alike) -> str:
     hosts = f" on {fold_hosts(own.hosts, limit=_NAMES_SHOWN)}" if own.hosts else ""
-    # Beside those through the host's memory, which are titled "(P2P off)".
-    path = " (P2P where CUDA allows it)" if own.what == "p2p.copy" else ""
-    return begun(f"{own.matrix.title}{path}{hosts}")
+    return begun(f"{own.matrix.title}{hosts}")
 
 
 def _summary(matrix: Matrix) -> str:

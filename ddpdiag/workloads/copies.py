@@ -160,11 +160,10 @@ def copies(
     devices: CudaDevices,
     ctx: Context,
     *,
-    begin: int = 0,
     only: Collection[tuple[int, ...]] = (),
     indirect_ratio: float = 1.0,
 ) -> Copies:
-    """Try all jobs from number `begin` on, or copies between `only` some pairs of GPUs, until the trial's end.
+    """Try all jobs, or `only` some of them, until the trial's end.
 
     Copies through the host are left out where the direct copy reaches `indirect_ratio` of the links to the host.
     """
@@ -175,14 +174,14 @@ def copies(
     todo = jobs(devices.count)
     if only:
         todo = tuple(job for job in todo if job in only)
-    known = Copies(gpus=tuple(gpus), done=begin, jobs=len(todo))
+    known = Copies(gpus=tuple(gpus), jobs=len(todo))
     ctx.report(known, f"{known.done} of {known.jobs} paths")
     before = time.monotonic()
     for gpu in range(devices.count):
         ctx.step(f"{CONTEXT_STEP} of GPU {gpu}")
         devices.start(gpu)
     ctx.timed("context", time.monotonic() - before)
-    for number, job in enumerate(todo[begin:], begin):
+    for number, job in enumerate(todo):
         left = ctx.end - time.monotonic() - _RESERVE_SECONDS
         if left <= 0:
             break

@@ -144,7 +144,7 @@ def test_behind_one_switch_the_slots_are_what_is_expected():
 
 def test_across_processors_nothing_is_promised():
     rates = {(0, 1): 2 * GB, (1, 0): 2 * GB}
-    assert [own.code for own in judged(rates, count=2, changes=both(0, 1, level=50))] == ["P2P002.p2p-slower"]
+    assert [own.code for own in judged(rates, count=2, changes=both(0, 1, level=50))] == ["P2P002.slow"]
 
 
 def test_a_gpu_whose_link_to_the_host_is_far_below_its_siblings_twice_is_an_error(golden):

@@ -25,7 +25,7 @@ Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory ac
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from statistics import median
 
@@ -40,11 +40,9 @@ from ddpdiag.checks.p2p.copies.judge import (
     ACS,
     AGAIN,
     GUESS,
+    MEMORY,
     RankCopies,
     copies_by_rank,
-    host_memory_links,
-    host_slow,
-    host_wrong,
     is_repetition,
     slow,
     to_repeat,
@@ -53,10 +51,9 @@ from ddpdiag.checks.p2p.copies.judge import (
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.rates import FAR_RATIO
 from ddpdiag.model import EventKind, Finding, Kind, Matrix, Outcome, Scalar, Status, Trial
-from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies, GpuCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.nvml import EXCLUSIVE
-from ddpdiag.text import count
 
 _NO_P2P = "NCCL_P2P_DISABLE"
 # Errors of links between GPUs, for a job that uses them.
@@ -71,23 +68,16 @@ FINDINGS = {
     ),
     **dict.fromkeys(
         ("hung", "died", "raised", "unheard"),
-        FindingSpec.error(
-            "a copy did not end, or ended its process; the step names the GPUs. The other pairs are tried in a new "
-            "process, three times at most."
-        ),
+        FindingSpec.error("a copy did not end, or ended its process; the step names the GPUs."),
     ),
-    "asymmetric": FindingSpec.warning("one direction of a pair has less than `asymmetric_ratio` of the other."),
     "slow": FindingSpec(
-        "less than `far_ratio` of what the NVLinks or the PCIe switch between two GPUs carry, or less than "
-        "`slow_ratio` of what most GPUs of the host reach on paths of the same kind (with or without peer access). "
-        "Between groups of GPUs (sockets, bridges) the latter is a note. An error below `far_ratio`, where it was "
-        "measured twice, NCCL's log shows the path (or others reach it), and nothing else uses the GPUs; a note where "
-        "the second measurement is fast enough."
-    ),
-    "p2p-slower": FindingSpec.warning(
-        "less than `indirect_ratio` of the rate through the host's memory; try NCCL_P2P_DISABLE=1. Paths across a "
-        "processor do not count, unless it is of AMD and the host has two ranks: NCCL uses the host's memory there "
-        "by itself."
+        "less than `far_ratio` of what the NVLinks or the PCIe switch between two GPUs carry, `slow_ratio` of what "
+        "most GPUs of the host reach on paths of the same kind (with or without peer access), `asymmetric_ratio` of "
+        "the other direction, or `indirect_ratio` of the rate through the host's memory (try NCCL_P2P_DISABLE=1; paths "
+        "across a processor do not count, unless it is of AMD and the host has two ranks: NCCL uses the host's memory "
+        "there by itself). Between groups of GPUs (sockets, bridges) it is a note. An error below `far_ratio` of the "
+        "links or of other paths like it, where it was measured twice and nothing else uses the GPUs; a note where the "
+        "second measurement is fast enough."
     ),
     "host-slow": FindingSpec(
         "less than `host_slow_ratio` of GPUs of that model on the host, or than `expected_ratio` of what copies reach "
@@ -112,8 +102,6 @@ _VERBS = {
     Status.UNHEARD: "gave no result",
 }
 _GPU = re.compile(r"GPU (\d+)")
-# How often the copies after one that did not end are tried in a new process.
-MOST_RETRIES = 3
 
 
 def measure(ctx: Context) -> Copies:
@@ -124,31 +112,24 @@ def measure(ctx: Context) -> Copies:
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
-    begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
     again = str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")).split()
     only = tuple(tuple(map(int, word.split(">"))) for word in again)  # as `to_repeat` writes them
-    return copies(devices, ctx, begin=begin, only=only, indirect_ratio=SETTINGS["indirect_ratio"])
-
-
-def _begin(rank: int) -> str:
-    """The parameter of a trial that says from which step on a rank tries."""
-    return f"begin.{rank}"
+    return copies(devices, ctx, only=only, indirect_ratio=SETTINGS["indirect_ratio"])
 
 
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
-    """One rank of each host, then the next one that sees other GPUs; then the copies after one that failed; then
-    once more pairs that are far below what is expected."""
+    """One rank of each host, then the next one that sees other GPUs; then once more links that are far below what is
+    expected."""
     tried = {rank for trial in seen.trials for rank in trial.ranks}
     lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
-    fresh = [min(ranks) for ranks in lookers if ranks]
-    again = {} if fresh else _again(seen)
-    params: dict[str, int | str] = {_begin(rank): begin for rank, begin in again.items()}
-    groups = tuple((rank,) for rank in fresh or again)
-    if not groups and not any(map(is_repetition, seen.trials)):
+    ranks = [min(own) for own in lookers if own]
+    params: dict[str, int | str] = {}
+    if not ranks and not any(map(is_repetition, seen.trials)):
         all_copies = copies_by_rank(seen)
         suspects = {copies.rank: to_repeat(seen, copies, all_copies) for copies in all_copies}
-        chosen = {rank: links for rank, links in suspects.items() if links and rank in seen.world.living}
-        params, groups = {f"{AGAIN}{rank}": links for rank, links in chosen.items()}, tuple((rank,) for rank in chosen)
+        ranks = [rank for rank, links in suspects.items() if links and rank in seen.world.living]
+        params = {f"{AGAIN}{rank}": suspects[rank] for rank in ranks}
+    groups = tuple((rank,) for rank in ranks)
     return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
 
 
@@ -179,28 +160,13 @@ def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
         known |= shown[rank]
 
 
-def _again(seen: Seen[Copies]) -> dict[int, int]:
-    """For ranks whose last trial failed at a copy: from which step on to go on."""
-    last = {outcome.rank: outcome for outcome in seen.outcomes}
-    again = {}
-    for rank, known in {r.place.rank: r.data for r in seen.rows_so_far if not is_repetition(r.trial)}.items():
-        retries = sum(_begin(rank) in trial.params for trial in seen.trials)
-        stuck = last[rank] in failed(seen) and not was_going_on(seen, last[rank]) and "copy" in last[rank].at
-        if stuck and retries < MOST_RETRIES and rank in seen.world.living and known.done + 1 < known.jobs:
-            again[rank] = known.done + 1
-    return again
-
-
 def judge(seen: Seen[Copies]) -> Iterator[Finding]:
     all_copies = copies_by_rank(seen)
     yield from ends(seen, all_copies)
     for copies in all_copies:
         yield from wrong(seen, copies)
-        yield from host_wrong(seen, copies)
-        yield from slow(seen, copies)
-    yield from host_slow(seen, all_copies)
+        yield from slow(seen, copies, all_copies)
     yield from untried(seen, all_copies)
-    yield from nothing(seen, all_copies)
     yield from untestable(seen, all_copies)
 
 
@@ -246,10 +212,8 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
     others = ""
-    if copies is not None and copies.jobs:
-        fine, left = len(copies.pairs), copies.jobs - copies.done
-        others = f" {count(fine, 'other pair')} of GPUs were copied to the end." if fine else ""
-        others += f" {left} of {copies.jobs} steps of this test were not done." if left > 1 else ""
+    if copies is not None and copies.jobs - copies.done > 1:
+        others = f" {copies.jobs - copies.done} of {copies.jobs} steps of this test were not done."
     fix = _fix(outcome, node, direct=direct)
     # Of memory, a card speaks of a job's model and batch, and none takes part here.
     known = None if "out of memory" in outcome.error else cause_in(outcome)
@@ -304,39 +268,33 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
 
 
 def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Copies that there was no time for, where nothing failed."""
+    """Hosts on which nothing failed, and where the time was short, or torch shows none of the GPUs."""
     unwell = {outcome.rank for outcome in failed(seen) if not was_going_on(seen, outcome)}
+    shown = {copies.host for copies in all_copies if copies.gpus}
+    budget, deadline = seen.options.budget_seconds, seen.check.deadline
     for copies in all_copies:
-        left = copies.jobs - copies.done
+        name, left = copies.host.name, copies.jobs - copies.done
         if left > 0 and copies.rank not in unwell:
-            name, budget, deadline = copies.host.name, seen.options.budget_seconds, seen.check.deadline
-            yield seen.finding(
-                "unmeasured",
-                "not all copies between GPUs were measured",
-                f"{name}: the time was over before {left} of {copies.jobs} steps of this test, so not all copies were "
-                "measured.",
-                hosts=(name,),
-                evidence={"done": copies.done, "of": copies.jobs},
-                fix=f"Run again with more time: --budget {2 * budget:.0f} --set {seen.check.code}.deadline_seconds="
-                f"{2 * deadline:.0f}. Or find what keeps {name} busy (`top`).",
-                of_the_run=True,
+            why = f"the time was over before {left} of {copies.jobs} steps of this test"
+            fix = (
+                f"Run again with more time: --budget {2 * budget:.0f} --set {seen.check.code}.deadline_seconds="
+                f"{2 * deadline:.0f}. Or find what keeps {name} busy (`top`)."
             )
-
-
-def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Hosts that should have GPUs of which torch shows none: the checks of the stage gpu find and blame the cause."""
-    empty = dict.fromkeys(copies.host for copies in all_copies if not copies.gpus and not copies.jobs)
-    hosts = [host for host in empty if not any(copies.gpus for copies in all_copies if copies.host == host)]
-    if hosts:
-        names, most = [host.name for host in hosts], max(host.gpus for host in hosts)
+        elif copies.host not in shown and not copies.jobs:
+            why = f"torch shows no GPU, {copies.host.gpus} expected from CUDA_VISIBLE_DEVICES or the driver's list"
+            fix = (
+                "Run `ddpdiag check --select GPU001,GPU002`, which finds the cause. To train on CPUs, set "
+                "CUDA_VISIBLE_DEVICES= (empty)."
+            )
+        else:
+            continue
         yield seen.finding(
             "unmeasured",
-            f"no copies were tested on {names_text(names, 2)}, where torch shows no GPU",
-            f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
-            "driver's list, so it is not known whether copies work.",
-            evidence={"hosts": [*names], "torch": 0, "expected": most},
-            fix="Run `ddpdiag check --select GPU001,GPU002`, which finds the cause. To train on CPUs, set "
-            "CUDA_VISIBLE_DEVICES= (empty).",
+            "not all copies between GPUs were measured",
+            f"{name}: {why}, so it is not known whether all copies work.",
+            hosts=(name,) if left > 0 else (),
+            evidence={"done": copies.done, "of": copies.jobs},
+            fix=fix,
             of_the_run=True,
         )
 
@@ -376,47 +334,34 @@ def untestable(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator
 # The report -----------------------------------------------------------------------------------------------------------
 
 
-def figures(seen: Seen[Copies]) -> Mapping[str, Scalar]:
+def figures(all_copies: Sequence[RankCopies]) -> Mapping[str, Scalar]:
     """The slowest and the median of all pairs, and of all links to and from the hosts' memory."""
-    all_copies = copies_by_rank(seen)
-    rates = {
-        "p2p.copy": [pair.bytes_per_s for copies in all_copies for pair in copies.pairs.values() if pair.bytes_per_s],
-        "p2p.host": [own.bytes_per_s for _, links in host_memory_links(all_copies) for own in links],
-    }
     found: dict[str, Scalar] = {}
-    for name, values in rates.items():
-        if values:
-            found |= {f"{name}.min_bytes_per_s": min(values), f"{name}.median_bytes_per_s": median(values)}
+    for name, in_memory in (("p2p.copy", False), ("p2p.host", True)):
+        rates = [rate for own in all_copies for link, rate in own.rates.items() if (MEMORY in link) is in_memory]
+        if rates:
+            found |= {f"{name}.min_bytes_per_s": min(rates), f"{name}.median_bytes_per_s": median(rates)}
     return found
 
 
-def matrices(seen: Seen[Copies]) -> Iterator[Matrix]:
+def matrices(all_copies: Sequence[RankCopies]) -> Iterator[Matrix]:
     """Per host, each pair of GPUs that a process sees, and each GPU's links to and from the host."""
-    all_copies = copies_by_rank(seen)
     for copies in all_copies:
         if len(copies.gpus) > 1:
-            yield _between(copies, "copy", "", lambda pair: pair.bytes_per_s)
-            if any(pair.through_host_bytes_per_s is not None for pair in copies.pairs.values()):
-                how = " through the host (P2P off)"
-                yield _between(copies, "staged", how, lambda pair: pair.through_host_bytes_per_s)
+            gpus = copies.in_order
+            labels = tuple(map(copies.label, gpus))
+            rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items()}
+            yield Matrix(
+                name=f"p2p.copy.{copies.host.name}{'' if copies.alone else f'.rank{copies.rank}'}",
+                title="Copies between GPUs (P2P where CUDA allows it)",
+                rows=labels,
+                columns=labels,
+                cells=tuple(tuple(rates.get((a, b)) for b in gpus) for a in gpus),
+                unit="bytes_per_s",
+                gpus=_uuids((copies.label(index), copies.gpus[index]) for index in gpus),
+            )
     for host in dict.fromkeys(copies.host for copies in all_copies if copies.gpus):
         yield _with_host(host, [copies for copies in all_copies if copies.host == host])
-
-
-def _between(copies: RankCopies, what: str, how: str, rate: Callable[[PairCopies], float | None]) -> Matrix:
-    gpus = copies.in_order
-    labels = tuple(map(copies.label, gpus))
-    own = "" if copies.alone else f".rank{copies.rank}"
-    rates = {link: rate(pair) for link, pair in copies.pairs.items()}
-    return Matrix(
-        name=f"p2p.{what}.{copies.host.name}{own}",
-        title=f"Copies between GPUs{how}",
-        rows=labels,
-        columns=labels,
-        cells=tuple(tuple(rates.get((a, b)) for b in gpus) for a in gpus),
-        unit="bytes_per_s",
-        gpus=_uuids((copies.label(index), copies.gpus[index]) for index in gpus),
-    )
 
 
 def _with_host(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
@@ -462,7 +407,8 @@ def _goes_without_p2p(seen: Seen[Copies]) -> bool:
 
 def report(seen: Seen[Copies]) -> Contribution:
     """All that the check adds to the report."""
-    return Contribution(excuse=partial(excuse, seen), figures=figures(seen), matrices=tuple(matrices(seen)))
+    all_copies = copies_by_rank(seen)
+    return Contribution(excuse=partial(excuse, seen), figures=figures(all_copies), matrices=tuple(matrices(all_copies)))
 
 
 Data = Copies
