@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Raw, json, structs
 
-from ddpdiag.bandwidth import NETWORK_SHARE, factor
+from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric import hosts as fab001
@@ -22,7 +22,6 @@ from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.world import World
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Skip, Status, Trial
-from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import End, Header
 from ddpdiag.stats import Samples
 
@@ -48,7 +47,6 @@ class Fault(Enum):
     UPLINK = "uplink"  # the uplinks of one leaf carry half of what its hosts can send; no host is at fault
     LEAF = "leaf"  # half of the hosts of one leaf are slow
     TRANSIENT = "transient"  # one test in twenty is slow, whoever takes part
-    SYSTEMIC = "systemic"  # all hosts are far below what is expected
 
 
 class Faults(NamedTuple):
@@ -133,8 +131,6 @@ class Fleet:
                 self.narrow.update(self._choose_leaves(count))
             case Fault.TRANSIENT:
                 self._transients = 0.05
-            case Fault.SYSTEMIC:
-                self.level = 0.2
 
     def _choose(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
@@ -270,9 +266,6 @@ def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]
 def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
     """The outcomes of every rank of a trial, in order."""
     fleet.next_round([sorted({rank // ranks_per_host for rank in group}) for group in trial.groups])
-    # Cards for what is usual, so that a fleet far below is seen to be.
-    nominal = fleet.usual / NETWORK_SHARE
-    limits = Limits(nic="8 rails", nic_bytes_per_s=nominal, nic_ports=8, nic_port_bytes_per_s=nominal / 8)
     for group in trial.groups:
         hosts = sorted({rank // ranks_per_host for rank in group})
         if not fleet.ends(hosts):
@@ -292,7 +285,7 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
         seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, inside)
         samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
         # Not the codec's encode, which spells numbers that JSON has not: these are finite, and many.
-        data = Raw(json.encode(Data(len(group), _BYTES, samples, limits=limits)))
+        data = Raw(json.encode(Data(len(group), _BYTES, samples)))
         for rank in group:
             yield Outcome(
                 trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data, seconds=_ROUND_SECONDS

@@ -162,8 +162,6 @@ def open_store(ctx: Context) -> dist.Store:
 
 # Rendezvous ----------------------------------------------------------------------------------------------------------
 
-# What mpirun of one kind or another tells its processes by (see runtime/launchers/launch.py).
-_OF_MPI = ("openmpi", "pmix", "pmi")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -177,20 +175,13 @@ class Meeting(NamedTuple):
 def meet(ctx: Context, method: str, backend: str, nonce: str) -> Meeting:
     """Open the default group as `method` says, pass a barrier, and close it.
 
-    `method` is tcp, env, file or mpi; a folder in the shared directory whose name ends with `nonce` is the run's own.
+    `method` is tcp, env or file; a folder in the shared directory whose name ends with `nonce` is the run's own.
     The barrier comes before the rendezvous, so the seconds are the rendezvous' own.
     """
-    choose_device("gloo" if method == "mpi" else backend, ctx.place.local_rank)
+    choose_device(backend, ctx.place.local_rank)
     if method == "env" and ctx.trial.params.get("agent_store"):
         return _by_agent(ctx, backend)
-    if method == "mpi":
-        ctx.barrier()
-        begin = time.perf_counter()
-        ctx.step("init_process_group mpi")
-        dist.init_process_group("mpi")  # MPI knows the ranks itself
-    else:
-        begin = _by_url(ctx, method, backend, nonce)
-    return Meeting(_passed(ctx, begin))
+    return Meeting(_passed(ctx, _by_url(ctx, method, backend, nonce)))
 
 
 def _passed(ctx: Context, begin: float) -> float:
@@ -260,15 +251,6 @@ def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
     own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     return begin
-
-
-def without_mpi(ctx: Context) -> str:
-    """The reason why the MPI backend cannot be tried, or nothing."""
-    if not dist.is_mpi_available():
-        return f"torch {torch.__version__} was built without MPI"
-    if ctx.place.launcher not in _OF_MPI:
-        return "the MPI backend needs mpirun, which did not start this run"
-    return ""
 
 
 def _opening(ctx: Context) -> Opening:

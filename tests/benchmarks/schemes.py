@@ -21,7 +21,7 @@ Scheme = Callable[[Sequence[int], int], Search]
 
 def ours(hosts: Sequence[int], seed: int, *, floor: float, leaves: Mapping[int, Domain] | None = None) -> Search:
     """The procedure of FAB001; hosts of a congested part are not blamed."""
-    search = localise(hosts, leaves, Rules(floor=floor, expected=NOMINAL_BYTES_PER_S), seed)
+    search = localise(hosts, leaves, Rules(floor=floor), seed)
     try:
         step = next(search)
         while True:

@@ -140,7 +140,6 @@ def test_one_of_a_few_is_no_matter_of_all_though_it_spoils_most_pairs(count, fau
         pytest.param(Fleet(4, bad=(0, 1), by=0.99, transients=0), Rules(least=30e9), id="half of a few are slow"),
         pytest.param(Fleet(4, dead=(0, 1), transients=0), Rules(least=30e9), id="half of a few are dead"),
         pytest.param(Fleet(8, bad=range(6), by=0.9), None, id="most are slow"),
-        pytest.param(Fleet(64, level=0.4), Rules(expected=USUAL), id="most are below what is expected"),
         pytest.param(Fleet(64, dead=range(40)), None, id="most pairs do not end"),
         pytest.param(Fleet(64, level=1e-5), Rules(least=30e6), id="all are below the least rate"),
     ],
@@ -149,10 +148,6 @@ def test_where_it_may_be_a_matter_of_all_nobody_is_blamed_or_cleared(golden, fle
     found = searched(fleet, rules)
     assert (bool(found.systemic), found.bad, found.cleared) == (True, (), frozenset())
     golden(found.systemic.reason)
-
-
-def test_somewhat_less_than_expected_is_no_matter_of_all():
-    assert not searched(Fleet(64, level=0.8), Rules(expected=USUAL)).systemic
 
 
 def test_one_unit_alone_has_nobody_to_be_tried_with():

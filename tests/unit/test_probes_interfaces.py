@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from ddpdiag.probes.net import interfaces as probe
 from ddpdiag.probes.net.interfaces import (
     Interface,
     Wanted,
@@ -14,6 +15,7 @@ from ddpdiag.probes.net.interfaces import (
     nccl_choice,
     nccl_takes,
     offered_address,
+    reverse_seconds,
     source_towards,
     wanted,
 )
@@ -121,3 +123,12 @@ def test_a_loopback_address_says_nothing_about_the_way_to_others():
             assert source_towards(("127.0.1.1",)) is None
         else:
             assert source_towards(("127.0.1.1",)) == sock.getsockname()[0]
+
+
+def test_a_name_server_that_is_silent_is_given_up(monkeypatch):
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(probe.socket, "getnameinfo", lambda *_: ours.recv(1))
+    assert reverse_seconds("10.0.0.1", 0.01) is None
+    theirs.send(b"x")
+    theirs.close()
+    ours.close()

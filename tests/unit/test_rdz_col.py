@@ -258,109 +258,58 @@ def named(
     return coordinator_name.Data(addresses=addresses, own_addresses=own, **values)  # type: ignore[arg-type]
 
 
-def test_good_names_are_silent() -> None:
-    assert (
-        list(coordinator_name.judge(seen_of(coordinator_name.CHECK, {0: named(), 1: named()}, ranks_per_node=1))) == []
-    )
+def of_names(*rows: coordinator_name.Data, ranks_per_node: int = 1) -> Seen[coordinator_name.Data]:
+    return seen_of(coordinator_name.CHECK, dict(enumerate(rows)), ranks_per_node=ranks_per_node)
 
 
-def test_an_unknown_coordinator_is_named_with_the_host_that_does_not_know_it() -> None:
-    (finding,) = coordinator_name.judge(
-        seen_of(coordinator_name.CHECK, {0: named(), 1: named(addresses=())}, ranks_per_node=1)
-    )
-    assert (finding.code, finding.hosts) == ("RDZ002.unknown", ("n1",))
+LOOPBACK = named(addresses=("127.0.1.1",))
 
 
-def test_loopback_matters_on_several_hosts_only() -> None:
-    rows = {0: named(addresses=("127.0.1.1",)), 1: named()}
-    assert codes(list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1)))) == [
-        "RDZ002.loopback"
-    ]
-    assert list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=2))) == []
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param(of_names(named(), named()), id="good names"),
+        pytest.param(of_names(LOOPBACK, named(), ranks_per_node=2), id="loopback on one host"),
+        pytest.param(of_names(named(), named(own=("127.0.1.1",), interface="eth0")), id="gloo's interface is named"),
+    ],
+)
+def test_names_that_do_no_harm_are_silent(seen: Seen[coordinator_name.Data]) -> None:
+    assert list(coordinator_name.judge(seen)) == []
 
 
-def test_gloo_offering_loopback_is_an_error_unless_an_interface_is_named() -> None:
-    rows = {0: named(), 1: named(own=("127.0.1.1",))}
-    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.own", Severity.ERROR, ("n1",))
-    rows = {0: named(), 1: named(own=("127.0.1.1",), interface="eth0")}
-    assert list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))) == []
-
-
-def test_gloo_takes_the_first_address_even_if_a_better_one_follows() -> None:
-    rows = {0: named(), 1: named(own=("127.0.1.1", "10.0.0.2")), 2: named(own=("10.0.0.3", "127.0.1.1"))}
-    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.hosts) == ("RDZ002.own", ("n1",))
-
-
-def test_a_slow_look_up_is_a_warning() -> None:
-    (finding,) = coordinator_name.judge(
-        seen_of(coordinator_name.CHECK, {0: named(seconds=3.0), 1: named()}, ranks_per_node=1)
-    )
-    assert (finding.code, finding.severity) == ("RDZ002.slow", Severity.WARNING)
-
-
-def test_a_resolver_that_never_answers_is_an_error_and_no_unknown_name(golden) -> None:
-    rows = {0: named(), 1: named(addresses=None, seconds=12.0)}
-    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.slow", Severity.ERROR, ("n1",))
+@pytest.mark.parametrize(
+    ("rows", "word", "severity", "hosts"),
+    [
+        pytest.param((named(), named(addresses=())), "unknown", Severity.ERROR, ("n1",), id="unknown"),
+        pytest.param((LOOPBACK, named()), "loopback", Severity.ERROR, ("n0",), id="loopback on several hosts"),
+        pytest.param((named(), named(own=("127.0.1.1",))), "own", Severity.ERROR, ("n1",), id="gloo offers loopback"),
+        pytest.param(
+            (named(), named(own=("127.0.1.1", "10.0.0.2")), named(own=("10.0.0.3", "127.0.1.1"))), "own",
+            Severity.ERROR, ("n1",), id="gloo takes the first address, though a better one follows",
+        ),
+        pytest.param((named(seconds=3.0), named()), "slow", Severity.WARNING, ("n0",), id="slow look-up"),
+        pytest.param((named(), named(None, seconds=12.0)), "slow", Severity.ERROR, ("n1",), id="no answer"),
+        pytest.param((named(), named(reverse_seconds=6.1)), "reverse", Severity.WARNING, ("n1",), id="slow reverse"),
+        pytest.param((named(), named(reverse_seconds=None)), "reverse", Severity.WARNING, ("n1",), id="silent reverse"),
+        pytest.param(
+            (named(("10.0.0.1", "fe80::1")), named(), named(("192.168.7.1",))), "differs", Severity.WARNING, ("n2",),
+            id="one of three has another address",
+        ),
+        pytest.param((named(), named(("10.0.0.9",))), "differs", Severity.WARNING, (), id="two that differ"),
+    ],
+)  # fmt: skip
+def test_the_host_whose_names_are_wrong_is_named(golden, rows, word, severity, hosts) -> None:
+    (finding,) = coordinator_name.judge(of_names(*rows))
+    assert (finding.code, finding.severity, finding.hosts) == (f"RDZ002.{word}", severity, hosts)
     golden(finding)
 
 
 def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_met() -> None:
-    seen = seen_of(coordinator_name.CHECK, {0: named(addresses=("127.0.1.1",)), 1: named()}, ranks_per_node=1)
+    seen = of_names(LOOPBACK, named())
     (finding,) = coordinator_name.judge(together(seen, met("tcp", ranks_per_node=1)))
     assert (finding.code, finding.severity) == ("RDZ002.loopback", Severity.WARNING)
     (finding,) = coordinator_name.judge(together(seen, met("tcp", {1: Status.HUNG}, ranks_per_node=1)))
     assert finding.severity is Severity.ERROR
-
-
-def test_a_slow_reverse_look_up_is_a_warning_that_names_the_host(golden) -> None:
-    rows = {0: named(), 1: named(reverse_seconds=6.1), 2: named(reverse_seconds=None)}
-    slow, silent = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (slow.code, slow.severity, slow.hosts) == ("RDZ002.reverse", Severity.WARNING, ("n1",))
-    assert (silent.code, silent.hosts) == ("RDZ002.reverse", ("n2",))
-    golden(slow, silent)
-
-
-def test_a_host_without_an_address_of_the_coordinators_family_is_named(golden) -> None:
-    rows = {
-        0: named(("fd00::1",), families=("IPv4", "IPv6")),
-        1: named(("fd00::1",), families=("IPv4",)),
-        2: named(("fd00::1",), families=("IPv6",)),
-    }
-    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.family", Severity.ERROR, ("n1",))
-    golden(finding)
-
-
-def test_hosts_that_share_a_family_are_silent_about_the_other() -> None:
-    rows = {0: named(families=("IPv4",)), 1: named(families=("IPv4", "IPv6")), 2: named(families=())}
-    assert list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))) == []
-
-
-def test_the_host_with_another_address_is_the_odd_one_out(golden) -> None:
-    rows = {0: named(("10.0.0.1", "fe80::1")), 1: named(("10.0.0.1",)), 2: named(("192.168.7.1",))}
-    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.differs", Severity.WARNING, ("n2",))
-    golden(finding)
-
-
-def test_of_two_hosts_that_differ_neither_is_blamed() -> None:
-    rows = {0: named(("10.0.0.1",)), 1: named(("10.0.0.9",))}
-    (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.hosts) == ("RDZ002.differs", ())
-
-
-def test_a_torch_without_mpi_is_told_and_no_fault(golden) -> None:
-    rows = {rank: rdz001.Data("mpi", 0.0, "torch 2.13.0 was built without MPI") for rank in range(2)}
-    seen = seen_of(
-        rdz001.CHECK, rows, params={"method": "mpi", "backend": "mpi"}, options=Options(depth=Depth.STANDARD)
-    )
-    (finding,) = (finding for finding in rdz001.judge(seen) if finding.code == "RDZ001.untested")
-    assert finding.severity is Severity.NOTE
-    golden(finding)
-    assert "rendezvous.mpi_seconds" not in rdz001.figures(seen)
 
 
 def test_keys_of_an_earlier_process_in_the_agents_store_are_named(golden) -> None:

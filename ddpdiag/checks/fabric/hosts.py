@@ -87,8 +87,8 @@ FINDINGS = {
     ),
     "path": FindingSpec.warning("two hosts are slow or fail together, and pass with others: neither host is blamed."),
     "systemic": FindingSpec(
-        "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below the expected rate, or "
-        "do not end: the configuration is at fault, not a host."
+        "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below `least_bytes_per_s` or "
+        "the best pairs, or do not end: the configuration is at fault, not a host."
     ),
     "congested": FindingSpec(
         "pairs that share a part of the network are slow: only while other hosts communicate (a warning), or always. "
@@ -124,7 +124,6 @@ LATE_AFTER = 4.0
 def measure(ctx: Context) -> Data:
     """An all-reduce with known sums in this rank's group, as large as is affordable; the shortest call counts."""
     from ddpdiag.workloads.collectives import check_all_reduce, fewest, on_any_rank, time_all_reduce
-    from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
@@ -139,8 +138,7 @@ def measure(ctx: Context) -> Data:
         else:
             calls = affordable(1, _CALLS, large.seconds, ctx.end - time.monotonic())
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
-        limits = gpu_limits(device) if device.type == "cuda" and ctx.place.local_rank == 0 else None
-    return Data(len(ctx.group), large.bytes, samples(seconds), wrong, limits)
+    return Data(len(ctx.group), large.bytes, samples(seconds), wrong)
 
 
 @lru_cache(maxsize=1)

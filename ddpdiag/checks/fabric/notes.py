@@ -119,15 +119,14 @@ class Rules(NamedTuple):
     """The rules of a search. Shares are of the rate that most of the pairs reach.
 
     `alpha`: healthy units blamed per run. `floor`: less than so much slower is never a fault, however quiet the fleet.
-    `expected` is what a pair should reach in bytes per second, if that is known; `least` is a rate below which nothing
-    passes. With `quiet` suspects are tried again while hardly any other unit communicates.
+    `least` is a rate below which nothing passes. With `quiet` suspects are tried again while hardly any other unit
+    communicates.
     """
 
     alpha: float = 0.05
     floor: float = 0.05
     transients: float = 0.01
     rounds: int | None = None
-    expected: float | None = None
     least: float = 0.0
     quiet: bool = True
 
@@ -287,7 +286,7 @@ class Congested(NamedTuple):
 
 
 class Systemic(NamedTuple):
-    """Why no single unit is at fault; `too_slow` where most pairs do not end, or miss what this hardware reaches."""
+    """Why no single unit is at fault; `too_slow` where most pairs do not end."""
 
     reason: str
     too_slow: bool = False

@@ -9,33 +9,26 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import bound, busbw
+from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.notes import UNHEARD, Phase, Reached, Results, Round, Rules
 from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
 from ddpdiag.model import Outcome, Status
-from ddpdiag.model.bench import Limits
 from ddpdiag.stats import Samples
 
 # The outcome of each rank, by the number of the trial.
 OfTrials = Mapping[int, Mapping[int, Outcome]]
-# Hosts of one fleet are mostly alike: so many pairs are asked what they should reach.
-_PAIRS_ASKED = 64
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.SKIPPED)
 
 
 class Data(Struct, frozen=True, gc=False):
-    """This rank's seconds for one all-reduce of `bytes` per rank in its group, and the elements that were wrong.
-
-    `limits` are the ways out of its GPU, from the first rank of each host; None on a CPU.
-    """
+    """This rank's seconds for one all-reduce of `bytes` per rank in its group, and the elements that were wrong."""
 
     ranks: int
     bytes: int
     seconds: Samples
     wrong: int = 0
-    limits: Limits | None = None
 
 
 class Fleet(NamedTuple):
@@ -82,37 +75,9 @@ class FabricState:
             units=self.units,
             with_inside=tuple(unit for unit in self.units if len(self.fleet.ranks[unit]) > 1),
             domains=self._domains,
-            rules=self._rules._replace(expected=self._expected),
+            rules=self._rules,
             seed=zlib.crc32(self._seen.recording.header.run_id.encode()),
         )
-
-    @property
-    def _expected(self) -> float | None:
-        """The rate that a pair's cards and links allow, as far as both hosts report them; the least of all pairs.
-
-        All ranks of a host are taken to have what its first one has.
-        """
-        trial = next((t for t in self._seen.trials if t.params.get("phase") != Phase.LOCAL.value), None)
-        if trial is None:
-            return None
-        asked = trial.groups[:_PAIRS_ASKED]
-        leaders = {rank for group in asked for rank in group if rank in self._host_of}
-        outcomes = self._outcomes[trial.number]
-        limits = {
-            rank: told
-            for rank in leaders & outcomes.keys()
-            if outcomes[rank].status is Status.DONE
-            if (told := decode(outcomes[rank].data, Data).limits) is not None
-        }
-        found = (self._expected_of(group, limits) for group in asked)
-        return min((rate for rate in found if rate is not None), default=None)
-
-    def _expected_of(self, group: Sequence[int], limits: Mapping[int, Limits]) -> float | None:
-        hosts = {self.fleet.names[self._host_of[rank]]: self._host_of[rank] for rank in group if rank in self._host_of}
-        own = {name: self.fleet.ranks[host] for name, host in hosts.items()}
-        told = {rank: limits[ranks[0]] for ranks in own.values() for rank in ranks if ranks[0] in limits}
-        expected = bound("all_reduce", self._seen.world.backend, own, told) if len(told) == len(group) else None
-        return expected.busbw_bytes_per_s if expected is not None else None
 
     @cached_property
     def _host_of(self) -> dict[int, int]:

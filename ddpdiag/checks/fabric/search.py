@@ -55,7 +55,6 @@ from ddpdiag.checks.fabric.notes import (
     smallest_slowdown,
 )
 from ddpdiag.stats import quantile
-from ddpdiag.text import share_text
 
 # Two that are slow together may be two that are slow.
 _LEAST = 3
@@ -254,8 +253,6 @@ def _slow_between(notes: Notes) -> Congested:
 T = TypeVar("T")
 # Of fewer units it is not known which of them is the usual one.
 _LEAST_TO_COMPARE = 3
-# At least half of the pairs must reach this share of what is expected.
-_SYSTEMIC_SHARE = 0.5
 # Where the best pairs are so far above the median, they show what is possible, and most units are slow.
 _ABOVE = 2.0
 _ABOVE_SIGMAS = 6.0  # and no noise
@@ -419,12 +416,10 @@ def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
         return Systemic("with two alone it cannot be decided which of them is at fault, or the path between them")
     if not ended or (2 * (len(tests) - len(ended)) > len(tests) and not _most_pass(notes, 0.0)):
         return Systemic(f"{len(tests) - len(ended)} of {len(tests)} pairs did not end", too_slow=True)
-    least, expected = notes.rules.least, _SYSTEMIC_SHARE * (notes.rules.expected or 0.0)
-    below = len(tests) - len(ended) + sum(rate < max(least, expected) for rate in ended)
-    if 2 * below >= len(tests) and not _most_pass(notes, max(least, expected)):
-        is_expected = expected >= least
-        what = f"{share_text(_SYSTEMIC_SHARE)} of what is expected" if is_expected else f"{least / 1e6:g} MB/s"
-        return Systemic(f"{below} of {len(tests)} pairs are below {what}", too_slow=is_expected)
+    least = notes.rules.least
+    below = len(tests) - len(ended) + sum(rate < least for rate in ended)
+    if 2 * below >= len(tests) and not _most_pass(notes, least):
+        return Systemic(f"{below} of {len(tests)} pairs are below {least / 1e6:g} MB/s")
     best = max(_ABOVE, 1 + _ABOVE_SIGMAS * notes.bar.sigma)
     above = sum(rate > best * notes.bar.usual for rate in ended)
     if above and 2 * above <= len(tests):

@@ -33,7 +33,7 @@ from ddpdiag.checks.hosts import answers_by_host, names_text, use_address
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families, reverse_seconds
+from ddpdiag.probes.net.interfaces import reverse_seconds
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
 FINDINGS = {
@@ -51,10 +51,6 @@ FINDINGS = {
         ),
     ),
     "differs": FindingSpec.warning("hosts got different addresses: a split DNS, or an old line in /etc/hosts."),
-    "family": FindingSpec.error(
-        "the name resolves to IPv6 addresses only, and the host has none of its own that others reach (or the same "
-        "with IPv4)."
-    ),
     "reverse": FindingSpec.warning(
         "the look-up of the name of the coordinator's address takes long. c10d makes this look-up at each connection, "
         "so a silent name server costs a job of three hosts 20 s."
@@ -66,10 +62,7 @@ _LOOK_UP_SECONDS = 12.0
 
 
 class Data(Struct, frozen=True):
-    """The answers of this host's resolver: an empty tuple means that the name is unknown here, None no answer.
-
-    `families` are those of the host's own addresses that others may reach.
-    """
+    """The answers of this host's resolver: an empty tuple means that the name is unknown here, None no answer."""
 
     name: str
     addresses: tuple[str, ...] | None
@@ -78,7 +71,6 @@ class Data(Struct, frozen=True):
     own_addresses: tuple[str, ...] | None
     interface: str | None
     reverse_seconds: float | None = 0.0
-    families: tuple[str, ...] | None = None
 
 
 def measure(ctx: Context) -> Data:
@@ -97,7 +89,7 @@ def measure(ctx: Context) -> Data:
     if addresses:
         ctx.step(f"look up the name of {addresses[0]}")
         back = reverse_seconds(addresses[0], _LOOK_UP_SECONDS)
-    return Data(name, addresses, seconds, own, own_addresses, interface, back, own_families())
+    return Data(name, addresses, seconds, own, own_addresses, interface, back)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -132,8 +124,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f'route get ADDRESS`, with the address of another host, shows it behind "dev". Or, as root, {fix}',
             )
     yield from _differs(seen, answers)
-    if several:
-        yield from _families(seen, answers)
 
 
 def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
@@ -240,27 +230,6 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
         f"root, correct the name in the DNS or in /etc/hosts of {names_text(blamed) or 'the hosts that are wrong'} "
         f"(`getent ahosts {quote(name)}` shows the result).",
     )
-
-
-def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
-    """Hosts that have no address of the coordinator's family."""
-    families = {node: data.families for node, data in answers.items() if data.families}
-    for node, own in families.items():
-        addresses = answers[node].addresses or ()
-        found = {family_of(address) for address in addresses if is_reachable(address)}
-        if found and found.isdisjoint(own):
-            theirs, first = sorted(found)[0], seen.world.host_of(0)
-            only = f"an {theirs} address" if len(addresses) == 1 else f"{theirs} addresses"
-            enabled = "; `sysctl net.ipv6.conf.all.disable_ipv6` must be 0 there" if theirs == "IPv6" else ""
-            yield seen.finding(
-                "family",
-                f"{node} and MASTER_ADDR have no IP version in common",
-                f"MASTER_ADDR {answers[node].name} has only {only} ({', '.join(addresses)}), but {node} has only "
-                f"{own[0]} addresses. So the ranks on {node} cannot connect to rank 0.",
-                hosts=(node,),
-                fix=f"If {first}, rank 0's host, has an {own[0]} address (`ip -{own[0][-1]} -br addr` there), set "
-                f"MASTER_ADDR to it in every process. Otherwise, as root, give {node} an {theirs} address{enabled}.",
-            )
 
 
 SETTINGS = {"slow_seconds": 1.0}

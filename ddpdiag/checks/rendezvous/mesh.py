@@ -280,7 +280,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         yield seen.finding(
             word,
             f"TCP connections {subject.where} {_VERBS[word]}",
-            f"{len(subject.cells)} of the {len(mesh.cells)} tested TCP connections fail {subject.where}. For example "
+            f"{len(subject.cells)} of {len(mesh.cells)} tested TCP connections failed {subject.where}. For example "
             f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port}) {_ONE[word]}.{since} {contrast} "
             f"{subject.doubt}".strip(),
             severity=Severity.WARNING if gloo_works and word != "black-hole" else Severity.ERROR,
@@ -420,7 +420,7 @@ def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -
         case "refused" | "dropped":
             low, high = next((own.ephemeral for own in seen.by_rank.values() if own.ephemeral), (32768, 60999))
             ports = seen.options.port_range or f"{low}-{high}"
-            where = _DIRECTIONS.get(subject.kind, "between these hosts")
+            where = _DIRECTIONS.get(subject.kind, "for each other")
             fewer = ""
             if not (subject.hosts or subject.links):
                 fewer = (

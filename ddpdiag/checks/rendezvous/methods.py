@@ -5,9 +5,6 @@ variables of the launcher (`env://`, what most scripts use, and under torchrun t
 that all can see (`file://`). Each is tried alone: the group is opened, passes one barrier and is closed.
 The table of ranks shows when each of them joined, counted from rank 0's own start.
 
-With `--depth standard` the MPI backend is tried, too, if torch was built with it and mpirun started the run; otherwise
-a note gives the reason.
-
 Findings:
 
 Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
@@ -35,16 +32,14 @@ from ddpdiag.checks.blame import blamed, unfinished
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
+from ddpdiag.model import Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.shared_files import unfit_for_url
-from ddpdiag.text import begun
 
 FINDINGS = {
     "method": FindingSpec("this method fails, and another one works."),
     "untested": FindingSpec.note(
-        "this method was not tried: no directory is known that all hosts share, its name is unfit for a URL, or torch "
-        "or the launcher lacks MPI."
+        "file:// was not tried: no directory is known that all hosts share, or its name is unfit for a URL."
     ),
     "stale": FindingSpec.warning(
         "another process has opened a process group in torchrun's store before; the job would read its addresses."
@@ -52,30 +47,26 @@ FINDINGS = {
 }
 
 METHODS = ("tcp", "env", "file")
-MPI = "mpi"
 # What the name of the run's folder in the shared directory ends with.
 RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
 class Data(Struct, frozen=True):
-    """Seconds from the barrier until the group was ready on this rank; or why this torch cannot try it.
+    """Seconds from the barrier until the group was ready on this rank.
 
     `stale` are keys that another process had left in the store of torchrun's agent.
     """
 
     method: str
     seconds: float
-    absent: str = ""
     stale: tuple[str, ...] = ()
 
 
 def measure(ctx: Context) -> Data:
     """Open the group once."""
-    from ddpdiag.workloads.group import meet, without_mpi
+    from ddpdiag.workloads.group import meet
 
     method = str(ctx.trial.params["method"])
-    if method == MPI and (absent := without_mpi(ctx)):
-        return Data(method, 0.0, absent)
     met = meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, ""))
     return Data(method, met.seconds, stale=met.stale)
 
@@ -89,14 +80,13 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
     method = methods[done // repeat]
-    params: dict[str, str | bool] = {"method": method, "backend": MPI if method == MPI else "gloo"}
+    params: dict[str, str | bool] = {"method": method, "backend": "gloo"}
     if method == "env":
         params["agent_store"] = agent
     # Whatever a worker that is killed leaves in the run's own folder goes with it.
     shared = method == "file" and seen.options.shared_dir
     env = {RUN_NONCE: seen.world.arrivals[0].nonce} if shared else {}
-    may_fail = method == MPI and seen.world.backend != MPI
-    return (new_trial(seen, params=params, env=env, may_fail=may_fail),)
+    return (new_trial(seen, params=params, env=env),)
 
 
 def _methods(seen: Seen[Data]) -> tuple[str, ...]:
@@ -109,13 +99,7 @@ def _methods(seen: Seen[Data]) -> tuple[str, ...]:
         out.add("file")
     if shared and unfit_for_url(shared):
         out.add("file")
-    more = () if seen.options.depth is Depth.QUICK else (MPI,)
-    return tuple(method for method in (*METHODS, *more) if method not in out)
-
-
-def _name(method: str) -> str:
-    """As people write it."""
-    return "the MPI backend" if method == MPI else f"{method}://"
+    return tuple(method for method in METHODS if method not in out)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -132,37 +116,34 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Run one training process per torchrun: do not start a script twice in the command that torchrun runs. "
             "ddpdiag uses keys of its own and removes them.",
         )
-    absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
-    untested = dict(absent)
+    untested = ""
     if (unfit := unfit_for_url(seen.options.shared_dir or "")) is not None:
         name = seen.options.shared_dir
-        untested["file"] = f"the name of the shared directory {name!r} has {unfit!r}, which torch cannot use in a URL"
+        untested = f"the name of the shared directory {name!r} has {unfit!r}, which torch cannot use in a URL"
     elif seen.trials and "file" not in tried and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
-        untested["file"] = "on several hosts it needs a directory that all of them share, and none was given"
-    for method, why in untested.items():
-        needs = "a torch that was built with MPI, and mpirun" if method == MPI else "`--shared-dir DIRECTORY`"
+        untested = "on several hosts it needs a directory that all of them share, and none was given"
+    if untested:
         yield seen.finding(
             "untested",
-            f"{_name(method)} was not tested",
-            f"{begun(_name(method))} was not tested: {why}.",
-            fix=f"Nothing to do unless the job uses {_name(method)}. Then the check needs {needs}.",
+            "file:// was not tested",
+            f"The rendezvous over file:// was not tested: {untested}.",
+            fix="Nothing to do unless the job uses file://. Then name a directory: `--shared-dir DIRECTORY`.",
         )
     failed = [method for method, well in tried.items() if not well]
-    works = [method for method, well in tried.items() if well and method not in absent]
+    works = [method for method, well in tried.items() if well]
     if failed and works:
         beside = [trial for trial in seen.trials if trial.params["method"] in failed]
-        excused = all(seen.is_harmless(trial) or trial.may_fail for trial in beside)
+        excused = all(map(seen.is_harmless, beside))
         is_gloo_beside = all(map(seen.is_harmless, seen.trials))
         own = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
         reason = _reason(seen, failed[0])
-        names = ", ".join(map(_name, failed))
         yield seen.finding(
             "method",
-            f"the rendezvous over {_name(failed[0])} fails",
-            f"The rendezvous over {names} fails, although it works over {', '.join(map(_name, works))}: {reason}.{own}",
+            f"the rendezvous over {failed[0]}:// fails",
+            f"The rendezvous over {', '.join(failed)} fails, although it works over {', '.join(works)}: {reason}.{own}",
             severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
-            fix=f"{_repair(seen, failed[0])} Or start the job over {_name(works[0])}: {_start(seen, works[0])}.",
+            fix=f"{_repair(seen, failed[0])} Or start the job over {works[0]}://: {_start(seen, works[0])}.",
             known=known_error(reason),
         )
 
@@ -197,9 +178,7 @@ def _repair(seen: Seen[Data], method: str) -> str:
                 f"As root open TCP ports {seen.options.port_range or '32768-60999'} for the other hosts in the "
                 f"firewall of {seen.world.host_of(0)}, rank 0's host (`nft list ruleset` shows its rules)."
             )
-        case "file":
-            return "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`."
-    return "Start the run with the mpirun of the MPI that torch was built with."
+    return "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`."
 
 
 def _start(seen: Seen[Data], method: str) -> str:
@@ -209,10 +188,8 @@ def _start(seen: Seen[Data], method: str) -> str:
             return "`init_process_group()` uses it unless init_method or store is given"
         case "tcp":
             arguments = f'init_method="tcp://{seen.world.host_of(0)}:29500"'
-        case "file":
-            arguments = 'init_method="file:///SHARED_DIRECTORY/FILE"'
         case _:
-            return '`init_process_group("mpi")`'
+            arguments = 'init_method="file:///SHARED_DIRECTORY/FILE"'
     return f"`init_process_group({arguments}, rank=RANK, world_size=WORLD_SIZE)`"
 
 
@@ -220,7 +197,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The slowest rank's seconds for each method, fastest trial."""
     seconds: dict[str, list[float]] = {}
     for trial in seen.trials:
-        own = [row.data.seconds for row in seen.rows if row.trial is trial and not row.data.absent]
+        own = [row.data.seconds for row in seen.rows if row.trial is trial]
         if own:
             seconds.setdefault(str(trial.params["method"]), []).append(max(own))
     return {f"rendezvous.{method}_seconds": min(values) for method, values in seconds.items()}

@@ -1,7 +1,6 @@
 """Network interfaces and addresses of this host, and which of them gloo and NCCL will choose. Nothing is sent."""
 
 import contextlib
-import ipaddress
 import os
 import socket
 import time
@@ -165,11 +164,6 @@ def offered_address(library: str, names: Wanted, own: Sequence[str], known: Sequ
     return None if address is None or is_loopback(address) or "%" in address else address
 
 
-def family_of(address: str) -> str:
-    """The family of a numeric address."""
-    return "IPv6" if ":" in address else "IPv4"
-
-
 def reverse_seconds(address: str, seconds: float) -> float | None:
     """Seconds that the resolver takes for the name of an address, with or without a result; `None` after a time-out."""
     begin = time.monotonic()
@@ -191,18 +185,6 @@ def own_addresses() -> tuple[str, ...] | None:
     except OSError:
         return None
     return tuple(own.address for addresses in known.values() for own in addresses if own.family in _IP)
-
-
-def own_families() -> tuple[str, ...] | None:
-    """Families of this host's addresses that other hosts could reach: not loopback or link-local; None as above."""
-    own = own_addresses()
-    return None if own is None else tuple(sorted({family_of(address) for address in own if is_reachable(address)}))
-
-
-def is_reachable(address: str) -> bool:
-    """May other hosts reach a numeric address, beyond their own cable?"""
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast)
 
 
 def is_local(address: str) -> bool:
