@@ -22,9 +22,6 @@ _STATES = {
 # Evidence is for people: ranks in the same state share one line, and more lines than this are not read.
 _MOST_LINES = 64
 _MOST_STACKS = 4
-# Of NCCL's own report, errors and warnings first.
-_MOST_RAS_LINES = 24
-_RAS_SECTIONS = ("Errors", "Warnings")
 _MOST_OUTPUT = 600
 # What C++ and Python print before they list frames and modules.
 _TELLING = ("what():", "Fatal Python error")
@@ -77,11 +74,10 @@ def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
 
 
 def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
-    """Evidence: the state of each rank, the stacks of the blamed and of one that waits, and NCCL's own report."""
+    """Evidence: the state of each rank, and the stacks of the blamed and of one that waits."""
     return {
         **standings(guilty, outcomes),
         **_stacks(guilty, [own for _, own in _alike(guilty, outcomes)]),
-        **_ras(outcomes),
     }
 
 
@@ -138,14 +134,3 @@ def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Map
     others = [row for row in stacks if row[0] not in guilty][-1:]
     inner = {rank: list(takewhile(lambda frame: not frame.startswith(_OUTERMOST), stack)) for rank, stack in stacks}
     return {f"stack_of_rank_{rank}": [*(inner[rank] or stack)] for rank, stack in (*blamed, *others)}
-
-
-def _ras(outcomes: Sequence[Outcome]) -> Mapping[str, list[Scalar]]:
-    """The start of the longest of NCCL's reports: each rank's report covers the whole job."""
-    report = max((o.ras for o in outcomes), key=len, default="")
-    lines = [line.rstrip()[:160] for line in report.splitlines() if line.strip(" =")]
-    # The sections in front of them count nodes, processes and communicators.
-    first = next((place for place, line in enumerate(lines) if line in _RAS_SECTIONS), 0)
-    shown = lines[first:][:_MOST_RAS_LINES]
-    left = len(lines) - first - len(shown)
-    return {"nccl_ras": [*shown, *([f"... and {left} more lines, in the recording"] if left else [])]} if shown else {}

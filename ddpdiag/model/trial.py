@@ -189,7 +189,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     `no_collectives` is why torch keeps no record of the collectives, where it keeps none.
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
-    measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.
+    measurement that was cut short had handed over before.
     `survivors` are processes of earlier trials that held a GPU, and had not ended long after SIGKILL.
     """
 
@@ -207,7 +207,6 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     collectives: tuple[Collective, ...] | None = None
     no_collectives: str = ""
     so_far: Raw = NOTHING
-    ras: str = ""
     survivors: tuple[ProcessState, ...] = ()
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)

@@ -1,24 +1,15 @@
-"""The libraries' records of this process's collectives: torch's flight recorder, and NCCL's RAS service.
+"""torch's record of this process's collectives, the flight recorder.
 
-Which collectives did this process post last? The recorder is on by default for nccl and gloo (torch 2.13), and is read
-in the process itself, so that no file is needed. Its `state` and `retired` are not read: for gloo every entry is
-"scheduled" for ever, and one that is not over can be "retired" (measured, torch 2.13). gloo and the older class of NCCL
-have a recorder each. Every other class that a hook of torch records (from 2.15 on, where nccl2 is what "nccl" means)
-has one that is read by the class's own name (FlightRecorderHook.hpp); the rest cannot be read.
-
-What does NCCL know of a job that hangs? From 2.24 on a thread of NCCL in each process listens on localhost:28028 (or
-$NCCL_RAS_ADDR); all processes of a user on a host share that port. Any of them collects from all others what each
-communicator is at, and names ranks that lag behind, or do not answer. The protocol is text (src/ras/client.cc and
-client_support.cc of NCCL): "CLIENT PROTOCOL 2" is answered by "SERVER PROTOCOL n", "TIMEOUT seconds" by "OK", "VERBOSE
-STATUS" by the report, at whose end the connection is closed.
+It is on by default for nccl and gloo (torch 2.13), and is read in the process itself, so that no file is needed. Its
+`state` and `retired` are not read: for gloo every entry is "scheduled" for ever, and one that is not over can be
+"retired" (measured, torch 2.13). gloo and the older class of NCCL have a recorder each. Every other class that a hook
+of torch records (from 2.15 on, where nccl2 is what "nccl" means) has one that is read by the class's own name
+(FlightRecorderHook.hpp); the rest cannot be read.
 """
 
-import contextlib
 import math
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,7 +17,6 @@ import msgspec
 from msgspec import Struct, field
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.host.kernel import PROC, open_files, tcp_sockets
 
 LAST = 8
 # The first since torch 2.8; builds of torch without NCCL give the same by both.
@@ -164,82 +154,3 @@ def _last(entries: Sequence[_Entry]) -> tuple[Collective, ...]:
         )
         for entry in [own for own in ordered if own.pg_id == newest[own.process_group]][-LAST:]
     )
-
-
-RAS_PORT = 28028
-MOST_RAS_BYTES = 16 << 10
-RAS_CUT = "[no more was said in time: some process may not answer]"
-# Which process takes a call is up to the kernel; one that is stopped takes it, too, and never answers.
-_GREETING_SECONDS = 0.4
-
-
-class RasAddress(NamedTuple):
-    """The address at which a socket of this process listens."""
-
-    family: socket.AddressFamily
-    host: str
-    port: int
-
-
-def ras_service(env: Mapping[str, str]) -> RasAddress | None:
-    """The address of NCCL's thread in this process; None if there is none. Other processes' ports are not touched."""
-    # "host:port" or "[::1]:port"; NCCL's own port if nothing is said.
-    digits = (env.get("NCCL_RAS_ADDR") or str(RAS_PORT)).rpartition(":")[2]
-    port = int(digits) if digits.isascii() and digits.isdigit() else 0
-    if not 0 < port < 1 << 16:
-        return None
-    own = frozenset(open_files(PROC / "self"))
-    for seen in tcp_sockets():
-        if seen.port == port and seen.listens and f"socket:[{seen.inode}]" in own:
-            return RasAddress(seen.family, seen.address, port)
-    return None
-
-
-def ras_report(address: RasAddress, greet_until: float, seconds: float) -> str:
-    """NCCL's report, as far as it arrives within `seconds`; nothing if no process greets until then (monotonic).
-
-    NCCL writes a header at once, and the rest when all its processes have answered or their time-out is over.
-    """
-    while time.monotonic() < greet_until:
-        with contextlib.suppress(OSError), socket.socket(address.family, socket.SOCK_STREAM) as sock:
-            greeted = min(greet_until, time.monotonic() + _GREETING_SECONDS)
-            sock.settimeout(max(0.01, greeted - time.monotonic()))
-            sock.connect((address.host, address.port))
-            if not _answer(sock, "CLIENT PROTOCOL 2", greeted).startswith("SERVER PROTOCOL "):
-                return ""
-            end = time.monotonic() + seconds
-            # NCCL's processes wait no longer than that for each other; by itself it is 5 s.
-            _answer(sock, "TIMEOUT 1", end)
-            sock.sendall(b"VERBOSE STATUS\n")
-            return _report(sock, end)
-    return ""
-
-
-def _report(sock: socket.socket, end: float) -> str:
-    got, whole = b"", False
-    with contextlib.suppress(OSError):
-        while len(got) < MOST_RAS_BYTES and not whole:
-            more = _received(sock, MOST_RAS_BYTES - len(got), end)
-            got, whole = got + more, not more
-    text = got.decode(errors="replace").strip()
-    return text if whole or not text else f"{text}\n{RAS_CUT}"
-
-
-def _answer(sock: socket.socket, line: str, end: float) -> str:
-    """The line that answers ours; TimeoutError if none does."""
-    sock.sendall(f"{line}\n".encode())
-    answer = b""
-    while not answer.endswith(b"\n") and len(answer) < 256:
-        got = _received(sock, 256, end)
-        if not got:
-            break
-        answer += got
-    return answer.decode(errors="replace")
-
-
-def _received(sock: socket.socket, size: int, end: float) -> bytes:
-    left = end - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("no time is left")
-    sock.settimeout(left)
-    return sock.recv(size)

@@ -48,13 +48,6 @@ class Deadlines:
     # file server answers within a second; the kernel repeats a request after 30 s (SCSI) or 60 s (nfs(5), timeo).
     stuck: float = 10.0
     dump: float = 0.5
-    # Until NCCL's service has answered a greeting; which process takes a call is up to the kernel, and may be stopped.
-    greet_ras: float = 0.9
-    # NCCL waits a second for its other processes, as it is told, and looks once a second (ras/collectives.cc, ras.cc).
-    # Where one fell silent less than 5 s ago it waits 5 s more, which is too long here.
-    ras_report: float = 2.0
-    # What the supervisor waits for both, and for the way here.
-    ras: float = 3.0
     # Ten clock ticks: a process that computes uses one of them, even beside many others.
     busy: float = 0.1
     kill: float = 2.0

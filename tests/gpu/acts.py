@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-SILENT_SECONDS = 8.0  # NCCL's RAS takes a process that is silent for 5 s as one that is delayed
+SILENT_SECONDS = 8.0
 _CYCLES = 1 << 50
 
 
@@ -107,17 +107,12 @@ def rank() -> None:
 
 
 def _tell_when_silent(last: list[float]) -> None:
-    from ddpdiag.probes.collectives import posted, ras_report, ras_service
-    from ddpdiag.runtime.deadlines import DEADLINES
+    from ddpdiag.probes.collectives import posted
 
     while time.monotonic() - last[0] < SILENT_SECONDS:
         time.sleep(0.1)
-    service = ras_service(os.environ)
-    now = time.monotonic()
-    report = ras_report(service, now + DEADLINES.greet_ras, DEADLINES.ras_report) if service is not None else None
-    seconds = time.monotonic() - now
     traces = posted()
-    told = {"ras": report, "ras_seconds": seconds, "traces": None if traces is None else [repr(own) for own in traces]}
+    told = {"traces": None if traces is None else [repr(own) for own in traces]}
     print(json.dumps(told), flush=True)
     os._exit(0)
 

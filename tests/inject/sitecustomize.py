@@ -10,7 +10,6 @@ In the rank's first all-reduce:
     sleep, gil, spin          wait for ever, inside of C with the GIL, or in a loop
     segv, raise, exit         crash, raise an exception, leave without a word (exit code 0)
     memory                    take more and more memory
-    ras, silent-ras           wait for ever, beside a stand-in of NCCL's RAS service that answers, or never does
     tell                      write what the process reads of itself to DDPDIAG_TEST_REACHED.RANK, then go on
     pause                     wait two seconds, then go on: time for a fault from outside
 In every all-reduce and broadcast:
@@ -104,17 +103,6 @@ def _take_memory():
     _forever()
 
 
-def _with_ras(act):
-    def serve_and_sleep():
-        from ras_server import REPORT, RasServer
-
-        port = int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2])
-        RasServer(port=port, act=act, report=REPORT)
-        _forever()
-
-    return serve_and_sleep
-
-
 _IN_ALL_REDUCE = {
     "sleep": _forever,
     "spin": _spin,
@@ -123,8 +111,6 @@ _IN_ALL_REDUCE = {
     "raise": _raise,
     "exit": lambda: os._exit(0),
     "memory": _take_memory,
-    "ras": _with_ras("answer"),
-    "silent-ras": _with_ras("silent"),
 }
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 from msgspec import structs
-from ras_server import REPORT
 from test_collective_traces import collective, trace
 from test_run_checks import only, outcome, run_of
 
@@ -102,23 +101,6 @@ def test_a_mismatch_of_two_ranks_tells_both_sides_and_blames_neither(golden) -> 
     finding = only(list(trials.judge(run_of(hung(0, 7), wrong, size=2))))
     assert (finding.code, finding.ranks) == ("RUN003.mismatch", ())
     golden(finding)
-
-
-def test_of_nccls_own_report_the_errors_and_warnings_are_shown_once() -> None:
-    evidence = bundle((2,), [*WAITING, structs.replace(GUILTY, ras=REPORT), structs.replace(WAITING[0], ras="NCCL")])
-    lines = evidence["nccl_ras"]
-    assert isinstance(lines, list)
-    assert lines[:2] == ["Errors", "Warnings"]
-    assert lines[-1] == ("  Rank 2 has launched up to operation 6 -- GPU 2 managed by process 4103 on node 10.0.0.1")
-
-
-def test_a_report_that_was_cut_is_shown_from_its_start_and_a_long_one_is_counted(golden) -> None:
-    start = bundle((2,), [structs.replace(GUILTY, ras="NCCL version 2.27.7\n\nJob summary\n====\n")])
-    assert start["nccl_ras"] == ["NCCL version 2.27.7", "Job summary"]
-    *shown, rest = bundle((2,), [structs.replace(GUILTY, ras="\n".join(f"line {n}" for n in range(100)))])["nccl_ras"]
-    assert shown == [f"line {n}" for n in range(24)]
-    golden(rest)
-    assert "nccl_ras" not in bundle((2,), WAITING)
 
 
 def test_of_an_output_the_line_is_told_that_says_how_it_ended() -> None:

@@ -1,7 +1,9 @@
 """torch's flight recorder, as it writes itself in JSON (trace version 2.10, torch 2.13)."""
 
 import json
+import socket
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -9,6 +11,8 @@ import pytest
 
 from ddpdiag.model import Collective
 from ddpdiag.probes.collectives import LAST, posted, unreadable
+from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader, ask_for_collectives, wait_for_answer
+from ddpdiag.runtime.supervisor.ipc import PostedCollectives
 
 C10D = "torch._C._distributed_c10d"
 
@@ -196,3 +200,13 @@ def test_a_recorder_that_is_switched_off_says_so(
     c10d._dump_nccl_trace_json = recorder()
     assert posted() is None
     assert unreadable() == f"{name}=0 turns torch's flight recorder off"
+
+
+def test_the_reader_of_a_worker_answers_its_supervisor() -> None:
+    supervisor, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with supervisor, worker:
+        RecorderReader(worker).start_trial()
+        ask_for_collectives(supervisor)
+        answer = wait_for_answer(supervisor, time.monotonic() + 5, lambda: True)
+        assert isinstance(answer, PostedCollectives)
+        assert wait_for_answer(supervisor, time.monotonic() + 0.1, lambda: True) is None, "one question, one answer"

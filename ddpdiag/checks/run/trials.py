@@ -29,7 +29,7 @@ Confirm by hand: While it hangs, `py-spy dump --pid PID` on each host, and `cat 
 root; TORCH_FR_BUFFER_SIZE=2000 and `torchfrtrace DIR` for the collectives.
 
 Sources: torch's flight recorder (docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html); gloo's
-transport/tcp/pair.cc; NCCL user guide, RAS; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(5), process
+transport/tcp/pair.cc; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(5), process
 states.
 """
 

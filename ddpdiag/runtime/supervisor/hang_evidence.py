@@ -2,7 +2,7 @@
 
 The collectives come from a thread of the worker that reads torch's flight recorder while the main thread waits in one
 of them. It needs the GIL to answer: a worker that holds it for ever, or is stopped, says nothing, and its supervisor
-waits for that only for a moment. If it is wanted, and NCCL's RAS service runs in this process, it asks that, too.
+waits for that only for a moment.
 """
 
 import contextlib
@@ -15,16 +15,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdiag.model import Collective, Place
-from ddpdiag.probes.collectives import RasAddress, posted, ras_report, ras_service, unreadable
+from ddpdiag.model import Collective
+from ddpdiag.probes.collectives import posted, unreadable
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
-from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
+from ddpdiag.runtime.supervisor.ipc import PostedCollectives, decode_recorder_answer
 
 THREAD_FILE = os.path.basename(__file__)
-_QUESTION, _QUESTION_TO_NCCL = b"?", b"!"
+_QUESTION = b"?"
 _POLL_SECONDS = 0.02
-_ASKING_RANKS, _ASKING_HOSTS = 2, 4
 
 
 class RecorderReader:
@@ -49,38 +47,17 @@ class RecorderReader:
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
-            while question := self._channel.recv(len(_QUESTION)):
-                greeted = time.monotonic() + DEADLINES.greet_ras
-                # First what takes no time: to look for NCCL's service means to read /proc, slow on a busy host.
+            while self._channel.recv(len(_QUESTION)):
                 self._channel.send(msgspec.json.encode(self.collectives()))
-                if question == _QUESTION_TO_NCCL:
-                    service = _service()
-                    text = ras_report(service, greeted, DEADLINES.ras_report) if service is not None else ""
-                    self._channel.send(msgspec.json.encode(RasReport(text)))
 
 
-def _service() -> RasAddress | None:
-    """NCCL's service in this process, if it can be found."""
-    try:
-        return ras_service(os.environ)
-    except (OSError, ValueError, IndexError):  # no /proc, or another form of it
-        return None
-
-
-def ask_for_collectives(channel: socket.socket, *, nccl: bool = False) -> None:
-    """The supervisor's side: put the question, to NCCL as well; a worker that is gone answers nothing."""
+def ask_for_collectives(channel: socket.socket) -> None:
+    """The supervisor's side: put the question; a worker that is gone answers nothing."""
     with contextlib.suppress(OSError):
-        channel.send(_QUESTION_TO_NCCL if nccl else _QUESTION, socket.MSG_DONTWAIT)
+        channel.send(_QUESTION, socket.MSG_DONTWAIT)
 
 
-def asks_nccl(place: Place) -> bool:
-    """Whether this rank asks NCCL, too. Each report is about the whole job: two ranks of some hosts are enough."""
-    return (place.local_rank or 0) < _ASKING_RANKS and (place.node_rank or 0) < _ASKING_HOSTS
-
-
-def wait_for_answer(
-    channel: socket.socket, end: float, alive: Callable[[], bool]
-) -> PostedCollectives | RasReport | None:
+def wait_for_answer(channel: socket.socket, end: float, alive: Callable[[], bool]) -> PostedCollectives | None:
     """The next answer, until `end` of the monotonic clock or the worker's death."""
     while True:
         with contextlib.suppress(OSError):
@@ -146,11 +123,9 @@ def _frame(line: str) -> str:
 class HangEvidence(NamedTuple):
     """Evidence from a process that did not end in time: its stacks and its last collectives, if it can give them.
 
-    `no_collectives` is why it has no collectives, where torch keeps no record of it. `ras` is the report of
-    NCCL's service, if it was asked.
+    `no_collectives` is why it has no collectives, where torch keeps no record of it.
     """
 
     stacks: Stacks = Stacks()
     collectives: tuple[Collective, ...] | None = None
     no_collectives: str = ""
-    ras: str = ""

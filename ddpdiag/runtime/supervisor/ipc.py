@@ -54,12 +54,6 @@ class PostedCollectives(Struct, frozen=True, tag=True):
     no_collectives: str = ""
 
 
-class RasReport(Struct, frozen=True, tag=True):
-    """The answer of NCCL's service, if it was requested; empty if there is none."""
-
-    text: str
-
-
 class Incomplete(Struct, frozen=True):
     """Not a message: a part of one arrived."""
 
@@ -126,9 +120,7 @@ ForkServerRequest = Fork | SkipLazyImports
 ForkServerMessage = Accepted | Unlike | Imported | Forked | Exited
 
 decode_worker_message: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
-decode_recorder_answer: msgspec.json.Decoder[PostedCollectives | RasReport] = msgspec.json.Decoder(
-    PostedCollectives | RasReport
-)
+decode_recorder_answer: msgspec.json.Decoder[PostedCollectives] = msgspec.json.Decoder(PostedCollectives)
 decode_worker_command: msgspec.json.Decoder[WorkerCommand] = msgspec.json.Decoder(WorkerCommand)
 decode_fork_server_request: msgspec.json.Decoder[ForkServerRequest] = msgspec.json.Decoder(ForkServerRequest)
 decode_fork_server_message: msgspec.json.Decoder[ForkServerMessage] = msgspec.json.Decoder(ForkServerMessage)

@@ -11,7 +11,6 @@ from ddpdiag.model.trial import NOTHING, is_first_use
 from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES, frozen_seconds
-from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
 from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
 from ddpdiag.runtime.supervisor.processes import Child, how_it_ended, is_busy
 from ddpdiag.runtime.supervisor.workers import WorkerProcess
@@ -209,7 +208,7 @@ class TrialRunner(ABC):
         if not told:
             since = None if step is not None else running_trial.worker.page.seconds()
             process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
-        evidence = child.gather_evidence(process.state, nccl=asks_nccl(self.place) and not told)
+        evidence = child.gather_evidence(process.state)
         # A fork server that has imported torch is only slow to fork; without it no later trial could use torch.
         survived = (child is running_trial.worker or step == IMPORT_STEP) and self._kill(child)
         stacks = evidence.stacks
@@ -219,7 +218,6 @@ class TrialRunner(ABC):
             process=process,
             collectives=evidence.collectives,
             no_collectives=evidence.no_collectives,
-            ras=evidence.ras,
         )
         self._finish(running_trial, outcome)
 

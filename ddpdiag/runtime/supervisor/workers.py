@@ -34,7 +34,7 @@ class PythonChild(Child, ABC):
     log: Log
 
     @abstractmethod
-    def gather_evidence(self, state: str | None, *, nccl: bool = False) -> HangEvidence:
+    def gather_evidence(self, state: str | None) -> HangEvidence:
         """Its stacks and its last collectives, if it has any; `state` is how it was before it is disturbed."""
 
 
@@ -102,30 +102,22 @@ class WorkerProcess(PythonChild):
             return ipc.Incomplete()
         return ipc.decode_worker_message.decode(data) if data else None
 
-    def gather_evidence(self, state: str | None, *, nccl: bool = False) -> HangEvidence:
+    def gather_evidence(self, state: str | None) -> HangEvidence:
         """Its stacks and its last collectives; waits at most 0.5 s for both together.
-
-        `nccl`: a service of NCCL that runs in it is asked as well: up to a second for a greeting, 2 s for its report.
 
         It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed
         before. `state` is how it was then: what a stopped worker posts once it is woken is no evidence.
         """
         if self.pid is None:
             return HangEvidence()
-        begin, start = time.monotonic(), os.fstat(self._stack).st_size
-        end = begin + DEADLINES.dump
+        end, start = time.monotonic() + DEADLINES.dump, os.fstat(self._stack).st_size
         asked = self.kind is Kind.TORCH and (state is None or state not in "Tt")
         if asked:
-            ask_for_collectives(self._recorder, nccl=nccl)
+            ask_for_collectives(self._recorder)
         _dump(self)
         stacks = read_stacks(_read_dump(self._stack, start, end))
-        alive = partial(is_alive, self.pid)
-        answer = wait_for_answer(self._recorder, end, alive) if asked else None
-        if not isinstance(answer, ipc.PostedCollectives):
-            return HangEvidence(stacks)
-        of_nccl = wait_for_answer(self._recorder, begin + DEADLINES.ras, alive) if nccl else None
-        ras = of_nccl.text if isinstance(of_nccl, ipc.RasReport) else ""
-        return HangEvidence(stacks, answer.collectives, answer.no_collectives, ras)
+        answer = wait_for_answer(self._recorder, end, partial(is_alive, self.pid)) if asked else None
+        return HangEvidence(stacks, answer.collectives, answer.no_collectives) if answer else HangEvidence(stacks)
 
     def kill(self) -> bool:
         """Kill it; True if it is gone within 2 s."""
@@ -273,8 +265,8 @@ class ForkServer(PythonChild):
         except OSError:
             self.closed = True
 
-    def gather_evidence(self, state: str | None, *, nccl: bool = False) -> HangEvidence:
-        """Its stacks: where an import hangs. It posts nothing, and has no NCCL."""
+    def gather_evidence(self, state: str | None) -> HangEvidence:
+        """Its stacks: where an import hangs. It posts nothing."""
         start = self.log.size()
         _dump(self)
         return HangEvidence(read_stacks(_read_dump(self.log.fileno(), start, time.monotonic() + DEADLINES.dump)))

@@ -9,19 +9,14 @@ FAKETORCH_FAULT="KIND RANK NUMBER": what that rank does in its NUMBER-th all_red
     exit       the process ends with code 3
     longer     one element more
     other      a broadcast in its place
-NCCL_RAS_ADDR=localhost:PORT, beside a fault: from its first all_reduce on a process serves NCCL's RAS, as
-tests/inject/ras_server.py does; the first one on a host gets the port.
 """
 
-import contextlib
 import ctypes
 import os
 import sys
 import time
-from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
-from pathlib import Path
 
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 _LATE_SECONDS = 0.3
@@ -39,22 +34,11 @@ def _raise():
 _AT_ONCE = {"sleep": _sleep_for_ever, "raise": _raise, "exit": lambda: os._exit(3)}
 
 
-@cache
-def _serve_ras():
-    sys.path.append(str(Path(__file__).parents[2] / "inject"))
-    from ras_server import RasServer
-
-    with contextlib.suppress(OSError):
-        RasServer(port=int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2]))
-
-
 def _faulty(module, kind, rank, first):
     """all_reduce with the fault; a fork server's children count their own calls."""
     real, calls = module.all_reduce, []
 
     def all_reduce(tensor, *arguments, **options):
-        if tensor.is_cuda and os.environ.get("NCCL_RAS_ADDR"):
-            _serve_ras()
         # Ranks that a fork server starts differ in their environment after its import.
         if os.environ.get("RANK") != rank or not tensor.is_cuda:
             return real(tensor, *arguments, **options)
