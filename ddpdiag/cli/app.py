@@ -10,10 +10,9 @@ import typer
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
-from ddpdiag.cli.options import CheckOptions, HostOptions, codes_and_names, completion
+from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
     CompareOutputs,
-    ExplainOptions,
     JudgeOutputs,
     LintOptions,
     Outputs,
@@ -295,26 +294,24 @@ def lint(
     "ddpdiag explain TRN001.diverged",
     'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
     "ddpdiag explain slurm-123.out",
-    "ddpdiag explain rank*.log --json explained.json",
-    "ddpdiag explain logs/   (torchrun --log-dir logs --redirects 3)",
+    "ddpdiag explain logs/*/*/*/stderr.log   (torchrun --log-dir logs --redirects 3)",
     "cat rank*.log | ddpdiag explain -",
 )
 def explain(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="CODE|NAME|TEXT|FILE|DIR|-",
-            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs (of a folder "
-            "its text files; '-': standard input).",
+            metavar="CODE|NAME|TEXT|FILE|-",
+            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs "
+            "('-': standard input).",
             autocompletion=completion(codes_and_names),
         ),
     ],
-    how: Annotated[ExplainOptions, "json", "quiet", "color"],
+    how: DisplayOptions,
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 
-    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, in one of the logs, or in a
-    whole folder.
+    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, or in any of the logs.
     """
     from ddpdiag.explain import command
 

@@ -174,13 +174,6 @@ class LintOptions(Outputs):
     details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainOptions(DisplayOptions):
-    json: str | None = option(
-        None, "Write what was found as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
-    )
-
-
 # Reports -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,7 @@
-"""Explanations of logs and error texts: for people, the first cause in full, then its consequences; and as JSON."""
+"""Explanations of logs and error texts: the first cause in full, then its consequences."""
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.codec import encode
 from ddpdiag.explain.card import Role
 from ddpdiag.explain.tally import Call, Explanation, Sighting
 from ddpdiag.render.blocks import Block, Items, Mark, Text
@@ -43,13 +42,13 @@ _HINTS = (
 )
 
 
-def render(found: Sequence[Explanation], *, width: int, color: bool, has_folder: bool = False) -> str:
-    """Each log under its name; the logs of a folder that have no known text are listed at the end."""
-    silent = [each for each in found if has_folder and not each.sightings]
+def render(found: Sequence[Explanation], *, width: int, color: bool) -> str:
+    """Each log under its name; of several, those that have no known text are listed at the end."""
+    silent = [log for log in found if len(found) > 1 and not log.sightings]
     page = Page(color=color, width=width)
-    for each in found:
-        if each not in silent:
-            paint(page, blocks(each))
+    for log in found:
+        if log not in silent:
+            paint(page, blocks(log))
     if silent:
         paint(page, _without_sightings(silent, others=len(found) - len(silent)))
     return page.text().rstrip("\n") + "\n"
@@ -74,7 +73,7 @@ def blocks(found: Explanation) -> Iterator[Block]:
 
 
 def _without_sightings(logs: Sequence[Explanation], *, others: int) -> Iterator[Block]:
-    """The logs of a folder that have no known text; where no other log has one, what to do."""
+    """The logs that have no known text; where no other log has one, what to do."""
     names = listed([one_line(log.source) for log in logs], _SHOWN_NAMES)
     yield Text(f"ddpdiag: no known text in {count(len(logs), 'other file' if others else 'file')}: {names}")
     if not others:
@@ -163,31 +162,3 @@ def _end(found: Explanation) -> str:
 def _place(first: Sighting) -> str:
     origins = _origins(first)
     return f"{first.card.name} in line {first.line:,}{f' ({origins})' if origins else ''}"
-
-
-# For programs ---------------------------------------------------------------------------------------------------------
-
-EXPLAIN_SCHEMA = "ddpdiag.explain/1"
-_CARD_KEYS = ("role", "code", "meaning", "confirm", "fix")
-_SIGHTING_KEYS = (
-    "count", "line", "last_line", "ranks", "local_ranks", "tasks", "hosts", "missing", "excerpt", "frame",
-)  # fmt: skip
-
-
-def as_json(found: Sequence[Explanation], exit_code: int) -> str:
-    """`ddpdiag.explain/1` on one line; docs/explain.md describes the keys."""
-    files = [
-        {
-            "path": each.source,
-            "lines": each.lines,
-            "is_explained": each.is_explained,
-            "sightings": [
-                {"card": one.card.name, "is_known": not one.card.fallback}
-                | {key: getattr(one.card, key) for key in _CARD_KEYS}
-                | {key: getattr(one, key) for key in _SIGHTING_KEYS}
-                for one in each.sightings
-            ],
-        }
-        for each in found
-    ]
-    return encode({"files": files, "exit_code": exit_code, "schema": EXPLAIN_SCHEMA}).decode() + "\n"
