@@ -39,7 +39,7 @@ from msgspec import Struct
 from ddpdiag.model import Scalar
 from ddpdiag.model import report as model
 from ddpdiag.render.page import column_format
-from ddpdiag.text import label
+from ddpdiag.text import column_unit, label
 
 
 class Mark(Enum):
@@ -75,7 +75,8 @@ class Table(Struct, frozen=True, kw_only=True):
     """A table; `noun` names what one row is. `order`: the places of rows, the important ones first, if not all fit.
 
     `names`: so many columns identify a row. Where a terminal has no room for all others, it shows the first that fit
-    beside them, and with `--details` all, in pieces; of a table without `names` it always shows all.
+    beside them, and with `--details` all, in pieces; of a table without `names` it always shows all. `one_unit`: all
+    columns have the name of the last one, and share one unit.
     """
 
     columns: tuple[Column, ...]
@@ -85,6 +86,7 @@ class Table(Struct, frozen=True, kw_only=True):
     note: str = ""
     order: tuple[int, ...] | None = None
     names: int | None = None
+    one_unit: bool = False
 
 
 class Text(Struct, frozen=True):
@@ -184,13 +186,24 @@ def mark_of(cell: Scalar | Cell) -> Mark:
 def drawn_columns(table: Table, places: Sequence[int], absent: str) -> list[Drawn]:
     """The rows at these `places` as text, each column in one unit; `absent` stands for what is not known."""
     columns = []
+    unit = None
+    if table.one_unit:
+        unit = column_unit(table.columns[-1].name, (value_of(cell) for row in table.rows for cell in row))
     for number, column in enumerate(table.columns):
         values = [value_of(table.rows[place][number]) for place in places]
-        form = column_format(column.name, values)
+        form = column_format(column.name, values, unit if column.name else None)
         cells = [absent if value is None else form.cell(value) for value in values]
         right = any(not isinstance(value, str | None) for value in values)
         columns.append(Drawn(column.title or label(column.name), form.unit.symbol, cells, right))
     return columns
+
+
+def matrix_table(block: Matrix) -> Table:
+    """The matrix as a table with a row for each source."""
+    matrix = block.matrix
+    columns = (Column("from", whole=True), *(Column(name, matrix.unit) for name in matrix.columns))
+    rows = tuple((name, *cells) for name, cells in zip(matrix.rows, matrix.cells, strict=True))
+    return Table(columns=columns, rows=rows, title=block.title, note=block.note, one_unit=bool(matrix.unit))
 
 
 def first_places(table: Table, most: int) -> list[int]:

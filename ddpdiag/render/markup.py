@@ -21,7 +21,6 @@ from ddpdiag.render.blocks import (
     Block,
     Chart,
     Code,
-    Column,
     Fold,
     Items,
     Matrix,
@@ -30,6 +29,7 @@ from ddpdiag.render.blocks import (
     Text,
     drawn_columns,
     first_places,
+    matrix_table,
 )
 from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
@@ -217,9 +217,7 @@ def _matrix_blocks(own: Matrix) -> Iterator[Block]:
     if len(own.matrix.columns) > _COLUMNS_SHOWN:
         yield Text(own.note, own.title)
         return
-    columns = (Column("from"), *(Column(name, own.matrix.unit) for name in own.matrix.columns))
-    rows = tuple((name, *cells) for name, cells in zip(own.matrix.rows, own.matrix.cells, strict=True))
-    yield Table(columns=columns, rows=rows, title=own.title, note=own.note)
+    yield matrix_table(own)
 
 
 def _noun(title: str) -> str:

@@ -19,8 +19,8 @@ from ddpdiag.render.blocks import (
     drawn_columns,
     first_places,
     mark_of,
+    matrix_table,
 )
-from ddpdiag.render.matrices import write_matrix
 from ddpdiag.render.page import ALL_SHOWN, MOST_SHOWN, Column, Page, fitted, one_line
 from ddpdiag.text import ABSENT, count
 
@@ -51,9 +51,8 @@ def _write(page: Page, block: Leaf, *, details: bool) -> None:
             page.blank()
         case Table():
             write_table(page, block, details=details)
-        case Matrix(title=title, matrix=matrix, note=note):
-            write_matrix(page, title, matrix, note)
-            page.blank()
+        case Matrix():
+            write_table(page, matrix_table(block), details=details)
         case Chart():
             pass
         case _:

@@ -16,7 +16,6 @@ from ddpdiag.render.page import one_line
 from ddpdiag.render.ranks import Row, ranks_table
 from ddpdiag.stats import quantile
 from ddpdiag.text import (
-    begun,
     bytes_per_s,
     count,
     fold_hosts,
@@ -106,7 +105,7 @@ def _pairs(matrices: Sequence[Alike], findings: Sequence[Finding]) -> Iterator[B
         left = f" {count(hidden, 'more matrix').replace('matrixs', 'matrices')} in the JSON report." if hidden else ""
         yield Text(f"From the row to the column.{left}")
     for own in shown:
-        yield blocks.Matrix(_title(own), own.matrix, _summary(own.matrix))
+        yield blocks.Matrix(own.title, own.matrix, _summary(own.matrix))
 
 
 def _is_drawable(matrix: Matrix) -> bool:
@@ -120,11 +119,6 @@ def _links(matrix: Matrix) -> Iterator[tuple[float, str]]:
         for target, cell in zip(matrix.columns, row, strict=True):
             if is_number(cell) and 0 <= cell < 1e18:
                 yield float(cell), f"{source} to {target}"
-
-
-def _title(own: Alike) -> str:
-    hosts = f" on {fold_hosts(own.hosts, limit=_NAMES_SHOWN)}" if own.hosts else ""
-    return begun(f"{own.matrix.title}{hosts}")
 
 
 def _summary(matrix: Matrix) -> str:
@@ -207,7 +201,7 @@ def _topology(report: Report, matrices: Sequence[Alike]) -> Iterator[Block]:
         yield Fold("Leaf switches", (Table(columns=columns, rows=rows, noun="leaf"),))
     for own in matrices[:_MATRICES_SHOWN]:
         if own.matrix.rows and len(own.matrix.columns) <= _WIDEST_MATRIX:
-            yield blocks.Matrix(_title(own), own.matrix, _legend(own))
+            yield blocks.Matrix(own.title, own.matrix, _legend(own))
 
 
 def _hosts(report: Report) -> Table:

@@ -15,7 +15,7 @@ from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdi
 from ddpdiag.model.options import ALONE
 from ddpdiag.render import Feature
 from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
-from ddpdiag.render.matrices import write_matrices
+from ddpdiag.render.matrices import matrix_blocks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint, write_table
 from ddpdiag.render.ranks import are_alike, ranks_table
@@ -46,7 +46,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
             page.write(f"{one_line(label(name))} = {value_text(name, value)}")
         if report.measurements:
             page.blank()
-    write_matrices(page, report.matrices, report.findings, details=details)
+    paint(page, matrix_blocks(report.matrices, report.findings, details=details), details=True)
     write_notes(page, report.notes)
     for sentence, command in exclude_lines(report):
         page.write(sentence)
