@@ -17,7 +17,7 @@ FAILURES = Path(__file__).parents[1] / "recordings" / "failures"
 SAID = {
     "host_is_slow": ("host n1", "2.38 MB/s", "1.35 GB/s is what most of the other hosts reach", "Run `ethtool"),
     "host_missing": ("blamed: ranks 2-3", "4 of 6 ranks joined", "expected = 6", "read their output"),
-    "large_packets_vanish": ("host n2", "2 of 6 tested links", "has a smaller MTU", "`ping -M do -s"),
+    "large_packets_vanish": ("host n2", "2 of 6 tested TCP connections", "has a smaller MTU", "`ping -M do -s"),
     "link_between_two_is_slow": ("n0 -> n1", "11.9 MB/s", "30 MB/s is the least that a job should", "on both hosts"),
     "loss_is_not_a_number": ("rank 1; host n1", "step 3 of 56", "NaN or infinite", "--exclude=n1"),
     "ports_refused_by_one_host": (
