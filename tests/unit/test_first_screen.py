@@ -22,7 +22,7 @@ SAID = {
     "loss_is_not_a_number": ("rank 1; host n1", "step 3 of 56", "NaN or infinite", "--exclude=n1"),
     "ports_refused_by_one_host": (
         "host n1",
-        "2 of the 6 tested TCP connections",
+        "2 of 6 tested TCP connections",
         "The other hosts reach each other",
         "open TCP ports 32768",
     ),
