@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ddpdiag.cli.options import option
 
-_FAULTS = ("slow-host", "slow-inside", "dead-host", "hang", "slow-link", "uplink", "leaf", "transient")
+_FAULTS = ("slow-host", "slow-inside", "dead-host", "hang", "slow-link", "uplink", "leaf")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,6 @@ class Fault(Enum):
     SLOW_LINK = "slow-link"  # one pair of hosts
     UPLINK = "uplink"  # the uplinks of one leaf carry half of what its hosts can send; no host is at fault
     LEAF = "leaf"  # half of the hosts of one leaf are slow
-    TRANSIENT = "transient"  # one test in twenty is slow, whoever takes part
 
 
 class Faults(NamedTuple):
@@ -96,7 +95,6 @@ class Fleet:
         self.links: set[frozenset[int]] = set()
         self.narrow: set[int] = set()
         self._random = Random(seed)
-        self._transients = noise.transients
         self._congested: set[int] = set()
         self._leaving: Counter[int] = Counter()
         for kind, count in faults.kinds:
@@ -129,8 +127,6 @@ class Fleet:
                     self.slow.update(range(first, min(self.hosts, first + size), 2))
             case Fault.UPLINK:
                 self.narrow.update(self._choose_leaves(count))
-            case Fault.TRANSIENT:
-                self._transients = 0.05
 
     def _choose(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
@@ -190,7 +186,7 @@ class Fleet:
         if self.narrow:
             carried = self.hosts_per_leaf * _NARROW_SHARE
             rate *= min((carried / max(carried, self._leaving[leaf]) for leaf in self._left_by(group)), default=1.0)
-        if self._random.random() < self._transients:
+        if self._random.random() < self.noise.transients:
             rate *= _TRANSIENT_SHARE
         return rate * max(0.01, 1 + self.noise.sigma * self._random.gauss(0, 1))
 

@@ -40,8 +40,6 @@ def cell(peer: int, **more: object) -> Cell:
     usual = {
         "reach": Reach.ACCEPTED,
         "address": f"10.0.0.{peer + 1}",
-        "connect_seconds": 1e-4,
-        "round_trip_seconds": 1e-4,
         "passed_bytes": LARGE,
         "bytes_per_s": 1e9,
         "segments": 10_000,

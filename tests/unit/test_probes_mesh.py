@@ -56,8 +56,6 @@ def test_everybody_measures_the_way_to_everybody_else(size):
             assert (cell.reach, cell.passed_bytes, cell.stalled_bytes) == (Reach.ACCEPTED, LARGE, None)
             assert cell.bytes_per_s is not None
             assert cell.bytes_per_s > 0
-            assert cell.round_trip_seconds is not None
-            assert 0 < cell.round_trip_seconds < 1
 
 
 def test_a_closed_port_is_refused(listener):

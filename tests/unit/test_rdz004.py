@@ -246,7 +246,6 @@ def test_the_measurements_say_how_many_pairs_were_looked_at():
     assert figures["mesh.pairs"] == "3 of 3"
     assert figures["mesh.min_bytes_per_s"] == 5e8
     assert figures["mesh.median_bytes_per_s"] == 1e9
-    assert figures["mesh.max_round_trip_seconds"] == 1e-4
     assert mesh.figures(meshed(3)) == {}
 
 

@@ -8,7 +8,7 @@ from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode
 from ddpdiag.judgement import judge
-from ddpdiag.model import Event, EventKind, Finding, Skip
+from ddpdiag.model import Event, EventKind, Finding
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 from ddpdiag.stats import Samples
 
@@ -50,19 +50,17 @@ ENDS = {
     "budget": {"kind": EventKind.BUDGET},
     "hurry": {"hurried": True},
     "lost": {"kind": EventKind.LOST},
-    "skip": {"skip": "rank 3 can take no further part"},
     "nothing known": {},
 }
 
 
-def ended_by(*, kind: EventKind | None = None, hurried: bool = False, skip: str = "") -> Finding:
+def ended_by(*, kind: EventKind | None = None, hurried: bool = False) -> Finding:
     """What is said where a search among hosts was cut short by this."""
     whole = simulate(Fleet(64, Faults(((Fault.SLOW_HOST, 2),), 0.5), seed=1))
     trials = (structs.replace(whole.trials[0], hurried=hurried),)
     events = () if kind is None else (Event(kind=kind, rank=3, seconds=9.0, detail="15"),)
-    skips = (Skip(code="FAB001", reason=skip, grounds=False),) if skip else ()
     outcomes = tuple(own for own in whole.outcomes if own.trial == trials[0].number)
-    cut = structs.replace(whole, trials=trials, outcomes=outcomes[:-5], events=events, skips=skips)
+    cut = structs.replace(whole, trials=trials, outcomes=outcomes[:-5], events=events)
     report = judge(cut, all_checks())
     return next(finding for finding in report.findings if finding.code == "FAB001.unmeasured")
 

@@ -24,7 +24,7 @@ Sources: as FAB001.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 
-from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, unneeded
+from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, optional, unneeded
 from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.fabric.hosts import (
     compared,
@@ -46,7 +46,7 @@ from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.host_paths import Pair, host_paths
 from ddpdiag.checks.world import without_gpu
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
+from ddpdiag.model import Depth, Finding, Kind, Trial
 from ddpdiag.text import begun, count, rate_text, share_text
 
 FINDINGS = {
@@ -228,17 +228,6 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             else f"Look with `top` and `lscpu` on {node} for other processes on their cores, or cores on different "
             "sockets.",
         )
-
-
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The rate of most pairs of ranks, on the slowest of the hosts that were tested."""
-    found = [state for state in _states(seen).values() if isinstance(state, Diagnosis)] if seen.trials else []
-    return {"fabric.rank_pair_busbw_bytes_per_s": min(own.bar.usual for own in found)} if found else {}
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(figures=figures(seen))
 
 
 measure = fab001.measure

@@ -523,23 +523,19 @@ def rates(tests: Sequence[Reached]) -> list[Scalar]:
 
 
 def truncation_of(seen: Seen[D]) -> tuple[str, str]:
-    """Why it was cut short ("when the run ended"), and the fix.
+    """The reason why the search was cut short ("when the run ended"), and the fix.
 
-    By a signal, for lack of time, or because ranks were lost; in this order, since the first explains the others.
+    A signal comes first, then lack of time, then lost ranks, since the first explains the others.
     """
-    kinds = {event.kind for event in seen.recording.events}
-    if kinds.intersection(TOLD_TO_LEAVE):
+    events = seen.recording.events
+    if any(event.kind in TOLD_TO_LEAVE for event in events):
         return "when a signal ended the run (RUN004)", "Run it again to the end."
-    if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
+    if any(event.kind is EventKind.BUDGET for event in events) or any(trial.hurried for trial in seen.trials):
         budget = seen.options.budget_seconds
         return f"when the time budget of {budget:g} s was used up", f"Run again with --budget {2 * budget:g}."
-    skip = next((skip for skip in seen.recording.skips if skip.code == seen.check.code), None)
-    if skip is not None:
-        return f"because {skip.reason}", "Fix the finding of RUN002 first, or run again without these ranks."
-    lost = sorted(e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None)
-    if lost:
-        stopped = f"when {ranks_text(lost)} stopped responding (RUN002)"
-        return stopped, f"Fix the finding of RUN002 first, or run again without {ranks_text(lost)}."
+    if lost := sorted(e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None):
+        fix = f"Fix the finding of RUN002 first, or run again without {ranks_text(lost)}."
+        return f"when {ranks_text(lost)} stopped responding (RUN002)", fix
     return "when the run ended", "Run it again to the end."
 
 

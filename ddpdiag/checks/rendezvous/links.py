@@ -155,9 +155,6 @@ def better(one: Cell, other: Cell) -> Cell:
         best,
         missed=None if None in (one.missed, other.missed) else best.missed,
         bytes_per_s=max((cell.bytes_per_s for cell in (one, other) if cell.bytes_per_s is not None), default=None),
-        round_trip_seconds=min(
-            (cell.round_trip_seconds for cell in (one, other) if cell.round_trip_seconds is not None), default=None
-        ),
         segments=cleaner.segments,
         retransmitted=cleaner.retransmitted,
     )
@@ -198,7 +195,7 @@ def offers(met: Seen[Data]) -> dict[int, Offer]:
     links: dict[int, dict[int, bool]] = {}
     for row in met.rows:
         for cell in row.data.cells:
-            if cell.connect_seconds is not None:
+            if cell.reach is Reach.ACCEPTED:
                 others = links.setdefault(cell.peer, {})
                 got = cell.missed is None and cell.address == addresses.get(cell.peer)
                 others[row.place.rank] = got or others.get(row.place.rank, False)

@@ -183,73 +183,57 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
 
 
 def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
-    """Rank 0 could not listen."""
+    """The finding that rank 0 could not listen."""
+    other = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(max(first.port + 1, 29500))
+    fix = f"Choose another port in the job script: `export MASTER_PORT={other}`."
     if first.error != "EADDRINUSE":
-        privileged = first.port < 1024 and first.error == "EACCES"
-        higher = 29500 if first.port < 1024 else first.port + 1
         return seen.finding(
             "unusable",
             f"rank 0 cannot listen on MASTER_PORT {first.port}",
-            f"Rank 0 on {node} cannot listen on port {first.port}: {errno_text(first.error or '')}."
-            + (" Only root may use ports below 1024." if privileged else ""),
+            f"Rank 0 on {node} cannot listen on port {first.port}: {errno_text(first.error or '')}. Only root may use "
+            "ports below 1024.",
             hosts=[node],
             evidence={"port": first.port, "error": first.error},
-            fix=f"Choose another port in every process: `export MASTER_PORT={higher}`.",
+            fix=fix,
         )
     holder = first.holder or "a process that /proc does not show"
     pid = holder.partition(" (")[0]  # its command line may be long
-    other = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(first.port + 1)
     kill = f" Or end the process on {node}, if it is left over from an old job of yours: `kill {quote(pid[4:])}`."
-    end = kill if pid.startswith("pid ") else ""
     return seen.finding(
         "taken",
         f"MASTER_PORT {first.port} on {node} is taken by {pid}",
         f"Port {first.port} on {node}, rank 0's host, is held by {holder}. Rank 0 must be able to listen on "
         "MASTER_PORT.",
         evidence={"port": first.port, "holder": first.holder, "host": node},
-        fix=f"Choose another port in the job script: `export MASTER_PORT={other}`.{end}",
+        fix=fix + (kill if pid.startswith("pid ") else ""),
         of_the_run=True,
     )
 
 
 def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Finding:
-    """Rank 0's host does not reach the store under MASTER_ADDR."""
-    where, address = (
-        f"{first.name}:{first.port}{_address(first)}",
-        first.port_check and first.port_check.reached.address,
-    )
-    word, title = "elsewhere", f"MASTER_ADDR {first.name} is not rank 0's host"
-    message = (
-        f"MASTER_ADDR {first.name} resolves to {address} on {node}, rank 0's host, but {node} does not have this "
-        f"address. A connection from {node} to port {first.port} there {_ENDS[why]}."
-    )
-    fix = f"{use_address(node, first.port)} Or, as root, correct {first.name} in the DNS or in /etc/hosts."
-    if address == first.name:
-        message = f"MASTER_ADDR is {address}, but {node}, rank 0's host, does not have this address."
-        fix = use_address(node, first.port)
+    """The finding that rank 0's host does not reach the store under MASTER_ADDR."""
+    where = f"{first.name}:{first.port}{_address(first)}"
     if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
         word, title = "nobody", "no torchrun serves the store of env://"
-        message = (
-            f"TORCHELASTIC_USE_AGENT_STORE is set, so all ranks expect torchrun's store at {where}. No process listens "
-            "there."
-        )
+        message = f"TORCHELASTIC_USE_AGENT_STORE is set, but no process serves torchrun's store at {where}."
         fix = (
-            "Without torchrun: an outer launcher has set the variable, so run `unset TORCHELASTIC_USE_AGENT_STORE` in "
-            f"the job script. With torchrun: look in its output on {node} why it ended, and check that the script sets "
-            "no other MASTER_ADDR or MASTER_PORT."
+            "Without torchrun: run `unset TORCHELASTIC_USE_AGENT_STORE` in the job script. With torchrun: look in its "
+            f"output on {node} why it ended, and check that the script sets no other MASTER_ADDR or MASTER_PORT."
         )
     elif first.is_own:
         word, title = why, f"{node} cannot connect to its own MASTER_PORT {first.port}"
-        message = (
-            f"{node}, rank 0's host, cannot connect to itself at {where}, although rank 0 listens there: "
-            f"the connection {_ENDS[why]}."
-        )
+        message = f"Rank 0 listens on {node}, but a connection from {node} to {where} {_ENDS[why]}."
         fix = (
             f"As root allow TCP port {first.port} in the firewall of {node} ({_RULES} its rules). Or choose another "
             "port: `export MASTER_PORT=PORT`."
         )
-    evidence = _evidence({node: first})
-    return seen.finding(word, title, message, hosts=[node], evidence=evidence, fix=fix)
+    else:
+        word, title = "elsewhere", f"MASTER_ADDR {first.name} is not rank 0's host"
+        message = (
+            f"MASTER_ADDR is {first.name}{_address(first)}, but {node}, rank 0's host, does not have this address."
+        )
+        fix = f"{use_address(node, first.port)} If it is a name: as root correct it in the DNS or in /etc/hosts."
+    return seen.finding(word, title, message, hosts=[node], evidence=_evidence({node: first}), fix=fix)
 
 
 def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
@@ -275,29 +259,21 @@ _ENDS = {
     "unreachable": "finds no route",
     "stranger": "is answered by another process",
 }
-_CAUSES = {
-    "refused": "A firewall rejects it, or another machine has this address.",
-    "dropped": "A firewall on one of these hosts or between them drops the packets.",
-    "unreachable": "The route is missing, or a firewall reports that there is none.",
-    "stranger": "Another machine may have this address, or a device between the hosts answers.",
-}
-# `first` is one of the failing hosts (`names`), `node` rank 0's.
+# `first` is one of the failing hosts (`names`), `host` rank 0's.
 _FIREWALLS = (
-    "s root open TCP port {port} between {names} and {host} in their firewalls ({rules} the rules; in a cloud, the "
+    "As root open TCP port {port} between {names} and {host} in their firewalls ({rules} the rules; in a cloud, the "
     "security group). Or choose a port that is open: `export MASTER_PORT=PORT`."
 )
 _FIXES = {
-    "refused": "If `ip -br addr` on {host} does not show {address}, set MASTER_ADDR to an address of {host} in every "
-    f"process (`export MASTER_ADDR=ADDRESS`). If it does: a{_FIREWALLS}",
-    "dropped": f"A{_FIREWALLS}",
-    "unreachable": "Run `ip route get {address}` and `ip -br addr` on {first}: the route should leave by the interface "
-    "that leads to the other hosts. If it does, a firewall answers in its place: as root look at the rules of {host} "
-    "({rules} its rules). Otherwise ask the administrator to add the route, or set MASTER_ADDR to an address of {host} "
-    "that {names} can reach (`ping ADDRESS`).",
+    "refused": f"{_FIREWALLS} If `ip -br addr` on {{host}} does not show {{address}}, set MASTER_ADDR to an address of "
+    "{host}.",
+    "dropped": _FIREWALLS,
+    "unreachable": "Run `ip route get {address}` and `ip -br addr` on {first}. If there is no route, ask the "
+    "administrator to add it, or set MASTER_ADDR to an address of {host} that {names} can reach (`ping ADDRESS`). If "
+    "there is one, a firewall answers in its place: as root look at the rules of {host} ({rules} them).",
     "stranger": "Compare `getent ahosts {name}` on {first} with `ip -br addr` on {host}. If {address} is not an "
-    "address of {host}, set MASTER_ADDR to one in every process (`export MASTER_ADDR=ADDRESS`) or, as root, correct "
-    "the name in the DNS or /etc/hosts of {names}. If it is, ask the network administrator which machine, proxy or NAT "
-    "answers {names} there.",
+    "address of {host}, set MASTER_ADDR to one in every process (`export MASTER_ADDR=ADDRESS`). If it is, ask the "
+    "network administrator which machine, proxy or NAT answers {names} there.",
 }
 
 
@@ -308,10 +284,6 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, 
     names = names_text(hosts)
     # A host that another machine answered did not get as far as rank 0's host.
     is_rank_0 = got == 0 and of > 1 and why != "stranger"
-    title = f"{names} cannot connect to MASTER_PORT {data.port}"
-    if why == "stranger":
-        verb = "connects" if len(hosts) == 1 else "connect"
-        title = f"{names} {verb} to another process at MASTER_ADDR, not to rank 0"
     so = "There is no third host to compare with, so it is not known which end is at fault."
     if of > 1:
         so = f"{got or 'None'} of {of} other hosts {'reaches' if got == 1 else 'reach'} rank 0, so " + (
@@ -328,9 +300,9 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, 
     )
     return seen.finding(
         why,
-        title,
+        f"{names} cannot connect to MASTER_PORT {data.port}",
         f"The connection to {data.name}:{data.port}{_address(data)}, where rank 0 listens on {node}, {_ENDS[why]}. "
-        f"{_CAUSES[why]} {so}",
+        f"{so}",
         hosts=[node] if is_rank_0 else (),
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.host_of(rank): own for rank, own in failed.items()}),

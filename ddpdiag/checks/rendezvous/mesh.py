@@ -191,19 +191,17 @@ def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The number of tested pairs of hosts, the slowest and the usual link, and the longest round trip."""
+    """The number of tested pairs of hosts, the slowest and the usual link."""
     mesh = mesh_of(seen)
     if not mesh.cells:
         return {}
     rates = [cell.bytes_per_s for cell in mesh.cells.values() if cell.bytes_per_s is not None]
-    trips = [cell.round_trip_seconds for cell in mesh.cells.values() if cell.round_trip_seconds is not None]
     pairs = {frozenset(link) for link in mesh.cells}
     hosts = len(seen.world.hosts)
     return {
         "mesh.pairs": f"{len(pairs)} of {hosts * (hosts - 1) // 2}",
         "mesh.min_bytes_per_s": min(rates, default=None),
         "mesh.median_bytes_per_s": median(rates) if rates else None,
-        "mesh.max_round_trip_seconds": max(trips, default=None),
     }
 
 

@@ -31,7 +31,6 @@ from ddpdiag.probes.net.tcp_connect import Reach, TcpInfo, dial, polled, resolve
 _NO_LINGER = struct.pack("ii", 1, 0)
 # One look at a time, so that a connection without progress is noticed.
 _LOOK_SECONDS = 0.05
-_PINGS = 4
 _REPEATS = 3
 _SHORT_SECONDS = 0.1
 _TURN_SECONDS = 0.3
@@ -74,8 +73,6 @@ class Cell(Struct, frozen=True, kw_only=True):
     address: str | None = None
     missed: Reach | None = None
     source: str | None = None
-    connect_seconds: float | None = None
-    round_trip_seconds: float | None = None
     passed_bytes: int = 0
     stalled_bytes: int | None = None
     broken: bool = False
@@ -107,7 +104,7 @@ class Connection:
         return self._sock is not None
 
     def try_sizes(self, own_number: int) -> None:
-        """Hello, round trips, and the small sizes."""
+        """Hello and the small sizes."""
         self._attempt(0, lambda sock: self._greet(sock, own_number))
         for size in SMALL:
             self._attempt(size, partial(self._send_small, size=size))
@@ -160,7 +157,6 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(request(Request.HELLO, own_number) + self.peer.token.encode())
         receive(sock, len(DONE), STALL_SECONDS)
-        self._ping(sock)
 
     def _send_small(self, sock: socket.socket, size: int) -> None:
         """One small size; what is still on its way after `_SMALL_SECONDS` shows the rate, and is all there will be."""
@@ -170,16 +166,6 @@ class Connection:
         else:
             self.cell = _with_rate(self.cell, pushed)
             self.close(politely=False)
-
-    def _ping(self, sock: socket.socket) -> None:
-        """Round trips, of which the shortest counts."""
-        for _ in range(_PINGS):
-            begin = time.perf_counter()
-            sock.sendall(request(Request.PING))
-            receive(sock, len(DONE), STALL_SECONDS)
-            round_trip = time.perf_counter() - begin
-            shortest = min(round_trip, self.cell.round_trip_seconds or round_trip)
-            self.cell = structs.replace(self.cell, round_trip_seconds=shortest)
 
     def _granted(self) -> bool:
         """Whether the peer's host is free. Without an answer the connection ends, and the rate is not known."""
@@ -198,7 +184,6 @@ class Connection:
         Repeated is what was so short that a process that waited for a core would show, and what lost packets: TCP's
         slow start may lose some by itself.
         """
-        self._ping(sock)
         begin = time.monotonic()
         for _ in range(_REPEATS):
             pushed = _push(sock, load, seconds)
@@ -220,7 +205,7 @@ def _call(peer: Peer) -> tuple[Cell, socket.socket | None]:
         reached, sock = dial(host, peer.port, CONNECT_SECONDS)
         cell = Cell(peer=peer.rank, reach=reached.reach, address=reached.address or host, missed=missed)
         if sock is not None:
-            return structs.replace(cell, source=reached.source, connect_seconds=reached.seconds), sock
+            return structs.replace(cell, source=reached.source), sock
         missed = missed or reached.reach
     return Cell(peer=peer.rank, reach=missed or Reach.UNREACHABLE, address=peer.offered or peer.host), None
 

@@ -2,7 +2,6 @@
 
 A plain TCP connection, one way at a time. The caller sends requests of a letter and a number, the listener answers:
 - hello: my number in the group, then the listener's token -> a byte. A stranger's token ends the connection.
-- ping -> a byte.
 - data: so many bytes, then these -> a byte when all are there.
 - turn: wait so many milliseconds at most for the listener's host to be free -> granted or busy.
 - end of the turn, and bye: no answer.
@@ -38,7 +37,6 @@ class Request(Enum):
     """The letters."""
 
     HELLO = b"h"
-    PING = b"p"
     DATA = b"d"
     TURN = b"t"
     END = b"e"
@@ -134,8 +132,6 @@ class Listener:
             while True:
                 kind, number = REQUEST.unpack(receive(sock, REQUEST.size, self._end - time.monotonic()))
                 match Request(kind):
-                    case Request.PING:
-                        sock.sendall(DONE)
                     case Request.DATA:
                         _swallow(sock, number)
                     case Request.TURN:
