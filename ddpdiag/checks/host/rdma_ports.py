@@ -304,16 +304,18 @@ def _judge_group(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Findi
                 breaks = what.word == "gid" or not own.up
                 yield _port_finding(seen, what, own, worse, where, severity if breaks else Severity.WARNING)
         if compared and not usual:
-            names = [own.name for own in compared]
-            texts = (f"{own.name} has {_values_text(what, own)}." for own in compared)
+            kinds: dict[str, list[str]] = defaultdict(list)
+            for own in compared:
+                kinds[_values_text(what, own)].append(own.name)
+            texts = [f"{names_text(names)}: {text}." for text, names in kinds.items()]
             yield seen.finding(
                 "uneven",
                 "hosts differ in their RDMA ports",
                 " ".join(texts) + no_majority((), "host"),
                 severity=Severity.NOTE if what.word == "firmware" else None,
-                evidence={"hosts": [*names]},
-                fix=f"Run `ibstat; show_gids` on {names_text(names)}, and ask the administrator which host is as it "
-                "should be. With a third host of the same kind ddpdiag names the one that differs.",
+                evidence={"hosts": [own.name for own in compared]},
+                fix=f"Run `ibstat; show_gids` on {names_text([names[0] for names in kinds.values()])}, and ask the "
+                "administrator which host is as it should be.",
             )
 
 

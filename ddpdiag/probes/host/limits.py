@@ -9,7 +9,6 @@ one host as well, so these two bound it there; both are rates of this moment, wi
 """
 
 import contextlib
-import errno
 import os
 import resource
 import socket
@@ -23,8 +22,6 @@ from msgspec import Struct
 from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 
 SHM = Path("/dev/shm")
-# What open(2) gives for O_TMPFILE where the file system, or a kernel before 3.11, does not know it.
-_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR)
 
 
 class Limit(Struct, frozen=True):
@@ -83,27 +80,13 @@ def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMe
         return None
     why = None
     try:
-        file = _unnamed_file(directory)
-        try:
+        # A file without a name: none stays, even when this process is killed.
+        with tempfile.TemporaryFile(dir=directory) as file:
             # ftruncate would succeed on a full tmpfs, and the first write die of SIGBUS.
-            os.posix_fallocate(file, 0, probe_bytes)
-        finally:
-            os.close(file)
+            os.posix_fallocate(file.fileno(), 0, probe_bytes)
     except OSError as error:
         why = error.strerror or str(error)
     return SharedMemory(seen.f_blocks * seen.f_frsize, seen.f_bavail * seen.f_frsize, why)
-
-
-def _unnamed_file(directory: Path) -> int:
-    """A descriptor of a file without a name. O_TMPFILE leaves none behind even when this process is killed."""
-    try:
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except OSError as error:
-        if error.errno not in _NO_TMPFILE:
-            raise
-    file, path = tempfile.mkstemp(prefix=".ddpdiag-", dir=directory)
-    os.unlink(path)
-    return file
 
 
 def user_processes(proc_root: Path) -> int | None:
