@@ -70,24 +70,21 @@ def test_uneven_hosts_are_not_judged_while_ranks_are_absent():
     assert found(with_arrivals(seen(4), arrivals)) == {}
 
 
-def test_one_local_rank_twice_on_a_host_is_an_error():
-    finding = found(changed(4, {3: {"local_rank": 0}}))["LCH001.local-rank"]
-    assert finding.ranks == (2, 3)
+ZERO, BOUND, MORE = {"local_rank": 0}, {"local_rank": 0, "pci_gpus": 2}, {"local_rank": 0, "gpus": 2, "pci_gpus": 2}
 
 
-def test_virtual_local_ranks_with_a_gpu_each_are_silent():
-    zero = {rank: {"local_rank": 0, "pci_gpus": 2} for rank in range(2)}
-    assert found(changed(2, zero, gpus=1)) == {}
-
-
-def test_virtual_local_ranks_in_a_container_that_hides_the_bus_are_silent():
-    assert found(changed(2, {rank: {"local_rank": 0} for rank in range(2)}, gpus=1)) == {}
-
-
-def test_one_local_rank_twice_is_an_error_where_a_rank_of_the_host_shows_more_than_its_gpu():
-    zero = {0: {"local_rank": 0, "gpus": 2, "pci_gpus": 2}, 1: {"local_rank": 0, "pci_gpus": 2}}
-    finding = found(changed(2, zero, gpus=1))["LCH001.local-rank"]
-    assert (finding.severity, finding.ranks) == (Severity.ERROR, (0, 1))
+@pytest.mark.parametrize(
+    ("changes", "gpus", "ranks"),
+    [
+        pytest.param({1: ZERO}, 0, (0, 1), id="one local rank twice"),
+        pytest.param({0: BOUND, 1: BOUND}, 1, None, id="virtual local ranks with a GPU each"),
+        pytest.param({0: ZERO, 1: ZERO}, 1, None, id="virtual local ranks in a container that hides the bus"),
+        pytest.param({0: MORE, 1: BOUND}, 1, (0, 1), id="a rank that shows more than its GPU"),
+    ],
+)
+def test_one_local_rank_twice_is_an_error_unless_each_rank_has_one_gpu(changes, gpus, ranks):
+    finding = found(changed(2, changes, gpus=gpus)).get("LCH001.local-rank")
+    assert (finding and finding.ranks) == ranks
 
 
 def test_gpus_without_a_rank_are_a_warning_with_numbers(golden):
@@ -102,19 +99,16 @@ def test_more_ranks_than_gpus_are_an_error_and_with_gloo_a_warning():
     assert found(seen(4, ranks_per_node=4, gpus=2, options=gloo))["LCH001.fewer-gpus"].severity is Severity.WARNING
 
 
-def test_one_gpu_for_two_ranks_is_an_error_when_the_bus_has_no_more():
-    assert "LCH001.fewer-gpus" in found(changed(2, {0: {"pci_gpus": 1}, 1: {"pci_gpus": 1}}, gpus=1))
-
-
-def test_a_gpu_bound_to_each_rank_is_silent():
-    assert found(changed(2, {0: {"pci_gpus": 8}, 1: {"pci_gpus": 8}}, gpus=1)) == {}
+@pytest.mark.parametrize(("on_the_bus", "codes"), [(1, {"LCH001.fewer-gpus"}), (8, set())])
+def test_one_gpu_for_each_of_two_ranks_is_an_error_where_the_bus_has_no_more(on_the_bus, codes):
+    assert found(changed(2, dict.fromkeys(range(2), {"pci_gpus": on_the_bus}), gpus=1)).keys() == codes
 
 
 def test_hosts_without_gpus_are_silent_about_them():
     assert found(seen(16, ranks_per_node=16)) == {}
 
 
-def test_ranks_without_a_local_rank_are_a_warning_and_on_shared_gpus_an_error(golden):
+def test_ranks_without_a_local_rank_are_a_warning_on_shared_gpus_an_error(golden):
     lacking = {rank: {"lacks": ("LOCAL_RANK",)} for rank in range(4)}
     run = changed(4, lacking)
     assert [finding.code for finding in CHECK.judge(run)] == ["LCH001.no-local-rank"] * 2
