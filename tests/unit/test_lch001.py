@@ -101,7 +101,7 @@ def test_more_ranks_than_gpus_are_an_error_and_with_gloo_a_warning():
 
 @pytest.mark.parametrize(("on_the_bus", "codes"), [(1, {"LCH001.fewer-gpus"}), (8, set())])
 def test_one_gpu_for_each_of_two_ranks_is_an_error_where_the_bus_has_no_more(on_the_bus, codes):
-    assert found(changed(2, dict.fromkeys(range(2), {"pci_gpus": on_the_bus}), gpus=1)).keys() == codes
+    assert found(changed(2, {rank: {"pci_gpus": on_the_bus} for rank in range(2)}, gpus=1)).keys() == codes
 
 
 def test_hosts_without_gpus_are_silent_about_them():
