@@ -1,31 +1,26 @@
 """The differences between two runs that are more than the noise that their repeats show.
 
-Compared are ranks with their peers, figures of the whole machine, benchmarks, versions and variables.
+Compared are figures of the whole machine, benchmarks, versions and variables; a rank that falls behind its peers is a
+finding of TRN003 in either run.
 Times of two runs differ for reasons that neither run shows within itself: where the processes run, other jobs on the
-machine. So a difference must exceed the spread of the repeats, and a share that is larger for what the whole machine
-disturbs than for what is compared with other ranks at the same moments.
+machine. So a difference must exceed the spread of the repeats, and a share.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ddpdiag.model.bench import BenchCurve, BenchPoint
-from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings
+from ddpdiag.model.options import Figure, Sampling, Snapshot
 from ddpdiag.stats import quantile
 from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
 
-# As TRN003's straggler: 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). Of 210 pairs of healthy runs of
-# two ranks on two cores that others used as well, none differed by so much, and of 120 pairs with a rank that was
-# slowed by 15 % 114 did.
-WITHIN_RATIO = 1.10
-_ERRORS = 2
-# Chosen: the processor time of a step differed by up to 27 % between runs of one machine that others used as well.
+# Chosen: the time of a step differed by up to 27 % between runs of one machine that others used as well.
 ACROSS_RATIO = 1.4
 # Between the quickest call now and the 95th percentile then (a summary does not show its quartiles), by SLOW_RATIO of
 # bench/series.py, and by twice the spread of the calls of one run, since they are disturbed together. Of 3,540 pairs of
@@ -33,14 +28,9 @@ ACROSS_RATIO = 1.4
 SUMMARY_RATIO, SUMMARY_SPREADS = 1.5, 2
 # The noise of a single value is not known: a difference is reported, and is not judged.
 SINGLE_RATIO = 1.5
-# Ranks that had less of their cores were disturbed too much to be compared; for figures of the whole machine they must
-# have been all but alone.
-LEAST_BUSY_WITHIN, LEAST_BUSY_ACROSS = 0.6, 0.9
+# Where ranks had less of their cores, they were disturbed too much to be compared.
+LEAST_BUSY = 0.9
 _LEAST_REPEATS = 5
-# The distance between the quartiles of a normal distribution, in standard deviations.
-_QUARTILES_OF_NORMAL = 1.349
-# Of the 10 % that count: a hundredth of a per cent is no difference.
-_DIGITS = 4
 
 
 class Direction(Enum):
@@ -83,21 +73,15 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
     """The number of figures that were compared, and the changes."""
     if (why := incomparable(old.shape, new.shape)) is not None:
         return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
-    own_work = {(each.name, rank) for each in old.standings for rank in each.ranks} & {
-        (each.name, rank) for each in new.standings for rank in each.ranks
-    }
     of_all = {(each.name, each.rank) for each in old.figures} & {(each.name, each.rank) for each in new.figures}
     busy = least_busy(old, new)
     changes: list[Change] = []
     count = sum(not isinstance(find(old.series, curve), str) for curve in new.series)
-    if busy >= LEAST_BUSY_WITHIN:
-        changes += _within(old, new)
-        count += len(own_work)
-    if busy >= LEAST_BUSY_ACROSS:
+    if busy >= LEAST_BUSY:
         changes += _across(old, new)
         count += len(of_all)
     changes += compared_curves(old.series, new.series) if old.series else ()
-    if own_work or of_all:
+    if of_all:
         changes += _unjudged_times(old, new)
     elif not old.series:
         changes.append(_unjudged("figures", "the runs have no figure in common"))
@@ -124,12 +108,11 @@ def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
 
 def _unjudged_times(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     busy = least_busy(old, new)
-    if busy < LEAST_BUSY_ACROSS:
-        what = "no times" if busy < LEAST_BUSY_WITHIN else "no times of the whole machine"
+    if busy < LEAST_BUSY:
         why = f"in one of the runs a rank had {share_text(busy)} of its core, and other processes had the rest"
         if any(not each.on_gpus and each.busy_share is None for each in (old, new)):
             why = "in one of the runs it was not checked whether other processes used the cores (TRN003 does that)"
-        yield _unjudged("busy", f"{what} were judged: {why}")
+        yield _unjudged("busy", f"no times were judged: {why}")
 
 
 class Shift(NamedTuple):
@@ -155,90 +138,11 @@ def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.0f} %"
 
 
-# Ranks and their peers -----------------------------------------------------------------------------------------------
-
-
-def standings(name: str, title: str, repeats: Mapping[int, Sequence[float]]) -> Standings | None:
-    """Each rank's repeats beside those of the others at the same moments; None of fewer than two ranks, or repeats.
-
-    The ratio is that of the quicker half of the repeats, since disturbances only add; the error comes from the
-    distance between the quartiles of all repeats' ratios.
-    """
-    count = min(map(len, repeats.values()), default=0)
-    if len(repeats) < 2 or count < _LEAST_REPEATS or not all(map(_are_sound, repeats.values())):
-        return None
-    moments = [sorted(values[at] for values in repeats.values()) for at in range(count)]
-    quick = {rank: quicker_half(values[:count]) for rank, values in repeats.items()}
-    quickest = sorted(quick.values())
-    ratios, errors = [], []
-    for rank, values in sorted(repeats.items()):
-        each = sorted(values[at] / median_without(moments[at], values[at]) for at in range(count))
-        width = (quantile(each, 0.75) - quantile(each, 0.25)) / _QUARTILES_OF_NORMAL
-        ratios.append(round(quick[rank] / median_without(quickest, quick[rank]), _DIGITS))
-        errors.append(round(width / math.sqrt(count) / median(each), _DIGITS))
-    return Standings(name=name, title=title, ranks=tuple(sorted(repeats)), ratios=tuple(ratios), errors=tuple(errors))
-
-
 def median_without(ordered: Sequence[float], value: float) -> float:
     """The median of at least two sorted values without this one of them: one sorting serves all ranks of a fleet."""
     place, left = bisect_left(ordered, value), len(ordered) - 1
     middle = [ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2)]
     return quantile(middle, 0.5)
-
-
-def quicker_half(values: Sequence[float]) -> float:
-    """The mean of the lower half."""
-    return fmean(sorted(values)[: max(1, len(values) // 2)])
-
-
-class _Standing(NamedTuple):
-    """A rank's figure as a multiple of the others', and its standard error, as a share."""
-
-    ratio: float
-    error: float
-
-
-def _by_rank(own: Standings) -> dict[int, _Standing]:
-    """The standing of each rank; meaningless numbers of a file are omitted."""
-    return {
-        rank: _Standing(ratio, error)
-        for rank, ratio, error in zip(own.ranks, own.ratios, own.errors, strict=False)
-        if 0 < ratio < math.inf and 0 <= error < math.inf
-    }
-
-
-def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
-    """Ranks that fell behind, or caught up with, the others: what disturbs all ranks changes nothing."""
-    before = {own.name: own for own in old.standings}
-    for own in (own for own in new.standings if own.name in before):
-        then, here = _by_rank(before[own.name]), _by_rank(own)
-        for rank in _reported_ranks(then, here):
-            change = _moved(then[rank], here[rank])
-            if change.is_beyond:
-                peers = "the other rank" if len(here) == 2 else "the others usually"
-                text = (
-                    f"rank {rank}: {own.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times "
-                    f"before ({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})"
-                )
-                yield _shifted(own.name, text, (rank,), change)
-
-
-def _reported_ranks(then: Mapping[int, _Standing], here: Mapping[int, _Standing]) -> list[int]:
-    """The ranks to report. Of two, one that falls behind looks like the other one that gets ahead: it is the
-    one that is behind where they are further apart than they were, else the one that was behind."""
-    both = sorted(then.keys() & here.keys())
-    if len(both) != 2:
-        return both
-    was, now = (max(both, key=lambda rank: each[rank].ratio) for each in (then, here))
-    return [now if here[now].ratio >= then[was].ratio else was]
-
-
-def _moved(old: _Standing, new: _Standing) -> Shift:
-    """The change of a rank's standing among the others: beyond noise, if beyond 10 % and two standard errors."""
-    ratio, noise = new.ratio / old.ratio, _ERRORS * math.hypot(old.error, new.error)
-    # Not 1 / ratio, which may be 0: a file can hold any numbers.
-    most = max(ratio, old.ratio / new.ratio)
-    return Shift(old.ratio, new.ratio, ratio, noise, most - 1 >= max(WITHIN_RATIO - 1, noise))
 
 
 # The whole machine ---------------------------------------------------------------------------------------------------

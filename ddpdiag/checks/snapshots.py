@@ -14,10 +14,9 @@ from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import ddp_step, mnist
 from ddpdiag.checks.world import World
-from ddpdiag.comparison import standings
 from ddpdiag.model import Recording
 from ddpdiag.model.measurements import Steps
-from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings
+from ddpdiag.model.options import Figure, Sampling, Snapshot
 
 _VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
 # The repeats of more ranks would be megabytes of the report.
@@ -46,7 +45,6 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
         series=tuple(series for section in sections for series in section.series),
         busy_share=None if world.gpus else min(shares, default=None),
         on_gpus=bool(world.gpus),
-        standings=tuple(_own_work(steps, on_gpus=bool(world.gpus))),
     )
 
 
@@ -66,18 +64,8 @@ def shape_of(world: World) -> dict[str, str]:
     }
 
 
-def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Standings]:
-    """The work of each rank itself. On CPUs its processor time, which other users of the machine hardly change."""
-    name, title = "step.own_seconds", "own work of a training step"
-    if not on_gpus:
-        name, title = "step.core_seconds", "processor time of a training step"
-    repeats = {rank: [w.own if on_gpus else w.own * w.core_share for w in own.windows] for rank, own in steps.items()}
-    if (found := standings(name, title, repeats)) is not None:
-        yield found
-
-
 def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
-    """That of the median rank, moment by moment."""
+    """The work of the median rank itself, moment by moment."""
     count = min((len(own.windows) for own in steps.values()), default=0)
     if count:
         middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from msgspec import Struct
 
 from ddpdiag.comparison import (
-    LEAST_BUSY_WITHIN,
+    LEAST_BUSY,
     Change,
     Direction,
     changed_facts,
@@ -154,7 +154,7 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 def changed_findings(old: Report, new: Report) -> Iterator[Change]:
     """The findings that are new or changed, then those that are gone."""
     # Whether the ranks of both runs had enough of their cores; not where no check looked.
-    times_are_judged = least_busy(old.snapshot, new.snapshot) >= LEAST_BUSY_WITHIN
+    times_are_judged = least_busy(old.snapshot, new.snapshot) >= LEAST_BUSY
     minor = _MINOR if times_are_judged else (*_MINOR, *_OF_TIMES)
     then, here = _looked(old, new), _looked(new, old)
     pairs = list(_pairs(old.findings, new.findings))

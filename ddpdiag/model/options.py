@@ -34,17 +34,6 @@ class Figure(Struct, frozen=True, kw_only=True):
     is_rate: bool = False
 
 
-class Standings(Struct, frozen=True, kw_only=True):
-    """A figure of each rank compared with the other ranks: its value as a multiple of theirs at the same moments, and
-    the standard error of that, as a share."""
-
-    name: str
-    title: str
-    ranks: tuple[int, ...]
-    ratios: tuple[float, ...]
-    errors: tuple[float, ...]
-
-
 class Snapshot(Struct, frozen=True, kw_only=True):
     """The figures of a run, and what they depend on.
 
@@ -60,7 +49,6 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     series: tuple[BenchCurve, ...] = ()
     busy_share: float | None = None
     on_gpus: bool = False
-    standings: tuple[Standings, ...] = ()
 
 
 # The options ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -21,20 +20,17 @@ from ddpdiag.compare import command as rendering
 from ddpdiag.compare.command import run
 from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import (
-    WITHIN_RATIO,
     Change,
     Direction,
     compared_figures,
-    quicker_half,
     shift,
-    standings,
 )
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge, world_of
 from ddpdiag.judgement.reading import read_baseline, read_report
 from ddpdiag.model import CheckLine, Finding, Report, Severity, Verdict
 from ddpdiag.model.bench import BenchCurve, BenchPoint
-from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings
+from ddpdiag.model.options import Figure, Sampling, Snapshot
 
 relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
@@ -43,24 +39,16 @@ NOISY = (1.0, 2.6, 0.9, 1.9, 1.0, 3.0, 1.4, 0.8, 2.2, 1.7)
 seconds = st.floats(1e-4, 1e2)
 
 
-def steps(rank: int, factor: float = 1.0, noise: tuple[float, ...] = QUIET) -> tuple[int, list[float]]:
-    return rank, [0.005 * factor * each for each in noise]
-
-
-def ratios(*ranks: tuple[int, list[float]]) -> list[float]:
-    found = standings("step.core_seconds", "processor time of a step", dict(ranks))
-    return [*found.ratios] if found else []
+def steps(factor: float = 1.0) -> Figure:
+    values = tuple(0.005 * factor * each for each in QUIET)
+    return Figure(name="step.usual_seconds", title="step", values=values, sampling=Sampling.REPEATS)
 
 
 def world(values: tuple[float, ...], sampling: Sampling = Sampling.REPEATS, *, is_rate: bool = False) -> Figure:
     return Figure(name="x.seconds", title="x", values=values, sampling=sampling, is_rate=is_rate)
 
 
-def snapshot(*measured: Figure | tuple[int, list[float]], busy: float | None = 1.0, **changed) -> Snapshot:
-    figures = tuple(each for each in measured if isinstance(each, Figure))
-    if own := dict(each for each in measured if isinstance(each, tuple)):
-        found = standings("step.core_seconds", "processor time of a step", own)
-        changed = {"standings": (found,) if found else (), **changed}
+def snapshot(*figures: Figure, busy: float | None = 1.0, **changed) -> Snapshot:
     shape = {"ranks": "2 ranks", "hosts": "1 host", "backend": "gloo"}
     named = {"created": "then", "shape": shape, "facts": {"versions": {"torch": "2.13"}}, "figures": figures, **changed}
     return Snapshot(busy_share=busy, **named)
@@ -94,68 +82,20 @@ def of(old: Report, new: Report) -> Comparison:
     return compare(old, new, old_source="a", new_source="b")
 
 
-# A rank against its peers
-
-
-BOTH, FOUR = (steps(0), steps(1)), tuple(map(steps, range(4)))
-BEHIND = (steps(0), steps(1, 1.3))
-PEERS = {
-    "slower than its peer": (BOTH, (steps(0), steps(1, 1.15)), [1], []),
-    "both are slower": (BOTH, (steps(0, 1.3), steps(1, 1.3)), [], []),
-    "of two the one that was behind improved": (BEHIND, BOTH, [], [1]),
-    "one of four": (FOUR, tuple(steps(rank, 1.2 if rank == 2 else 1.0) for rank in range(4)), [2], []),
-    "noise": ((steps(0), steps(1, noise=NOISY)), (steps(0), steps(1, 1.15, NOISY)), [], []),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "worse", "better"), PEERS.values(), ids=PEERS)
-def test_a_rank_is_compared_with_its_peers(golden, old, new, worse, better) -> None:
-    found = {way: changes(snapshot(*old), snapshot(*new), way) for way in (Direction.REGRESSION, Direction.IMPROVEMENT)}
-    assert [[rank for change in own for rank in change.ranks] for own in found.values()] == [worse, better]
-    golden(*(change.text for own in found.values() for change in own))
+# The figures of the machine
 
 
 @pytest.mark.parametrize(("then", "now"), [(0.5, 1.0), (None, None)])
 def test_times_on_busy_or_unchecked_cores_are_not_judged(golden, then, now) -> None:
-    old, new = snapshot(steps(0), steps(1), busy=then), snapshot(steps(0), steps(1, 1.5), busy=now)
+    old, new = snapshot(steps(), busy=then), snapshot(steps(1.5), busy=now)
     count, (change,) = compared_figures(old, new)
     assert (count, change.direction) == (0, Direction.UNJUDGED)
     golden(change.text)
 
 
 def test_where_nobody_looked_times_are_judged_on_gpus_only() -> None:
-    figures = ((steps(0), steps(1)), (steps(0), steps(1, 1.5)))
-    assert [own.ranks for own in changes(*(snapshot(*each, busy=None, on_gpus=True) for each in figures))] == [(1,)]
-
-
-@relaxed
-@given(st.lists(seconds, min_size=10, max_size=10), st.floats(0.5, 2.0))
-def test_a_run_does_not_differ_from_itself_however_fast_the_machine(values: list[float], machine: float) -> None:
-    def made(factor: float) -> Snapshot:
-        return snapshot(*((rank, [factor * each * (1 + rank / 50) for each in values]) for rank in range(3)))
-
-    assert changes(made(1.0), made(machine)) == []
-    assert changes(made(1.0), made(machine), Direction.IMPROVEMENT) == []
-
-
-@relaxed
-@given(st.lists(st.lists(st.floats(0.95, 1.05), min_size=10, max_size=10), min_size=4, max_size=4))
-def test_equal_ranks_within_a_few_per_cent_are_equal(noise: list[list[float]]) -> None:
-    old, new = (snapshot(*(steps(rank, noise=tuple(noise[rank + at])) for rank in (0, 1))) for at in (0, 2))
-    assert all(0.9 <= own <= 1.12 for own in ratios(*(steps(rank, noise=tuple(noise[rank])) for rank in (0, 1))))
-    for change in (*changes(old, new), *changes(old, new, Direction.IMPROVEMENT)):
-        assert change.ratio is not None
-        assert max(change.ratio, 1 / change.ratio) >= WITHIN_RATIO
-
-
-@relaxed
-@given(
-    st.lists(st.lists(st.sampled_from((1.0, 1.5, 2.0, 7.0)) | seconds, min_size=5, max_size=5), min_size=2, max_size=9)
-)
-def test_a_rank_is_held_against_the_median_of_the_others(values: list[list[float]]) -> None:
-    quick = [quicker_half(own) for own in values]
-    for rank, own in enumerate(ratios(*enumerate(values))):
-        assert own == pytest.approx(quick[rank] / median(quick[:rank] + quick[rank + 1 :]), rel=1e-3, abs=1e-4)
+    old, new = (snapshot(own, busy=None, on_gpus=True) for own in (steps(), steps(1.5)))
+    assert [own.name for own in changes(old, new)] == ["step.usual_seconds"]
 
 
 def test_degraded_is_reported_and_its_finding_is_the_regression() -> None:
@@ -169,24 +109,6 @@ def test_degraded_is_reported_and_its_finding_is_the_regression() -> None:
     assert (comparison.old.degraded, comparison.new.degraded, comparison.new.verdict) == (False, True, "fit")
     assert "FIT, degraded: rank 1" in rendering.render(comparison, width=200, color=False)
     assert not [change for change in of(slow, slow).changes if change.name == "verdict"]
-
-
-def test_a_fleet_is_compared() -> None:
-    size = 16_384
-    # 0.3 s of a core; where each rank looked at each other one, many minutes.
-    assert len(ratios(*(steps(rank, 1 + rank % 97 / 1000) for rank in range(size)))) == size
-
-
-def test_numbers_without_a_meaning_are_omitted() -> None:
-    # A file can hold any numbers; 1e-200 over 1e200 is 0.
-    own = {"name": "x", "title": "x", "ranks": (0, 1, 2), "errors": (0.0, 0.1, 0.1)}
-    old, new = (
-        snapshot(standings=(Standings(ratios=ratio, **own),)) for ratio in ((1e200, 0.0, 1.0), (1e-200, 1.0, -1.0))
-    )
-    assert [change.ranks for change in changes(old, new, Direction.IMPROVEMENT)] == [(0,)]
-
-
-# The whole machine
 
 
 def times(values: tuple[float, ...], factor: float) -> tuple[float, ...]:
@@ -294,8 +216,8 @@ def test_any_points_are_compared(old: list, new: list) -> None:
 
 
 def test_another_world_is_not_compared(golden) -> None:
-    other = snapshot(steps(0), shape={"ranks": "4 ranks"})
-    count, (change,) = compared_figures(snapshot(steps(0)), other)
+    other = snapshot(steps(), shape={"ranks": "4 ranks"})
+    count, (change,) = compared_figures(snapshot(steps()), other)
     assert (count, change.direction) == (0, Direction.UNJUDGED)
     golden(change.text)
 
@@ -523,8 +445,8 @@ def test_a_baseline_of_another_world_is_not_compared() -> None:
 
 def test_the_manual_page_states_the_limits_of_the_code(golden) -> None:
     sentences = re.findall(r"\b[^.]* %[^.]*", " ".join(cmp001.CHECK.manual.partition("Sources")[0].split()))
-    ratios = (limits.WITHIN_RATIO, limits.ACROSS_RATIO, limits.SUMMARY_RATIO, limits.SINGLE_RATIO)
-    shares = (*(ratio - 1 for ratio in ratios), limits.LEAST_BUSY_WITHIN, limits.LEAST_BUSY_ACROSS)
+    ratios = (limits.ACROSS_RATIO, limits.SUMMARY_RATIO, limits.SINGLE_RATIO)
+    shares = (*(ratio - 1 for ratio in ratios), limits.LEAST_BUSY)
     stated = [int(number) for sentence in sentences for number in re.findall(r"(\d+) %", sentence)]
     assert stated == [round(100 * share) for share in shares]
     golden(*sentences)

@@ -1,15 +1,15 @@
 """This run, compared with an earlier one.
 
 With `--baseline FILE`, a recording or a JSON report of an earlier run of the same world, the figures of both are
-compared. A difference counts only beyond the noise that the repeats of both runs show, and beyond a share. A rank's own
-work in a training step is compared with that of the other ranks at the same moments: 10 %, and two standard errors. The
-work of the median rank is compared between the runs: 40 %, and the quartiles of both runs must not overlap. So is the
-all-reduce: 50 %, twice the spread of the calls of either run (from the quickest to the 95th percentile), and the
-quickest call of one run must be slower than the 95th percentile of the other. Images per second in training have no
-repeats: a change by 50 % is reported and not judged.
+compared. A difference counts only beyond the noise that the repeats of both runs show, and beyond a share. The
+work of the median rank in a training step counts from 40 % on, and the quartiles of both runs must not overlap. The
+all-reduce counts from 50 % on, beyond twice the spread of the calls of either run (from the quickest to the 95th
+percentile), and the quickest call of one run must be slower than the 95th percentile of the other. Images per second in
+training have no repeats: a change by 50 % is reported and not judged. A rank that falls behind its peers is a finding
+of TRN003.
 
-Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that the ranks had at least 60 % of their cores
-(90 % for figures of the whole machine) in both runs; otherwise the report states that they were not.
+Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that the ranks had at least 90 % of their cores
+in both runs; otherwise the report states that they were not.
 
 `ddpdiag compare OLD NEW` compares two files by the same rules. It also compares the verdicts, the findings, the bus
 bandwidth of benchmarks and the images per second of `ddpdiag train`, which this check does not (COL002 compares a
@@ -25,8 +25,8 @@ change is intended, use this run as the new baseline.
 Confirm by hand: Run the old and the new state in turns, several times each, on hosts without other users, and compare
 with `ddpdiag compare`.
 
-Sources: quartiles as in Hyndman and Fan, 1996 (type 7); arXiv 2510.15596 (9 % of GPU time varies in a healthy fleet);
-tests/benchmarks/compare.py (how often a difference was found between equal runs, and how often slow ranks).
+Sources: quartiles as in Hyndman and Fan, 1996 (type 7);
+tests/benchmarks/compare.py (how often a difference was found between equal runs).
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ from ddpdiag.model import Finding
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "worse": FindingSpec.warning("a rank, or the whole world, is slower than in the baseline."),
+    "worse": FindingSpec.warning("the world, or the GPU of a rank, is slower than in the baseline."),
     "incomparable": FindingSpec.not_seen(
         "the runs have different numbers of ranks or hosts, or another backend, so nothing was compared."
     ),
