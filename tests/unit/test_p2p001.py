@@ -11,7 +11,6 @@ from paths import (
     bound,
     host_of,
     judged,
-    pci_of,
     port_of,
     root_of,
     seen,
@@ -32,76 +31,56 @@ OFF = {"read": int(P2P.DISABLED_BY_REGKEY), "write": int(P2P.DISABLED_BY_REGKEY)
 NO = {"read": int(P2P.CHIPSET_NOT_SUPPORTED), "write": int(P2P.CHIPSET_NOT_SUPPORTED)}
 
 
-def test_a_host_whose_gpus_reach_each_other_is_silent():
-    assert judged(host_of(), host_of(host=1)) == []
+ACROSS = {(source, target): NO for source in range(4) for target in range(4) if source // 2 != target // 2}
+UNTOLD = dict.fromkeys(("level", "nvlinks", "nvlink", "read", "write"))
+SILENT = {
+    "GPUs that reach each other": [host_of(), host_of(host=1)],
+    "one of two pairs of a kind": [host_of(both(0, 1, **NO))],
+    "none across sockets, which the board decides": [host_of(ACROSS), host_of(ACROSS, host=1)],
+    "consumer cards": [host_of(everywhere=NO)],
+    "NVLinks everywhere": [host_of(everywhere={"nvlinks": 4})],
+    "nothing reported": [host_of(everywhere=UNTOLD)],
+    "an unknown status": [host_of(everywhere=UNTOLD | {"read": 77, "write": int(P2P.UNKNOWN)})],
+    "a root port above both GPUs": [host_of(count=2, surroundings=around(2, roots=(0,)))],
+    "a virtual machine, which needs ACS": [host_of(surroundings=around(ports=(0, 1), virtual=True))],
+    "NVLinks, which do not pass the bridges": [
+        host_of(everywhere={"nvlinks": 18, "nvlink": 0}, surroundings=translating(ports=(0, 1, 2, 3)))
+    ],
+}
 
 
-def test_a_pair_that_is_switched_off_is_named_and_no_other_one(golden):
-    (finding,) = judged(host_of(), host_of(both(1, 2, **OFF), host=1))
-    assert (finding.code, finding.severity, finding.hosts) == ("P2P001.disabled", Severity.WARNING, ("n1",))
-    assert (finding.links, finding.gpus) == (("n1: GPU 1 <-> GPU 2",), ())
-    said = f"{finding}"
-    assert uuid_of(1, 1) in said
-    assert pci_of(2) in said
-    assert uuid_of(0, 1) not in said
-    golden(finding)
+@pytest.mark.parametrize("hosts", SILENT.values(), ids=SILENT)
+def test_what_is_no_fault_is_silent(hosts):
+    assert judged(*hosts) == []
 
 
-def test_a_pair_unlike_most_of_its_kind_is_named(golden):
-    hosts = [host_of(both(0, 1, **NO) if number == 2 else None, host=number) for number in range(3)]
+DISABLED = {
+    "a pair that is switched off": ([host_of(), host_of(both(1, 2, **OFF), host=1)], ("n1: GPU 1 <-> GPU 2",), ()),
+    "a pair unlike most of its kind": (
+        [host_of(both(0, 1, **NO) if number == 2 else None, host=number) for number in range(3)],
+        ("n2: GPU 0 <-> GPU 1",),
+        (),
+    ),
+    "a GPU in every odd pair": (
+        [host_of(both(3, 0, **OFF) | both(3, 1, **OFF) | both(3, 2, **OFF))],
+        ("n0: GPU 0 <-> GPU 3", "n0: GPU 1 <-> GPU 3", "n0: GPU 2 <-> GPU 3"),
+        (uuid_of(3),),
+    ),
+    "NVLinks that are switched off": (
+        [host_of(both(0, 1, nvlinks=4, nvlink=int(P2P.DISABLED_BY_REGKEY)))],
+        ("n0: GPU 0 <-> GPU 1",),
+        (),
+    ),
+    "one direction": ([host_of({(2, 1): {"write": int(P2P.NOT_SUPPORTED)}})], ("n0: GPU 2 -> GPU 1",), ()),
+}
+
+
+@pytest.mark.parametrize(("hosts", "links", "gpus"), DISABLED.values(), ids=DISABLED)
+def test_pairs_that_could_do_p2p_and_may_not_are_named(golden, hosts, links, gpus):
     (finding,) = judged(*hosts)
-    assert (finding.code, finding.links) == ("P2P001.disabled", ("n2: GPU 0 <-> GPU 1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("P2P001.disabled", Severity.WARNING, (links[0][:2],))
+    assert (finding.links, finding.gpus) == (links, gpus)
     golden(finding)
-
-
-def test_a_gpu_that_is_in_every_odd_pair_is_named_itself(golden):
-    changes = both(3, 0, **OFF) | both(3, 1, **OFF) | both(3, 2, **OFF)
-    (finding,) = judged(host_of(changes))
-    assert (finding.code, finding.gpus) == ("P2P001.disabled", (uuid_of(3),))
-    golden(finding)
-
-
-def test_without_a_majority_nobody_is_odd():
-    # Two pairs of a kind, of which one may: the cards may be made for either.
-    (finding,) = judged(host_of(both(0, 1, **NO)))
-    assert (finding.code, finding.severity, finding.links) == ("P2P001.no-p2p", Severity.NOTE, ())
-
-
-def test_pairs_of_another_kind_are_not_compared(golden):
-    # Between sockets none may, which the board decides.
-    across = {(source, target): NO for source in range(4) for target in range(4) if source // 2 != target // 2}
-    (finding,) = judged(host_of(across), host_of(across, host=1), host_of(across, host=2))[:1]
-    assert finding.code == "P2P001.no-p2p"
-    golden(finding)
-
-
-def test_nvlinks_that_are_switched_off_count():
-    linked = {"nvlinks": 4, "nvlink": int(P2P.DISABLED_BY_REGKEY)}
-    (finding,) = judged(host_of(both(0, 1, **linked)))
-    assert finding.links == ("n0: GPU 0 <-> GPU 1",)
-
-
-def test_a_direction_that_is_closed_is_named(golden):
-    (finding,) = judged(host_of({(2, 1): {"write": int(P2P.NOT_SUPPORTED)}}))
-    assert (finding.code, finding.severity) == ("P2P001.disabled", Severity.WARNING)
-    assert finding.links == ("n0: GPU 2 -> GPU 1",)
-    golden(finding)
-
-
-def test_consumer_cards_are_good_to_know(golden):
-    (finding,) = judged(host_of(everywhere=NO))
-    assert (finding.code, finding.severity, finding.hosts) == ("P2P001.no-p2p", Severity.NOTE, ("n0",))
-    golden(finding)
-
-
-def test_pairs_with_nvlinks_are_not_said_to_lack_p2p():
-    assert judged(host_of(everywhere={"nvlinks": 4})) == []
-
-
-@pytest.mark.parametrize("status", [None, int(P2P.UNKNOWN), 77])
-def test_what_is_not_told_is_no_finding(status):
-    untold = dict.fromkeys(("level", "nvlinks", "nvlink"))
-    assert judged(host_of(everywhere={**untold, "read": status, "write": status})) == []
 
 
 def test_acs_at_a_switch_is_a_warning_that_names_the_bridges(golden):
@@ -119,22 +98,9 @@ def test_acs_at_root_ports_is_good_to_know():
     assert root_of(0) in finding.message
 
 
-def test_a_root_port_above_both_gpus_does_not_lie_between_them():
-    assert judged(host_of(count=2, surroundings=around(2, roots=(0,)))) == []
-
-
-def test_a_virtual_machine_needs_acs():
-    assert judged(host_of(surroundings=around(ports=(0, 1), virtual=True))) == []
-
-
-def test_nvlinks_do_not_pass_the_bridges():
-    linked = {"nvlinks": 18, "nvlink": 0}
-    assert judged(host_of(everywhere=linked, surroundings=translating(ports=(0, 1, 2, 3)))) == []
-
-
 def test_an_iommu_that_translates_is_good_to_know(golden):
     (finding,) = judged(host_of(surroundings=translating(acs=None, parameters=("intel_iommu=on",))))
-    assert (finding.code, finding.severity) == ("P2P001.iommu", Severity.NOTE)
+    assert (finding.code, finding.severity) == ("P2P001.acs", Severity.NOTE)
     assert finding.evidence["kernel_parameters"] == ["intel_iommu=on"]
     golden(finding)
 
@@ -170,12 +136,11 @@ def test_slices_have_no_p2p():
 
 def test_matrices_are_as_nvidia_smi_shows_them(golden):
     own = seen(host_of(both(0, 1, nvlinks=12)), host_of(both(1, 2, **OFF), host=1))
-    linked, plain, status = CHECK.report(own).matrices
-    assert (linked.name, plain.name, status.name) == ("p2p.topology.n0", "p2p.topology.n1", "p2p.status.n1")
+    linked, odd = CHECK.report(own).matrices
+    assert (linked.name, odd.name) == ("p2p.topology.n0", "p2p.topology.n1")
     assert linked.cells[0] == ("X", "NV12", "SYS", "SYS")
-    assert plain.cells[0] == ("X", "PIX", "SYS", "SYS")
-    assert status.cells[1] == ("OK", "X", "DR", "OK")
-    golden(status.title)
+    assert odd.cells[1] == ("PIX", "X", "SYS DR", "SYS")
+    golden(odd.title)
 
 
 def test_what_nvml_does_not_say_is_absent_in_the_matrix():

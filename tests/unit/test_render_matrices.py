@@ -79,7 +79,7 @@ def test_many_tables_are_shown_only_where_a_host_is_warned_of(golden):
 def test_other_checks_findings_and_good_to_know_ones_show_none():
     every = [rates(f"n{number}", size=number + 2) for number in range(5)]
     other = finding_of(Severity.ERROR, code="GPU003.sram", hosts=("n3",))
-    known = finding_of(Severity.NOTE, code="P2P001.iommu", hosts=("n3",))
+    known = finding_of(Severity.NOTE, code="P2P001.acs", hosts=("n3",))
     assert tables(*every, findings=(other, known)) == tables(*every)
 
 

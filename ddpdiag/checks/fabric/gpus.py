@@ -44,7 +44,7 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.host_paths import Pair, host_paths
+from ddpdiag.checks.p2p.paths import Pair, host_paths
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Trial
 from ddpdiag.text import begun, count, rate_text, share_text

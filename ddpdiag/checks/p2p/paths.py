@@ -26,34 +26,28 @@ nvmlDeviceGetP2PStatus; PCI Express base specification, ACS; NCCL issue 257.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations
 from shlex import quote
+from typing import NamedTuple
+
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import smi_id
-from ddpdiag.checks.hosts import nvml_fix
-from ddpdiag.checks.matrix import explain
-from ddpdiag.checks.p2p.host_paths import (
-    Data,
-    HostPaths,
-    Pair,
-    addresses,
-    gpus_of,
-    hides_acs,
-    host_paths,
-    label,
-    odd_pairs,
-    pairs_text,
-    redirecting,
-    status_of,
-    words,
-)
+from ddpdiag.checks.gpu.cards import cards_of, smi_id
+from ddpdiag.checks.hosts import Host, answers_by_host, names_text, nvml_fix
+from ddpdiag.checks.launch import versions
+from ddpdiag.checks.matrix import Link, explain
 from ddpdiag.model import Finding, Matrix, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.gpu.iommu import surroundings
-from ddpdiag.probes.gpu.paths import P2P, GpuPath, gpu_paths
+from ddpdiag.nccl_rings import p2p_level
+from ddpdiag.probes.gpu.iommu import Bridge, Surroundings, surroundings
+from ddpdiag.probes.gpu.nvml import Gpu
+from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, Paths, gpu_paths
 from ddpdiag.probes.gpu.visibility import nvidia_functions
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 
@@ -63,22 +57,16 @@ FINDINGS = {
         "pair although it is for most pairs of these models with the same connection: a bridge that is not seated, "
         "another slot or BIOS setting."
     ),
-    "no-p2p": FindingSpec.note(
-        "the cards or the mainboard do not support P2P, as most consumer cards: expect the bandwidth of shared memory."
-    ),
     "acs": FindingSpec(
         "ACS redirects traffic between GPUs that have no NVLink, on a host that is not a virtual machine (which needs "
-        "ACS). A warning where a PCIe switch could have carried the traffic, else a note."
-    ),
-    "iommu": FindingSpec.note(
-        "the IOMMU translates addresses for GPUs without NVLinks: the kernel then also sets ACS where it can."
+        "ACS), or the IOMMU translates their addresses: the kernel then also sets ACS where it can. A warning where a "
+        "PCIe switch could have carried the traffic, else a note."
     ),
     "unreadable": FindingSpec.not_seen("NVML returned an error."),
 }
 
 # As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.
-_CELLS: Mapping[P2P | None, str] = {
-    P2P.OK: "OK",
+_CELLS: Mapping[P2P, str] = {
     P2P.CHIPSET_NOT_SUPPORTED: "CNS",
     P2P.GPU_NOT_SUPPORTED: "GNS",
     P2P.TOPOLOGY_NOT_SUPPORTED: "TNS",
@@ -87,8 +75,214 @@ _CELLS: Mapping[P2P | None, str] = {
 }
 
 
-# What holds of a pair however it is connected, as `P2P` numbers: cards or board that are not made for it.
-_UNSUPPORTED = (P2P.CHIPSET_NOT_SUPPORTED, P2P.GPU_NOT_SUPPORTED, P2P.TOPOLOGY_NOT_SUPPORTED, P2P.NOT_SUPPORTED)
+class Data(Struct, frozen=True, kw_only=True):
+    """The GPUs that NVML shows to a rank, and the PCI devices around them."""
+
+    paths: Paths
+    around: Surroundings = Surroundings()
+
+
+class Pair(NamedTuple):
+    """Two GPUs of a host, and the paths between them (None: not asked, since no rank is shown both)."""
+
+    one: Gpu
+    other: Gpu
+    there: GpuPath | None
+    back: GpuPath | None
+
+    @property
+    def known(self) -> tuple[GpuPath, ...]:
+        """The paths that were asked."""
+        return tuple(path for path in (self.there, self.back) if path is not None)
+
+    @property
+    def level(self) -> Level | None:
+        """The place where their PCIe paths meet."""
+        levels = {path.level for path in self.known}
+        return next((level for level in Level if level in levels), None)
+
+    @property
+    def by_direction(self) -> dict[Link, P2P]:
+        """NVML's status of each direction that it reports, by the numbers of the GPUs."""
+        paths = ((self.one, self.other, self.there), (self.other, self.one, self.back))
+        known = (((one.index, other.index), status_of(path)) for one, other, path in paths if path is not None)
+        return {link: status for link, status in known if status is not None}
+
+    @property
+    def statuses(self) -> tuple[P2P, ...]:
+        """NVML's statuses of the two directions, as far as it reports them."""
+        return tuple(self.by_direction.values())
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether there are NVLinks between them, as far as is known."""
+        return any(path.nvlinks for path in self.known)
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether there are certainly no NVLinks between them."""
+        return bool(self.known) and all(path.nvlinks == 0 for path in self.known)
+
+    @property
+    def works(self) -> bool | None:
+        """Whether NVML allows both directions; None if it reports nothing."""
+        return all(status is P2P.OK for status in self.statuses) if self.statuses else None
+
+    @property
+    def is_asymmetric(self) -> bool:
+        """Whether one direction is allowed and the other not."""
+        return len(self.statuses) == 2 and (P2P.OK in self.statuses) and not self.works
+
+    @property
+    def name(self) -> str:
+        """Such as "GPU 1 <-> GPU 2"; of a pair with one closed direction that one: "GPU 2 -> GPU 1"."""
+        if self.is_asymmetric:
+            closed = next(link for link, status in self.by_direction.items() if status is not P2P.OK)
+            return " -> ".join(f"GPU {index}" for index in closed)
+        return f"GPU {self.one.index} <-> GPU {self.other.index}"
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The facts that pairs must share to be compared: models, the place where their paths meet, NVLink or not."""
+        return (tuple(sorted((self.one.name or "", self.other.name or ""))), self.level, self.is_linked)
+
+
+class HostPaths(Struct, frozen=True, kw_only=True):
+    """One host: the job's GPUs, each pair of them, and the PCI devices around; `errors` are those of NVML itself.
+
+    `nccl` is the version that its ranks load (LCH003).
+    """
+
+    host: Host
+    gpus: tuple[Gpu, ...]
+    pairs: tuple[Pair, ...]
+    around: Surroundings
+    errors: tuple[str, ...] = ()
+    nccl: str | None = None
+
+    @property
+    def unlinked(self) -> tuple[Pair, ...]:
+        """Pairs without NVLinks: they go over PCIe."""
+        return tuple(pair for pair in self.pairs if pair.is_unlinked)
+
+    @property
+    def through_memory(self) -> tuple[Pair, ...]:
+        """Pairs that NCCL by itself connects through the host's memory, however fast their copies are."""
+        most = p2p_level(self.around.processor, len(self.host.ranks), self.nccl)
+        return tuple(
+            pair for pair in self.unlinked if pair.level is not None and most is not None and pair.level > most
+        )
+
+
+def status_of(path: GpuPath) -> P2P | None:
+    """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
+    reported = [P2P(status) for status in (path.read, path.write) if status is not None]
+    if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
+        reported.append(P2P.DISABLED_BY_REGKEY)
+    known = [status for status in reported if status is not P2P.UNKNOWN]
+    return next((status for status in known if status is not P2P.OK), P2P.OK) if known else None
+
+
+@lru_cache(maxsize=1)
+def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
+    """The hosts that answered, in order.
+
+    GPUs that no rank may use belong to other jobs, and are left out; so are those that are cut into slices (MIG),
+    between which there is no P2P.
+    """
+    ours: dict[tuple[int, ...], set[str]] = {}  # UUIDs by the host's ranks
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        own = ours.setdefault(card.host.ranks, set())
+        if card.health.uuid is not None and not card.health.mig:
+            own.add(card.health.uuid)
+    loaded = {rank: data.nccl for rank, data in seen.of(versions.CHECK).by_rank.items()}
+    return tuple(
+        _host_paths(
+            host, tuple(rows.values()), ours.get(host.ranks), next(filter(None, map(loaded.get, host.ranks)), None)
+        )
+        for host, rows in answers_by_host(seen)
+    )
+
+
+def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None, nccl: str | None) -> HostPaths:
+    """`ours` are the GPUs that count; None where GPU003 has no data of the host."""
+    asked = [row.paths for row in answers]
+    every = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
+    gpus = tuple(gpu for gpu in every if ours is None or gpu.uuid is None or gpu.uuid in ours)
+    known: dict[tuple[str, str], GpuPath] = {}
+    for paths in asked:
+        keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
+        known |= {
+            (keys[path.source], keys[path.target]): path
+            for path in paths.paths
+            if path.source in keys and path.target in keys
+        }
+    return HostPaths(
+        host=host,
+        gpus=gpus,
+        pairs=tuple(
+            Pair(one, other, known.get((_key(one), _key(other))), known.get((_key(other), _key(one))))
+            for one, other in combinations(gpus, 2)
+        ),
+        around=answers[0].around,
+        errors=tuple(paths.error for paths in asked if paths.error),
+        nccl=nccl,
+    )
+
+
+def _numbered(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Each GPU once, in bus order. Ranks with GPUs of their own all count from 0: then the order is the number."""
+    own = sorted({_key(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: (gpu.pci or "", gpu.index))
+    if len({gpu.index for gpu in own}) == len(own):
+        return tuple(own)
+    return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
+
+
+def _key(gpu: Gpu) -> str:
+    return gpu.uuid or gpu.pci or f"index {gpu.index}"
+
+
+@lru_cache(maxsize=1)
+def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
+    """Pairs that are not allowed, although more than half of those of their kind are.
+
+    Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
+    differ is no vote.
+    """
+    kinds = defaultdict(list)
+    for pair in (pair for paths in host_paths(seen) for pair in paths.pairs):
+        if pair.works is not None and not pair.is_asymmetric:
+            kinds[pair.kind].append(pair)
+    return frozenset(
+        pair
+        for pairs in kinds.values()
+        if 2 * sum(bool(pair.works) for pair in pairs) > len(pairs)
+        for pair in pairs
+        if not pair.works
+    )
+
+
+def _label(gpu: Gpu) -> str:
+    """Such as "GPU 5 (GPU-3f1c..., PCI 0000:65:00.0)"."""
+    known = ", ".join(filter(None, [gpu.uuid, f"PCI {gpu.pci}" if gpu.pci else None]))
+    return f"GPU {gpu.index}{f' ({known})' if known else ''}"
+
+
+def _gpus_of(pairs: Iterable[Pair]) -> list[Gpu]:
+    """The GPUs of some pairs, each once, by number."""
+    gpus = {gpu.index: gpu for pair in pairs for gpu in (pair.one, pair.other)}
+    return [gpus[index] for index in sorted(gpus)]
+
+
+def _words(status: P2P) -> str:
+    """A status in words: "disabled by a registry key"."""
+    return status.name.replace("_", " ").lower().replace("gpu", "GPU").replace("regkey", "a registry key")
+
+
+def _reasons(pairs: Sequence[Pair]) -> str:
+    """Why these may not, each reason once: "chipset not supported"."""
+    found = dict.fromkeys(status for pair in pairs for status in pair.statuses if status is not P2P.OK)
+    return ", ".join(map(_words, found))
 
 
 def measure(ctx: Context) -> Data:
@@ -107,184 +301,146 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for paths in host_paths(seen):
-        for look in (_unreadable, disabled, refused, acs, iommu):
-            yield from look(seen, paths)
-
-
-def _unreadable(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    if paths.errors and not paths.gpus:
-        yield seen.finding(
-            "unreadable",
-            "the links between GPUs cannot be read",
-            f"{paths.host.name}: NVML reports {paths.errors[0]!r}, so it is not known how its {paths.host.gpus} GPUs "
-            "are connected.",
-            ranks=paths.host.ranks,
-            evidence={"error": paths.errors[0]},
-            fix=nvml_fix(paths.host.name),
-        )
+        if paths.errors and not paths.gpus:
+            yield seen.finding(
+                "unreadable",
+                "the links between GPUs cannot be read",
+                f"{paths.host.name}: NVML reports {paths.errors[0]!r}, so it is not known how its {paths.host.gpus} "
+                "GPUs are connected.",
+                ranks=paths.host.ranks,
+                evidence={"error": paths.errors[0]},
+                fix=nvml_fix(paths.host.name),
+            )
+        yield from disabled(seen, paths)
+        yield from acs(seen, paths)
 
 
 def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """Pairs that could do P2P and may not: switched off in the driver, in one direction, or unlike the others."""
-    odd = odd_pairs(seen)
-    pairs = [pair for pair in paths.pairs if pair.is_asymmetric or pair.is_switched_off or pair in odd]
+    name, odd = paths.host.name, odd_pairs(seen)
+    switched_off = [pair for pair in paths.pairs if P2P.DISABLED_BY_REGKEY in pair.statuses]
+    pairs = [pair for pair in paths.pairs if pair in switched_off or pair.is_asymmetric or pair in odd]
     bad = {link for pair in pairs for link, status in pair.by_direction.items() if status is not P2P.OK}
     good = {link for pair in paths.pairs for link, status in pair.by_direction.items() if status is P2P.OK}
     pattern = explain(bad, good)
     if pattern is None:
         return
     gpus = [gpu for gpu in paths.gpus if gpu.index in pattern.hosts]
-    whose = f"; they include {', '.join(map(label, gpus))}" if gpus else ""
-    if any(pair.is_switched_off for pair in pairs):
+    whose = f"; they include {', '.join(map(_label, gpus))}" if gpus else ""
+    if switched_off:
         expected = "it is switched off in the driver"
         fix = (
-            f"As root remove the key from NVreg_RegistryDwords in /etc/modprobe.d/ on {paths.host.name} (`grep "
-            "Registry /proc/driver/nvidia/params` shows it), then reload the driver or reboot."
-        )
-    elif any(pair.is_asymmetric for pair in pairs):
-        ids = ",".join(smi_id(gpu.uuid, gpu.pci) for gpu in gpus_of(pairs))
-        expected = "it is allowed in the other direction"
-        fix = (
-            f"As root reset these GPUs (`nvidia-smi --gpu-reset -i {ids}`), or reboot {paths.host.name}. Until then "
-            "set NCCL_P2P_DISABLE=1 if the job hangs or P2P002 finds wrong copies."
+            f"As root remove the key from NVreg_RegistryDwords in /etc/modprobe.d/ on {name} (`grep Registry "
+            "/proc/driver/nvidia/params` shows it), then reload the driver or reboot."
         )
     else:
-        expected = "it is allowed for more than half of the pairs of these models with the same connection"
+        expected = "it is allowed in the other direction, or for most pairs of these models with the same connection"
         fix = (
-            f"Run `nvidia-smi topo -m` and `nvidia-smi topo -p2p r` on {paths.host.name}; compare slots, bridges "
-            "and BIOS settings of these GPUs with those of the other pairs."
+            f"Run `nvidia-smi topo -m` and `nvidia-smi topo -p2p r` on {name}; compare slots, bridges and BIOS "
+            "settings of these GPUs with those of the other pairs. As root reset these GPUs (`nvidia-smi --gpu-reset "
+            f"-i {','.join(smi_id(gpu.uuid, gpu.pci) for gpu in _gpus_of(pairs))}`), or reboot {name}. Until then set "
+            "NCCL_P2P_DISABLE=1 if the job hangs or P2P002 finds wrong copies."
         )
     yield seen.finding(
         "disabled",
         "P2P is not allowed between GPUs",
-        f"{paths.host.name}: P2P is not allowed for {len(pairs)} of {len(paths.pairs)} pairs of GPUs "
-        f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory for these pairs.",
-        hosts=(paths.host.name,),
+        f"{name}: P2P is not allowed for {len(pairs)} of {len(paths.pairs)} pairs of GPUs "
+        f"({names_text([pair.name for pair in pairs])}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory "
+        "for these pairs.",
+        hosts=(name,),
         gpus=[gpu.uuid for gpu in gpus if gpu.uuid],
-        links=[f"{paths.host.name}: {pair.name}" for pair in pairs],
+        links=[f"{name}: {pair.name}" for pair in pairs],
         evidence={
             "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs],
-            "gpus": [label(member) for member in gpus_of(pairs)],
+            "gpus": [*map(_label, _gpus_of(pairs))],
         },
         fix=fix,
     )
 
 
-def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Pairs without NVLinks that do not support P2P."""
-    odd = odd_pairs(seen)
-    pairs = [
-        pair
-        for pair in paths.unlinked
-        if pair.statuses and all(status in _UNSUPPORTED for status in pair.statuses) and pair not in odd
-    ]
-    if pairs:
-        yield seen.finding(
-            "no-p2p",
-            "P2P is not supported between GPUs",
-            f"{paths.host.name}: NVML reports that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
-            f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL uses the host's shared memory for these "
-            "pairs. Expect the bandwidth of shared memory there.",
-            hosts=(paths.host.name,),
-            evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix="Nothing to do for consumer cards: most do not support P2P. For data-centre GPUs show `nvidia-smi "
-            "topo -p2p r` to the administrator: the mainboard, the BIOS or a virtual machine may prevent it.",
-        )
-
-
-def _reasons(pairs: Sequence[Pair]) -> str:
-    """Why these may not, each reason once: "chipset not supported"."""
-    found = dict.fromkeys(status for pair in pairs for status in pair.statuses if status is not P2P.OK)
-    return ", ".join(map(words, found))
-
-
 def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Bridges that redirect, where nothing needs them to: a virtual machine does."""
-    found = redirecting(paths, paths.unlinked)
-    if not found or paths.around.virtual:
+    """Bridges that redirect, where nothing needs them to (a virtual machine does), and an IOMMU that translates."""
+    around = paths.around
+    unlinked = [(pair, around.between(pair.one.pci, pair.other.pci)) for pair in paths.unlinked]
+    bridges = dict.fromkeys(bridge for _, between in unlinked for bridge in between if bridge.redirects)
+    if around.virtual:
+        bridges = {}
+    pairs = [pair for pair, between in unlinked if bridges.keys() & {*between}]
+    translated = [gpu for gpu in _gpus_of(paths.unlinked) if around.translates(gpu.pci)]
+    if not (pairs or translated):
         return
-    pairs = [pair for pair in paths.unlinked if any(pair in own for own in found.values())]
-    detours = [pair for pair in pairs if paths.around.share_a_bridge(pair.one.pci, pair.other.pci)]
     # Between root ports traffic goes through the processor anyway, and with an IOMMU the kernel sets ACS on all of
     # them: most such hosts copy well.
-    harm = (
-        f"So traffic of {pairs_text(detours)} goes through the CPU, which is slow, instead of their PCIe switch."
-        if detours
-        else f"Traffic of {pairs_text(pairs)} goes through the CPU in any case."
-    )
-    noun = "bridge" if len(found) == 1 else "bridges"
-    first = next(iter(found)).address
+    detours = [pair for pair in pairs if around.share_a_bridge(pair.one.pci, pair.other.pci)]
+    said = [*_acs_text(list(bridges), pairs, detours), *_iommu_text(around, translated)]
+    if not bridges and any(bridge.acs is None for _, between in unlinked for bridge in between):
+        said.append("Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`).")
+    first = next((f"`setpci -s {quote(bridge.address)} ECAP_ACS+6.w=0000`" for bridge in bridges), "")
+    until = f", or as root run {first} for each of these bridges (until the next boot)" if first else ""
+    fix = f"urn ACS and the IOMMU off in the BIOS, or boot with iommu=pt{until}. Until then set NCCL_P2P_DISABLE=1 if the "
+    fix += "job hangs."
     yield seen.finding(
         "acs",
-        "ACS redirects traffic between GPUs",
-        f"{paths.host.name}: ACS (PCIe access control) is on at PCI {noun} {addresses(found)}, between GPUs without "
-        f"NVLinks. {harm} On some mainboards NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS "
-        "to be off on a host that is not a virtual machine.",
+        "ACS redirects traffic between GPUs" if pairs else "the IOMMU translates addresses for GPUs",
+        f"{paths.host.name}: {' '.join(said)}",
         severity=Severity.WARNING if detours else Severity.NOTE,
         hosts=(paths.host.name,),
         evidence={
-            "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in found],
-            "gpus": [label(gpu) for gpu in gpus_of(pairs)],
+            "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in bridges],
+            "gpus": [*map(_label, _gpus_of(pairs) or translated)],
             "pairs": len(pairs),
             "pairs_at_a_switch": len(detours),
+            "kernel_parameters": [*around.parameters],
         },
-        fix=f"Turn ACS off in the BIOS. Or, as root until the next boot, run `setpci -s {quote(first)} "
-        "ECAP_ACS+6.w=0000`"
-        f"{' for each of these bridges' if len(found) > 1 else ''}. Until then set NCCL_P2P_DISABLE=1 if the job "
-        "hangs.",
+        fix=f"{'T' if detours else 'Nothing to do if P2P002 finds no slow or wrong copies. Otherwise t'}{fix}",
     )
 
 
-def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """A note: the IOMMU translates addresses for GPUs without NVLinks."""
-    pairs = paths.unlinked
-    if own := [gpu for gpu in gpus_of(pairs) if paths.around.translates(gpu.pci)]:
-        domains = dict.fromkeys(paths.around.slot(gpu.pci).domain or "?" for gpu in own)
-        hidden = " Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`)."
-        yield seen.finding(
-            "iommu",
-            "the IOMMU translates addresses for GPUs",
-            f"{paths.host.name}: the IOMMU translates addresses for {len(own)} GPUs without NVLinks between them "
-            f"(domain type {', '.join(domains)}). Passthrough (domain type identity) is the safe setting for P2P over "
-            "PCIe." + (hidden if hides_acs(paths, pairs) else ""),
-            hosts=(paths.host.name,),
-            evidence={
-                "gpus": [label(gpu) for gpu in own],
-                "kernel_parameters": list(paths.around.parameters),
-                "iommu_groups": paths.around.iommu_groups,
-            },
-            fix="Nothing to do if P2P002 finds no slow or wrong copies. Otherwise boot with iommu=pt on the kernel's "
-            "command line, or turn the IOMMU off in the BIOS.",
+def _acs_text(bridges: Sequence[Bridge], pairs: Sequence[Pair], detours: Sequence[Pair]) -> Iterator[str]:
+    if pairs:
+        rather = ", which is slow, instead of their PCIe switch" if detours else " in any case"
+        yield (
+            f"ACS (PCIe access control) is on at PCI {'bridge' if len(bridges) == 1 else 'bridges'} "
+            f"{names_text([bridge.address for bridge in bridges])}, between GPUs without NVLinks. Traffic of "
+            f"{names_text([pair.name for pair in detours or pairs])} goes through the CPU{rather}. On some mainboards "
+            "NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS to be off on a host that is not "
+            "a virtual machine."
+        )
+
+
+def _iommu_text(around: Surroundings, translated: Sequence[Gpu]) -> Iterator[str]:
+    if translated:
+        domains = ", ".join(dict.fromkeys(around.slot(gpu.pci).domain or "?" for gpu in translated))
+        yield (
+            f"The IOMMU translates addresses for {len(translated)} GPUs without NVLinks between them (domain type "
+            f"{domains}). Passthrough (domain type identity) is the safe setting for P2P over PCIe."
         )
 
 
 def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
-    """The connections of each host's GPUs; and NVML's states of P2P, where these are not OK everywhere."""
+    """The connections of each host's GPUs, with NVML's states of P2P that are not OK: "PIX", "NV18", "SYS DR"."""
     for paths in host_paths(seen):
-        if any(pair.known for pair in paths.pairs):
-            yield _matrix(paths, "topology", "paths between GPUs", _connection)
-            if any(pair.works is False for pair in paths.pairs):
-                found = {status for pair in paths.pairs for status in pair.statuses} - {P2P.OK}
-                legend = ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
-                yield _matrix(
-                    paths, "status", f"P2P allowed by NVML ({legend})", lambda path, _: _CELLS.get(status_of(path))
-                )
-
-
-def _connection(path: GpuPath, pair: Pair) -> str | None:
-    return f"NV{path.nvlinks}" if path.nvlinks else None if pair.level is None else pair.level.name
-
-
-def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[GpuPath, Pair], str | None]) -> Matrix:
-    known: dict[tuple[int, int], str | None] = {}
-    for pair in paths.pairs:
-        for source, target, path in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):
-            known[source.index, target.index] = None if path is None else word(path, pair)
-    order = [gpu.index for gpu in paths.gpus]
-    cells = tuple(tuple("X" if row == column else known.get((row, column)) for column in order) for row in order)
-    names = tuple(f"GPU {index}" for index in order)
-    gpus = {name: gpu.uuid for name, gpu in zip(names, paths.gpus, strict=True) if gpu.uuid}
-    return Matrix(name=f"p2p.{what}.{paths.host.name}", title=title, rows=names, columns=names, cells=cells, gpus=gpus)
+        if not any(pair.known for pair in paths.pairs):
+            continue
+        words: dict[Link, str] = {}
+        for pair in paths.pairs:
+            for source, target, path in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):
+                if path is not None and (path.nvlinks or pair.level is not None):
+                    level = f"NV{path.nvlinks}" if path.nvlinks else pair.level.name if pair.level else ""
+                    cell = _CELLS.get(status_of(path) or P2P.OK, "")
+                    words[source.index, target.index] = f"{level} {cell}".strip()
+        states = dict.fromkeys(status for pair in paths.pairs for status in pair.statuses if status is not P2P.OK)
+        legend = ", ".join(f"{_CELLS.get(status, '?')}: {_words(status)}" for status in sorted(states))
+        order = [gpu.index for gpu in paths.gpus]
+        names = tuple(f"GPU {index}" for index in order)
+        yield Matrix(
+            name=f"p2p.topology.{paths.host.name}",
+            title=f"paths between GPUs{f'; P2P is not allowed by NVML: {legend}' if legend else ''}",
+            rows=names,
+            columns=names,
+            cells=tuple(tuple("X" if a == b else words.get((a, b)) for b in order) for a in order),
+            gpus={name: gpu.uuid for name, gpu in zip(names, paths.gpus, strict=True) if gpu.uuid},
+        )
 
 
 def report(seen: Seen[Data]) -> Contribution:

@@ -32,7 +32,7 @@ from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.odd import no_majority
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.host_paths import host_paths
+from ddpdiag.checks.p2p.paths import host_paths
 from ddpdiag.checks.world import ONE_RANK, without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context

@@ -65,7 +65,6 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """
 
     parameters: tuple[str, ...] = ()
-    iommu_groups: int = 0
     virtual: bool | None = None
     slots: tuple[Slot, ...] = ()
     bridges: tuple[Bridge, ...] = ()
@@ -111,7 +110,6 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surrou
     flags, is_xen = cpu.get("flags"), bool(names_in(sys_root / "hypervisor"))
     return Surroundings(
         parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
-        iommu_groups=len(names_in(sys_root / "kernel" / "iommu_groups") or ()),
         virtual=is_xen or (None if flags is None else "hypervisor" in flags.split()),
         slots=slots,
         bridges=tuple(bridges),

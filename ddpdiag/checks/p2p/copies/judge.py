@@ -20,7 +20,7 @@ from ddpdiag.checks.gpu.other_users import not_free
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.checks.p2p import paths
-from ddpdiag.checks.p2p.host_paths import HostPaths, Pair, host_paths
+from ddpdiag.checks.p2p.paths import HostPaths, Pair, host_paths
 from ddpdiag.checks.rates import doubts_text, severity_of_rate
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
