@@ -377,8 +377,8 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         said.append("Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`).")
     first = next((f"`setpci -s {quote(bridge.address)} ECAP_ACS+6.w=0000`" for bridge in bridges), "")
     until = f", or as root run {first} for each of these bridges (until the next boot)" if first else ""
-    fix = f"urn ACS and the IOMMU off in the BIOS, or boot with iommu=pt{until}. Until then set NCCL_P2P_DISABLE=1 if the "
-    fix += "job hangs."
+    fix = f"urn ACS and the IOMMU off in the BIOS, or boot with iommu=pt{until}. Until then set NCCL_P2P_DISABLE=1 if "
+    fix += "the job hangs."
     yield seen.finding(
         "acs",
         "ACS redirects traffic between GPUs" if pairs else "the IOMMU translates addresses for GPUs",
