@@ -24,7 +24,7 @@ def healthy(index, host=0, **changes):
         "pcie": PcieLink(width=16, width_max=16, generation_max=5),
         "clocks": Clocks(events=1, celsius=34, power_limit_watts=700, default_power_limit_watts=700),
         "nvlinks": LINKS,
-        "fabric": Fabric(state=3, status=0, health_mask=0, health=1),
+        "fabric": Fabric(state=3, status=0, health=1),
         "recovery_action": 0,
         "mig": False,
         "compute_mode": 0,

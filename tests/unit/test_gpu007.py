@@ -2,8 +2,6 @@
 
 import pytest
 from cards import fabric, host_of, judged, seen, uuid_of, with_fifth
-from hypothesis import given
-from hypothesis import strategies as st
 from seen import seen_of, together
 
 from ddpdiag.checks.gpu import devices
@@ -44,50 +42,12 @@ def test_a_gpu_that_has_not_joined_and_on_which_cuda_starts_is_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("health", "mask", "severity"),
-    [
-        (2, 0, Severity.ERROR),
-        (3, 0x1, Severity.WARNING),
-        (None, 0x1 << 4, Severity.WARNING),
-        (2, 0x5 << 8, Severity.ERROR),
-    ],
+    ("health", "severity"), [(2, Severity.ERROR), (3, Severity.WARNING)], ids=["unhealthy", "limited"]
 )
-def test_a_degraded_fabric_is_told(golden, health, mask, severity):
-    (finding,) = with_fifth(CHECK, **fabric(health=health, health_mask=mask))
+def test_a_fabric_that_is_not_healthy_is_named(golden, health, severity):
+    (finding,) = with_fifth(CHECK, **fabric(health=health))
     assert (finding.code, finding.severity, finding.gpus) == ("GPU007.fabric-health", severity, (uuid_of(5),))
     golden(finding)
-
-
-def test_every_bit_of_the_health_mask_has_its_words(golden):
-    for mask in (0x1 << 2, 0x3 << 4, 0x1 << 6, 0x3 << 8):
-        (finding,) = with_fifth(CHECK, **fabric(health=3, health_mask=mask | 0x2))
-        assert (finding.severity, finding.gpus) == (Severity.WARNING, (uuid_of(5),))
-        golden(finding.message)
-
-
-def test_the_mask_is_read_as_nvml_defines_it():
-    pynvml = pytest.importorskip("pynvml")
-    if not hasattr(pynvml, "NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_GFM_STATE"):
-        pytest.skip("an older pynvml")
-    for name, value in (
-        ("DEGRADED_BW", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE),
-        ("ROUTE_RECOVERY", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_TRUE),
-        ("ROUTE_UNHEALTHY", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_TRUE),
-        ("ACCESS_TIMEOUT_RECOVERY", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_TRUE),
-        ("INCORRECT_CONFIGURATION", pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NO_PARTITION),
-    ):
-        shift = getattr(pynvml, f"NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_{name}")
-        assert len(with_fifth(CHECK, **fabric(health_mask=value << shift))) == 1, name
-
-
-@given(st.integers(0, 0xFFFF))
-def test_no_mask_names_another_gpu(mask):
-    assert {gpu for finding in with_fifth(CHECK, **fabric(health_mask=mask)) for gpu in finding.gpus} <= {uuid_of(5)}
-
-
-def test_bits_that_say_no_are_healthy():
-    assert with_fifth(CHECK, **fabric(health_mask=0x1AA)) == []
-    assert with_fifth(CHECK, **fabric(health_mask=0x2 << 12)) == [], "no partition: the job may not need one"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.codec import pretty, read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model.report import INVENTORY, HostKind
-from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu
 from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.interfaces import Interface, Wanted
 from ddpdiag.render import html, markdown
@@ -35,9 +35,9 @@ def parts(check: Check, data: object, ranks: int = 1, **world: object) -> dict[s
     return dict(found.get(0, {}))
 
 
-def gpus(*found: Gpu, **fields: object) -> present.Data:
+def gpus(*found: ListedGpu, **fields: object) -> present.Data:
     nvml = Enumeration(gpus=found, driver="550.54.15" if found else None)
-    return present.Data(**{"nvml": nvml, "functions": (), "proc_gpus": None, "visible": len(found)} | fields)
+    return present.Data(**{"nvml": nvml, "functions": (), "visible": len(found)} | fields)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,8 @@ def gpus(*found: Gpu, **fields: object) -> present.Data:
          {"torch": "2.7.0+cu128", "CUDA": "12.8", "NCCL": "2.26.2", "driver": "1.2"}),
         (versions.CHECK, versions.Data(python="3.12.1", torch="2.7.0+cpu"),
          {"torch": "2.7.0+cpu", "CUDA": "none", "NCCL": "none"}),
-        (present.CHECK, gpus(*(Gpu(index=n, uuid=f"GPU-{n}", name=H100, memory_bytes=80 * GIB) for n in range(8))),
+        (present.CHECK,
+         gpus(*(ListedGpu(index=n, uuid=f"GPU-{n}", name=H100, memory_bytes=80 * GIB) for n in range(8))),
          {"GPU": f"8 x {H100} (80 GiB)", "driver": "550.54.15"}),
         (present.CHECK, gpus(), {"GPU": "none", "driver": "none"}),
         (present.CHECK, gpus(visible=2), {"GPU": "2 GPUs that NVML does not show"}),

@@ -32,7 +32,7 @@ FINDINGS = {
         "driver, or a switch is down. A warning where torch's CUDA started on a GPU that has not joined yet, as it "
         "does on one that was given to a virtual machine without its switches."
     ),
-    "fabric-health": FindingSpec("joined, but routes or bandwidth are degraded, or the configuration is wrong."),
+    "fabric-health": FindingSpec("joined, but NVML calls its health unhealthy (an error) or its capacity limited."),
     "recovery": FindingSpec(
         "the driver requests a reset, a reboot or a drain after an error (Xid 154 reports the same in `dmesg`)."
     ),
@@ -51,18 +51,9 @@ _RECOVERY = {
     6: ("bus reset", Action.RESET),
     7: ("system reboot", Action.REBOOT),
 }
-# nvml.h (driver 590), NVML_GPU_FABRIC_HEALTH_MASK_*: where each pair of bits lies, the values of it that mean harm, and
-# what they mean. 0 is "not supported"; of the first four 1 is yes and 2 is no.
-_HARM = (
-    (0, 1, "bandwidth is degraded"),
-    (2, 1, "routes are being recovered"),
-    (4, 1, "routes are unhealthy"),
-    # From the driver's own nvlink_inband_msg.h, where these bits are CONNECTION_UNHEALTHY.
-    (4, 3, "routes are unhealthy until a reset"),
-    (6, 1, "it recovers from an access that timed out"),
-)
-_UNHEALTHY, _LIMITED = 2, 3
-_SUMMARIES = {_UNHEALTHY: "NVML calls the GPU's fabric health 'unhealthy'", _LIMITED: "the capacity is limited"}
+# nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_*.
+_UNHEALTHY = 2
+_SUMMARIES = {_UNHEALTHY: "unhealthy", 3: "limited capacity"}
 _BROKEN = {
     Broken.RESET_REQUIRED: ("reset-required", "a GPU must be reset", Action.RESET),
     Broken.LOST: ("lost", "a GPU is lost", Action.REBOOT),
@@ -128,25 +119,16 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
 
 def _degraded(card: Card) -> Iterator[Fault]:
     fabric = card.health.fabric
-    if fabric.state != JOINED or fabric.status:
-        return
-    mask = fabric.health_mask or 0
-    harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
-    # Bits 8 to 11; 1 is right.
-    if (configuration := (mask >> 8) & 0xF) > 1:
-        harm.append(f"the configuration is wrong (reason {configuration})")
-    if not harm and fabric.health in _SUMMARIES:
-        harm = [_SUMMARIES[fabric.health]]
-    if not harm:
+    if fabric.state != JOINED or fabric.status or fabric.health not in _SUMMARIES:
         return
     is_unhealthy = fabric.health == _UNHEALTHY
     yield Fault(
         "fabric-health",
         "the NVSwitch fabric of a GPU is not healthy",
-        f"{', '.join(harm)}{f' (health mask {mask:#x})' if mask else ''}",
+        f"NVML calls its fabric health {_SUMMARIES[fabric.health]!r}; 'healthy' is expected",
         Action.REBOOT if is_unhealthy else Action.MONITOR,
         "",
-        {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
+        {"fabric_health": fabric.health},
         severity=Severity.ERROR if is_unhealthy else Severity.WARNING,
         watch=_WATCH_FABRIC,
         first="As root run `journalctl -u nvidia-fabricmanager` and `dmesg -T | grep -i sxid` on "

@@ -1,15 +1,14 @@
 """GPUs that each host should have.
 
 The PCI bus (sysfs), NVML, the launcher's variables and the other hosts should agree on how many GPUs a host has. "CPU
-only" is concluded when neither the bus nor WSL2 (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl) shows an NVIDIA GPU, no
-launcher or variable names a GPU, and no other host has one; `--expect-gpus 0` states that the job uses CPUs.
-A difference that the launcher explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2)
-is no finding. GPUs that are present must also be visible to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides
-all that follow it, an empty one hides all. And NCCL needs all ranks of a host to have access to all its GPUs, which
-Slurm's --gpus-per-task may prevent: NVML ignores CUDA_VISIBLE_DEVICES, and so do CUDA IPC and NCCL's copies from GPU to
-GPU (CUDA 10.1 and later reach devices that the variable hides), but a cgroup or container that closes the other GPUs'
-device files stops them: NCCL then fails, hangs, or goes through the host's memory. Its cuMem allocations, the default,
-fail as well.
+only" is concluded when neither the bus nor WSL2 shows an NVIDIA GPU, no launcher or variable names a GPU, and no other
+host has one; `--expect-gpus 0` states that the job uses CPUs. A difference that the launcher explains (a job that was
+given 2 of 8 GPUs, a container that has the device files of 2) is no finding.
+
+GPUs that are present must also be visible to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that follow
+it, an empty one hides all. And NCCL needs all ranks of a host to have access to all its GPUs. CUDA IPC and NCCL's
+copies reach GPUs that the variable hides, but a cgroup or container that closes their device files (Slurm's
+--gpus-per-task) stops them: NCCL then fails, hangs, or goes through the host's memory.
 
 Findings:
 
@@ -42,7 +41,6 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu, Trouble, enumerate_gpus
 from ddpdiag.probes.gpu.visibility import (
     PciFunction,
-    has_wsl_gpu,
     named_gpus,
     nvidia_functions,
     nvidia_gpus,
@@ -75,25 +73,23 @@ _WITHOUT_PEERS = "If you cannot, set NCCL_P2P_DISABLE=1: NCCL then copies throug
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The GPUs that a rank finds by NVML, on the PCI bus (None: unreadable), in /proc (None: no driver), in variables.
+    """The GPUs that a rank finds by NVML, on the PCI bus (None: unreadable), in variables.
 
-    `visible` counts what CUDA would show to this rank, `promised` what launcher, container or CUDA_VISIBLE_DEVICES name
-    (None: nothing); `cuda_visible_devices` is that variable (None: unset). `wsl`: WSL2 shows a GPU of NVIDIA.
+    `visible` counts what CUDA would show to this rank by the driver's list or WSL2, `promised` what launcher, container
+    or CUDA_VISIBLE_DEVICES name (None: nothing); `cuda_visible_devices` is that variable (None: unset).
     """
 
     nvml: Enumeration
     functions: tuple[PciFunction, ...] | None = ()
-    proc_gpus: int | None = None
     visible: int = 0
     promised: int | None = None
     cuda_visible_devices: str | None = None
-    wsl: bool = False
 
 
 class HostGpus(Struct, frozen=True, kw_only=True):
     """One host, from the answers of its ranks: with GPUs bound to ranks, each of these may see a part only.
 
-    `listed` counts the driver's own list, `visible` what CUDA shows to the ranks together.
+    `visible` counts what CUDA shows to the ranks together.
     """
 
     name: str
@@ -104,10 +100,8 @@ class HostGpus(Struct, frozen=True, kw_only=True):
     trouble: Trouble | None
     error: str
     functions: tuple[PciFunction, ...] | None
-    listed: int
     visible: int
     promised: int | None
-    wsl: bool
 
     @property
     def unopened(self) -> dict[str, str | None]:
@@ -140,11 +134,9 @@ def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
             trouble=troubled.trouble,
             error=troubled.error,
             functions=next((row.functions for row in rows.values() if row.functions is not None), None),
-            listed=max(row.proc_gpus or 0 for row in rows.values()),
             visible=sum({names[rank]: row.visible for rank, row in rows.items()}.values()),
             # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
             promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
-            wsl=any(row.wsl for row in rows.values()),
         )
         hosts.append(one)
     return hosts
@@ -160,11 +152,9 @@ def measure(ctx: Context) -> Data:
     return Data(
         nvml=enumerate_gpus(ctx.step),
         functions=functions,
-        proc_gpus=None if listed is None else len(listed),
         visible=visible_gpus(os.environ, proc),
         promised=promised_gpus(os.environ) or given,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        wsl=has_wsl_gpu(),
     )
 
 
@@ -272,16 +262,14 @@ def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: i
         reasons.append(f"the launcher, the container or CUDA_VISIBLE_DEVICES names {promised}")
     if _is_met(seen, host):
         return reasons
-    if host.wsl and not present:
-        reasons.append("WSL2 shows one (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl)")
     if host.functions and present < len(host.functions):
         unopened = [
             f"{address} {f'with driver {driver}' if driver else 'without a driver'}"
             for address, driver in host.unopened.items()
         ]
         reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {names_text(unopened, 4)})")
-    elif not host.functions and present < host.listed:
-        reasons.append(f"the driver lists {host.listed} (/proc/driver/nvidia/gpus)")
+    elif not host.functions and promised is None and present < host.visible:
+        reasons.append(f"the driver (/proc/driver/nvidia/gpus) or WSL2 shows {host.visible}")
     if most is not None and present < len(most.gpus):
         reasons.append(f"{most.name} has {len(most.gpus)}")
     return reasons
@@ -291,10 +279,8 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
     trouble = f" (NVML: {host.error})" if host.trouble else ""
     ask = f"Ask for GPUs (Slurm: `--gres=gpu:{seen.options.expect_gpus or host.promised or 'N'}`; docker: `--gpus all`)"
     leave = leave_out([host.name])
-    if host.wsl and not host.unopened:
-        fix = f"Install NVIDIA's driver on Windows, and none inside WSL2; `nvidia-smi` then lists the GPU. {_CPUS_ONLY}"
-    elif not host.unopened:
-        fix = f"{ask}, or {leave}."
+    if not host.unopened:
+        fix = f"{ask}, or {leave}. In WSL2 install NVIDIA's driver on Windows only."
     elif set(host.unopened.values()) <= {"nvidia"}:
         fix = f"{ask}. If the job has them: {xid_fix(host.name)} Then reboot {host.name}, or {leave}. {_CPUS_ONLY}"
     else:
@@ -420,7 +406,7 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
         models = Counter((gpu.name or "model unknown", gpu.memory_bytes) for gpu in host.gpus)
         texts = [f"{number} x {name} ({byte_count(size)})" for (name, size), number in models.items()]
         # In a container the bus may show GPUs of others.
-        dark = len(host.lost) if texts else max(len(host.functions or ()), host.listed, host.visible, host.wsl)
+        dark = len(host.lost) if texts else max(len(host.functions or ()), host.visible)
         texts += [f"{count(dark, 'GPU')} that NVML does not show"] if dark > 0 else []
         driver = next((own.nvml.driver for own in host.answers.values() if own.nvml.driver), None)
         if texts:

@@ -15,7 +15,7 @@ _ERRORS = {0: "DEV_NVLINK_ERROR_DL_REPLAY", 1: "DEV_NVLINK_ERROR_DL_RECOVERY"}
 _MEGABYTE = 1e6
 # nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
 TO_GPU, TO_SWITCH, TO_UNKNOWN = 0, 2, 255
-_FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary", "clusterUuid", "cliqueId")
+_FABRIC_MEMBERS = ("state", "status", "healthSummary", "clusterUuid", "cliqueId")
 # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED.
 JOINED = 3
 
@@ -56,7 +56,6 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     state: int | None = None
     status: int | None = None
-    health_mask: int | None = None
     health: int | None = None
     cluster: str | None = None
     clique: int | None = None
@@ -147,7 +146,6 @@ def fabric(device: Device) -> Fabric:
                 # 0 says that the GPU is not made for one.
                 state=members["state"] or None,
                 status=members["status"],
-                health_mask=members.get("healthMask"),
                 health=members.get("healthSummary"),
                 cluster=f"{members['clusterUuid']:x}" if "clusterUuid" in members else None,
                 clique=members.get("cliqueId"),
