@@ -1,5 +1,6 @@
 """RDZ003: the interface that every host offers."""
 
+import pytest
 from meshes import meshed
 from msgspec import Raw, structs
 from seen import seen_of, skip_text, together, world_of
@@ -66,24 +67,25 @@ def test_nccls_variable_matters_as_much_as_nccl_does():
     assert (finding.code, finding.severity) == ("RDZ003.missing", Severity.WARNING)
 
 
-def test_an_interface_of_no_use_is_told_apart_from_a_missing_one():
-    bare, down = Interface(name="eth1"), Interface(name="eth2", addresses=("10.2.0.1",), running=False)
-    known = (*(host(1).interfaces or ()), bare, down)
-    assert [f.code for f in judged(host(0), host(1, gloo="eth1", interfaces=known))] == ["RDZ003.no-address"]
-    assert "RDZ003.down" in [f.code for f in judged(host(0), host(1, gloo="eth2", interfaces=known))]
+BARE = Interface(name="eth1")
+DOWN = Interface(name="eth1", addresses=("10.2.0.1",), running=False)
+LOCAL = Interface(name="eth1", addresses=("fe80::1%eth1",))
 
 
-def test_a_link_local_address_is_no_address():
-    local = Interface(name="eth1", addresses=("fe80::1%eth1",))
-    (finding,) = judged(host(0), host(1, gloo="eth1", interfaces=(*(host(1).interfaces or ()), local)))
-    assert (finding.code, finding.severity) == ("RDZ003.no-address", Severity.ERROR)
-
-
-def test_a_variable_that_leads_to_loopback_is_an_error():
-    (finding,) = judged(host(0), host(1, gloo="lo"))
-    assert (finding.code, finding.hosts) == ("RDZ003.loopback", ("n1",))
-    (finding,) = judged(host(0), host(1, nccl="^docker0"), gpus=1)
-    assert (finding.code, finding.severity) == ("RDZ003.loopback", Severity.ERROR)
+@pytest.mark.parametrize(
+    ("variables", "interface", "gpus"),
+    [
+        pytest.param({"gloo": "eth1"}, BARE, 0, id="no address"),
+        pytest.param({"gloo": "eth1"}, DOWN, 0, id="down"),
+        pytest.param({"gloo": "eth1"}, LOCAL, 0, id="link-local"),
+        pytest.param({"gloo": "lo"}, BARE, 0, id="loopback"),
+        pytest.param({"nccl": "^docker0"}, BARE, 1, id="loopback by exclusion"),
+    ],
+)
+def test_an_interface_that_others_cannot_use_names_its_host(golden, variables, interface, gpus):
+    finding = judged(host(0), host(1, interfaces=(*(host(1).interfaces or ()), interface), **variables), gpus=gpus)[0]
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ003.unusable", Severity.ERROR, ("n1",))
+    golden(finding)
 
 
 def test_a_name_that_leads_to_loopback_is_not_this_checks_finding():

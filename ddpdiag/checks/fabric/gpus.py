@@ -26,16 +26,7 @@ from functools import lru_cache, partial
 
 from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, optional, unneeded
 from ddpdiag.checks.fabric import hosts as fab001
-from ddpdiag.checks.fabric.hosts import (
-    compared,
-    how,
-    measured,
-    path_title,
-    rates,
-    severity,
-    tests_text,
-    truncation_of,
-)
+from ddpdiag.checks.fabric.hosts import path_finding, truncation_of, unit_finding
 from ddpdiag.checks.fabric.notes import Diagnosis, Reached, Results, Round, Rules
 from ddpdiag.checks.fabric.rounds import Data, answers_of, outcomes_of
 from ddpdiag.checks.fabric.search import follow, localise
@@ -196,38 +187,30 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
     for bad in found.bad:
         gpus, partners = devices.uuids_of(seen, (bad.unit,)), tuple(dict.fromkeys(bad.partners))
         gpu = f" ({gpus[0]})" if gpus else ""
-        yield seen.finding(
+        yield unit_finding(
+            seen,
             "rank",
-            f"rank {bad.unit} on {node} {compared(bad.tests, usual, 'ranks there')}",
-            f"Rank {bad.unit} on {node}{gpu} {how(bad.tests, usual)} with each of {count(len(partners), 'partner')} "
-            f"there ({ranks_text(partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
-            f"{rate_text(usual)} busbw, and these partners reach it with others.",
-            severity=severity(bad.tests, usual, seen.number("error_share")),
+            f"rank {bad.unit} on {node}{gpu}",
+            f"{count(len(partners), 'partner')} there ({ranks_text(partners)})",
+            bad,
+            found.bar,
             ranks=(bad.unit,),
             gpus=gpus,
-            evidence=measured(bad.tests, usual),
             fix=f"Run `ddpdiag check --select GPU` on {node}, which tests clocks, links and memory of this GPU. Leave "
             f"it out with CUDA_VISIBLE_DEVICES, or {leave_out([node])}."
             if gpus
             else f"{begun(leave_out([node]))}. Look there for other processes on the cores of rank {bad.unit} (`top`), "
             "and for a killed or failing process (`dmesg -T | grep -i -E 'oom|killed'`).",
         )
-    for (one, other), tests in found.paths:
-        yield seen.finding(
-            "path",
-            path_title(f"ranks {one} and {other} on {node}", tests, usual),
-            f"Ranks {one} and {other} on {node} {how(tests, usual, several=True)} with each other in "
-            f"{count(len(tests), 'test')}: {tests_text(tests)}. Each of them passes with other partners "
-            f"({rate_text(usual)} busbw).",
-            hosts=(),
-            links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
-            evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
-            fix=f"On {node} run `nvidia-smi topo -m` for what connects the two GPUs, and `nvidia-smi nvlink -s`. "
-            "Findings P2P001, P2P002 and GPU006 of this report have more."
-            if seen.world.gpus
-            else f"Look with `top` and `lscpu` on {node} for other processes on their cores, or cores on different "
-            "sockets.",
+    fix = f"Look with `top` and `lscpu` on {node} for other processes on their cores, or cores on different sockets."
+    if seen.world.gpus:
+        fix = (
+            f"On {node} run `nvidia-smi topo -m` for what connects the two GPUs, and `nvidia-smi nvlink -s`. Findings "
+            "P2P001, P2P002 and GPU006 of this report have more."
         )
+    for path in found.paths:
+        one, other = path.pair
+        yield path_finding(seen, (f"rank {one}", f"rank {other}"), f" on {node}", path, usual, fix=fix)
 
 
 measure = fab001.measure

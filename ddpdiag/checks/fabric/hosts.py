@@ -48,7 +48,6 @@ Student's t and the normal quantile for the share of healthy hosts that may be b
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
 from typing import TypeVar
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
@@ -248,7 +247,7 @@ def report(seen: Seen[Data]) -> Contribution:
 D = TypeVar("D")
 
 _SHOWN = 8
-WHYS = {
+_ENDS = {
     "hung": "did not end in time",
     "died": "crashed",
     "raised": "failed",
@@ -353,47 +352,77 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
 
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
-    others = tuple(dict.fromkeys(partners))
-    too = ", also while other hosts do not communicate" if bad.quiet else ""
-    return seen.finding(
+    return unit_finding(
+        seen,
         "host",
-        f"{name} {compared(bad.tests, bar.usual, 'hosts')}",
-        f"{name} {how(bad.tests, bar.usual)} with each of {count(len(others), 'partner')} "
-        f"({names_text(others, _SHOWN)}){too}: {tests_text(bad.tests)}. Pairs of hosts usually reach "
-        f"{rate_text(bar.usual)} busbw, and these partners reach it with others.",
-        severity=severity(bad.tests, bar.usual, seen.number("error_share")),
+        name,
+        f"{count(len(set(partners)), 'partner')} ({names_text([*dict.fromkeys(partners)], _SHOWN)})",
+        bad,
+        bar,
         hosts=(name,),
-        evidence={
-            "partners": [*partners[:_SHOWN]],
-            **measured(bad.tests, bar.usual),
-            "least_bytes_per_s": bar.least,
-            "quiet_bytes_per_s": rates(bad.quiet),
-        },
         fix=f"{begun(leave_out([name]))}. Then compare its network links with another host's (`ethtool INTERFACE`, "
         f"`ibstat`), and run `ddpdiag check` on {name} alone.",
     )
 
 
+def unit_finding(
+    seen: Seen[D],
+    word: str,
+    name: str,
+    partners: str,
+    bad: Bad,
+    bar: Bar,
+    *,
+    fix: str,
+    hosts: Sequence[str] | None = None,
+    ranks: Sequence[int] = (),
+    gpus: Sequence[str] = (),
+) -> Finding:
+    """The finding that a host or rank (`word`) is slow or fails with every partner."""
+    share = slower_share(bad.tests, bar.usual)
+    quiet = ", also while others do not communicate" if bad.quiet else ""
+    return seen.finding(
+        word,
+        f"{name} {'fails with every partner' if share is None else f'is slower than the other {word}s'}",
+        f"With each of {partners}{quiet} {name} {'fails' if share is None else f'is {share_text(share)} slower'}: "
+        f"{tests_text(bad.tests)}. Pairs of {word}s usually reach {rate_text(bar.usual)} busbw, and these partners "
+        "reach it with others.",
+        severity=severity(bad.tests, bar.usual, seen.number("error_share")),
+        hosts=hosts,
+        ranks=ranks,
+        gpus=gpus,
+        evidence=measured(bad.tests, bar.usual),
+        fix=fix,
+    )
+
+
 def measured(tests: Sequence[Reached], usual: float) -> dict[str, Scalar | list[Scalar]]:
-    """For the evidence; with the share by which it is slower, where it is slow and no more."""
+    """The evidence of tests: their rates in bytes per second (None: it did not end), and how much slower they are."""
     slower = {} if (share := slower_share(tests, usual)) is None else {"slower_share": share}
-    return {"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual, **slower}
+    rates: list[Scalar] = [tested.rate for tested in tests[:_SHOWN]]
+    return {"rates_bytes_per_s": rates, "usual_bytes_per_s": usual, **slower}
 
 
 def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Finding:
     one, other = (fabric.fleet.names[unit] for unit in path.pair)
-    tests = path.tests
+    fix = f"Ask the network team about switches and cables between {one} and {other}. Until then {leave_out([other])}."
+    return path_finding(seen, (one, other), "", path, usual, fix=fix)
+
+
+def path_finding(seen: Seen[D], ends: tuple[str, str], where: str, path: Path, usual: float, *, fix: str) -> Finding:
+    """The finding that the path between two hosts, or two ranks `where`, is slow or fails."""
+    one, other = ends
+    share = slower_share(path.tests, usual)
     return seen.finding(
         "path",
-        path_title(f"{one} and {other}", tests, usual),
-        f"{one} and {other} {how(tests, usual, several=True)} with each other in {count(len(tests), 'test')}: "
-        f"{tests_text(tests)}. Each of them passes with other partners ({rate_text(usual)} busbw), so the network path "
-        "between the two is at fault, not a host.",
+        f"the path between {one} and {other}{where} {'fails' if share is None else 'is slow'}",
+        f"In {count(len(path.tests), 'test')} {one} and {other}{where} "
+        f"{'fail' if share is None else f'are {share_text(share)} slower'} with each other: {tests_text(path.tests)}. "
+        f"Each of them passes with other partners ({rate_text(usual)} busbw), so the path between the two is at fault.",
         hosts=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
-        evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
-        fix=f"Ask the network team about switches and cables between {one} and {other}. Until then "
-        f"{leave_out([other])}.",
+        evidence=measured(path.tests, usual),
+        fix=fix,
     )
 
 
@@ -434,7 +463,7 @@ def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Find
         yield seen.finding(
             "unproven",
             "hosts that pass in pairs fail all together",
-            f"The all-reduce over all {len(found.cleared)} healthy hosts {WHYS.get(proof.why, 'failed')}, although "
+            f"The all-reduce over all {len(found.cleared)} healthy hosts {_ENDS.get(proof.why, 'failed')}, although "
             "each of them passes in pairs. The cause appears in large groups only, such as a limit of open files "
             "(`ulimit -n`), too little memory, or a switch.",
             fix="Run again with half of the hosts, to find the number of hosts at which it fails. RUN003 of this "
@@ -488,38 +517,14 @@ def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Seve
     return Severity.ERROR if bad else Severity.WARNING
 
 
-def how(tests: Sequence[Reached], usual: float, *, several: bool = False) -> str:
-    """Its failure: "is 25 % slower" (at its best) or "fails"; of several ends "are 25 % slower" or "fail"."""
-    if (share := slower_share(tests, usual)) is None:
-        return "fail" if several else "fails"
-    return f"{'are' if several else 'is'} {share_text(share)} slower"
-
-
-def compared(tests: Sequence[Reached], usual: float, others: str) -> str:
-    """Such as "is slower than the other hosts"."""
-    return "fails with every partner" if slower_share(tests, usual) is None else f"is slower than the other {others}"
-
-
-def path_title(ends: str, tests: Sequence[Reached], usual: float) -> str:
-    """Such as "the path between n1 and n2 is slow"."""
-    return f"the path between {ends} {'fails' if slower_share(tests, usual) is None else 'is slow'}"
-
-
 def tests_text(tests: Sequence[Reached]) -> str:
-    """The result of each test; equal ones in succession are counted."""
-    words = [
-        rate_text(tested.rate) if tested.rate is not None else WHYS.get(tested.why, "failed")
-        for tested in tests[:_SHOWN]
-    ]
-    runs = [(word, len(list(same))) for word, same in groupby(words)]
-    if len(words) > len(runs) == 1:
-        return f"{words[0]} each time"
-    return ", ".join(word if times == 1 else f"{word} ({times} times)" for word, times in runs)
-
-
-def rates(tests: Sequence[Reached]) -> list[Scalar]:
-    """The same for the evidence, in bytes per second; None where it did not end."""
-    return [tested.rate for tested in tests[:_SHOWN]]
+    """The results of tests in words, each once."""
+    return ", ".join(
+        dict.fromkeys(
+            rate_text(tested.rate) if tested.rate is not None else _ENDS.get(tested.why, "failed")
+            for tested in tests[:_SHOWN]
+        )
+    )
 
 
 def truncation_of(seen: Seen[D]) -> tuple[str, str]:

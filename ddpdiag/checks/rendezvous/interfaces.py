@@ -56,14 +56,10 @@ FINDINGS = {
     "missing": FindingSpec(
         "the variable names an interface that this host does not have: names differ between hosts (eno1, eth0)."
     ),
-    **dict.fromkeys(
-        ("down", "no-address"),
-        FindingSpec(
-            "the interface exists, but is unusable: no carrier, or no address but a link-local one, as members of a "
-            "bond have."
-        ),
+    "unusable": FindingSpec(
+        "the interface exists, but other hosts cannot use it: no carrier, no address, or only a loopback or link-local "
+        "one."
     ),
-    "loopback": FindingSpec("the variable selects a loopback address, but there are several hosts."),
     "shared": FindingSpec(
         "several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine."
     ),
@@ -189,14 +185,7 @@ def _finding(
         message,
         severity=severity or choice.severity,
         hosts=[choice.host.name],
-        evidence={
-            "address": choice.address,
-            "source_towards_coordinator": choice.data.source,
-            "interfaces": [
-                f"{each.name}{'' if each.running else ' (down)'}: {', '.join(each.addresses) or 'no address'}"
-                for each in choice.known[:16]
-            ],
-        },
+        evidence={"address": choice.address, "source_towards_coordinator": choice.data.source},
         fix=choice.fix(one_for_all=bool(env)),
         env=env,
     )
@@ -210,7 +199,7 @@ def _env(seen: Seen[Data]) -> Mapping[str, str]:
 
 
 def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
-    """The variable names nothing that can be used here."""
+    """Findings that the variable names no usable interface."""
     name = choice.host.name
     named = _named(choice)
     if missing := [word for word, interface in named if interface is None]:
@@ -220,12 +209,10 @@ def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
         message = f"{choice.setting} is set on {name}, but {name} has no such interface. It has {has}.{advice}"
         yield _finding(seen, "missing", choice, f"{name} has no interface {missing[0]}", message)
     for word, interface in named:
-        if interface is not None and not interface.addresses:
-            message = f"{choice.setting} is set on {name}, but {word} has no IP address there."
-            yield _finding(seen, "no-address", choice, f"{word} on {name} has no IP address", message)
-        elif interface is not None and not interface.running:
-            message = f"{choice.setting} is set on {name}, but {word} is down or has no carrier there."
-            yield _finding(seen, "down", choice, f"{word} on {name} is down", message)
+        if interface is not None and not (interface.addresses and interface.running):
+            state = "is down or has no carrier" if interface.addresses else "has no IP address"
+            message = f"{choice.setting} is set on {name}, but {word} {state} there."
+            yield _finding(seen, "unusable", choice, f"{word} on {name} {state}", message)
 
 
 def _named(choice: Choice) -> list[tuple[str, Interface | None]]:
@@ -241,7 +228,7 @@ def _named(choice: Choice) -> list[tuple[str, Interface | None]]:
 
 
 def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterator[Finding]:
-    """An address that several hosts would offer. Containers of one machine that share its network share it, too."""
+    """The finding that several hosts offer one address; containers that share a machine's network may."""
     networks = {(seen.world.arrivals[own.host.ranks[0]].host_id, own.data.network) for own in choices}
     if len(networks) == 1 and choices[0].data.network is not None:
         return
@@ -264,22 +251,20 @@ def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterat
 
 
 def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Mapping[int, Offer]) -> Iterator[Finding]:
-    """The variable selects loopback, or the address belongs to another interface than the route to the coordinator."""
+    """The finding that other hosts cannot use the address, or that the route to them uses another interface."""
     name, interface = choice.host.name, interface_of(address, choice.known)
-    if is_loopback(address):
-        if choice.variable or choice.library == "nccl":
-            why = f"With {choice.setting} {choice.library} on {name} offers {address} to the other ranks"
-            if not choice.variable:
-                why = f"NCCL on {name} finds no better interface than loopback, and offers {address} to the other ranks"
-            message = f"{why}. This address is valid only inside {name}, so no other host can connect."
-            yield _finding(seen, "loopback", choice, f"{choice.library} on {name} offers a loopback address", message)
-        return
-    if "%" in address:
-        message = (
-            f"{choice.library} on {name} offers {address} to the other ranks. This link-local address is valid on one "
-            "link only, so they cannot use it."
-        )
-        yield _finding(seen, "no-address", choice, f"{choice.library} on {name} offers a link-local address", message)
+    if is_loopback(address) or "%" in address:
+        # The own name that leads to loopback is RDZ002's.
+        if choice.variable or choice.library == "nccl" or "%" in address:
+            kind = "link-local" if "%" in address else "loopback"
+            yield _finding(
+                seen,
+                "unusable",
+                choice,
+                f"{choice.library} on {name} offers a {kind} address",
+                f"{f'With {choice.setting} ' if choice.variable else ''}{choice.library} on {name} offers {address} to "
+                f"the other ranks. No other host can connect to a {kind} address.",
+            )
         return
     # RDZ004 tried what one library offers.
     tried = library_of(seen.world.backend) == choice.library
