@@ -7,8 +7,9 @@ NCCL: the slowest of the links inside a host and the network cards between hosts
 that published runs reach (A100 235 of 240, H200 366 of 370.8, B200 682 of 721.8 GB/s busbw on NVLink; 0.90 to 0.93 of
 the cards between hosts). Rates of NVLink and PCIe are NCCL's own per-unit figures (src/graph/topo.h, topo.cc).
 
-gloo: there is no shared memory, each byte goes through TCP. So a rank's time is what it sends at the rate of the
-loopback plus what it touches in memory besides, both as this run measured them; between hosts, the network card.
+gloo, for its all-reduce only: there is no shared memory, each byte goes through TCP. So a rank's time is what it sends
+at the rate of the loopback plus what it touches in memory besides, both as this run measured them; between hosts, the
+network card.
 
 Hosts whose GPUs are in one domain of NVLinks (trays of a GB200 NVL72) count as one host, as they do for NCCL (MNNVL):
 8 GPUs of two trays reach 811 GB/s, 72 of a rack 835 to 847 (coreweave/nccl-tests, pull request 43); their cards
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.model.bench import Bottleneck, Expectation, Limits
-from ddpdiag.nccl_rings import nvls_bytes_per_s, weakest_cut
+from ddpdiag.nccl_rings import weakest_cut
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text
 
@@ -97,8 +98,9 @@ NVLINK_SHARE = 0.95
 NETWORK_SHARE = 0.92
 # TCP payload in Ethernet's bits: 1448 of 1538 bytes of a frame with its gap.
 GOODPUT_SHARE = 0.94
-# A reduction reads two operands and writes one: 3 touches, where a copied byte is 2.
-_COPIES_PER_REDUCED = 1.5
+# gloo's ring sends 2(n-1) parts of size/n and reduces half of them: each reads two operands and writes one, 3 touches,
+# where a copied byte is 2.
+_COPIES_PER_SENT = 0.75
 
 # The ranks of each host, and the limits of each rank.
 _Hosts = Mapping[str, Sequence[int]]
@@ -108,27 +110,18 @@ _Limits = Mapping[int, Limits]
 class Bound(NamedTuple):
     """A bus bandwidth that cannot be passed, what sets it, and in words.
 
-    `cards` are those of the host that sets it, if these are the network and share the load equally; else 0.
     `network_unknown` means that the speed of some host's network cards is not known: the true bound may be lower.
     """
 
     busbw_bytes_per_s: float
     part: Bottleneck
     source: str
-    cards: int = 0
     network_unknown: bool = False
 
     @property
     def expectation(self) -> Expectation:
         """As the report has it."""
         return Expectation(busbw_bytes_per_s=self.busbw_bytes_per_s, source=self.source)
-
-
-class Work(NamedTuple):
-    """The work of the busiest rank of a gloo collective, as multiples of the size: bytes sent over TCP, and copied."""
-
-    sent: float
-    copied: float
 
 
 class _Cards(NamedTuple):
@@ -153,13 +146,15 @@ def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Boun
             apart = len(hosts)
             hosts, cards = _nvlink_domains(hosts, limits)
             joined = "; NVLinks join the GPUs of several hosts (MNNVL)" if len(hosts) < apart else ""
-            alone = collective if len(hosts) == 1 else None
-            inside = [found for ranks in hosts.values() if (found := _links(ranks, limits, alone))]
+            inside = [found for ranks in hosts.values() if (found := _links(ranks, limits))]
             between = _nccl_network(collective, total, hosts, cards)
-        case "gloo":
+        case "gloo" if collective == "all_reduce":
             whose = {"this host's" if len(hosts) == 1 else f"{host}'s": ranks for host, ranks in hosts.items()}
-            inside = [found for one, own in whose.items() if (found := _copies(collective, total, one, own, limits))]
-            between = _gloo_network(collective, total, hosts, limits)
+            inside = [found for one, own in whose.items() if (found := _copies(one, own, limits))]
+            between = [
+                _network(GOODPUT_SHARE, own, _stream(hosts[host], total, own), host)
+                for host, own in _cards_by_host(hosts, limits).items()
+            ]
         case _:
             return None
     lowest = min([*inside, *between], default=None, key=lambda found: found.busbw_bytes_per_s)
@@ -210,11 +205,11 @@ def _bridged(ranks: Sequence[int], limits: _Limits) -> bool:
     return bool(linked) and unknown and weakest_cut(own) is None
 
 
-def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bound | None:
+def _links(ranks: Sequence[int], limits: _Limits) -> Bound | None:
     """Bound the rate of the GPUs of one host by the weakest place of a ring over them; of one GPU, by PCIe.
 
     Where their paths to each other are not known: by NVLink if all have some, else by PCIe; and None where NVLinks may
-    not join all of them. `collective` is None where other hosts take part.
+    not join all of them.
     """
     if _bridged(ranks, limits):
         return None
@@ -228,9 +223,7 @@ def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bou
             rate = min(rate, cut.nvlink_bytes_per_s)
             source = f"{NVLINK_SHARE:.0%} of the {rate_text(rate)} of the NVLinks between these GPUs, as a ring"
             return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
-        nvls = nvls_bytes_per_s(own) if collective == "all_reduce" else None
-        beyond = "NVLS can be faster" if nvls is None else f"with NVLS up to {rate_text(nvls)}"
-        source = f"{NVLINK_SHARE:.0%} of the {rate_text(rate)} of a GPU's NVLinks, as a ring ({beyond})"
+        source = f"{NVLINK_SHARE:.0%} of the {rate_text(rate)} of a GPU's NVLinks, as a ring (NVLS can be faster)"
         return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
     if slots := _known(limit.pcie_bytes_per_s for limit in own):
         rate = min(slots)
@@ -256,28 +249,15 @@ def _nccl_network(collective: str, ranks: int, hosts: _Hosts, known: Mapping[str
             bounds.append(_network(NETWORK_SHARE, cards, rate, host))
             continue
         # A rank sends to one other, through the card next to it, or its share of all where more ranks than cards send.
-        rate = _stream(collective, hosts[host], ranks, cards)
+        rate = _stream(hosts[host], ranks, cards)
         source = f"{NETWORK_SHARE} x {rate_text(rate)}, a rank's share of {cards.number} network cards of {host}"
         share = Bound(NETWORK_SHARE * rate, Bottleneck.NIC, source)
         bounds.append(_network(NETWORK_SHARE, cards, rate, host) if cards.number == 1 else share)
     return bounds
 
 
-def _gloo_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -> list[Bound]:
-    """One bound for each host whose cards are known: a stream of TCP for each place where the ring leaves the host."""
-    # A tree goes to other hosts in its last levels at the latest, one level for each doubling of the hosts.
-    sent = work(collective, len(hosts) if collective == "broadcast" else ranks).sent
-    moved = factor(collective, ranks)
-    return [
-        _network(GOODPUT_SHARE, cards, _stream(collective, hosts[host], ranks, cards) * moved / sent, host)
-        for host, cards in _cards_by_host(hosts, limits).items()
-    ]
-
-
-def _stream(collective: str, own: Sequence[int], ranks: int, cards: _Cards) -> float:
+def _stream(own: Sequence[int], ranks: int, cards: _Cards) -> float:
     """Bytes per second that a rank at the edge of its host may send to other hosts."""
-    if collective == "all_to_all":
-        return cards.total * _leaving(collective, own, ranks)
     inside = frozenset(own)
     exits = sum((rank + 1) % ranks not in inside for rank in own)
     return min(cards.slowest, cards.total / max(1, exits))
@@ -285,9 +265,7 @@ def _stream(collective: str, own: Sequence[int], ranks: int, cards: _Cards) -> f
 
 def _network(share: float, cards: _Cards, busbw: float, host: str) -> Bound:
     whose = "the network card" if cards.number == 1 else f"{cards.number} network cards"
-    source = f"{share} x {rate_text(cards.total)} of {whose} of {host}"
-    equal = math.isclose(cards.slowest * cards.number, cards.total)
-    return Bound(share * busbw, Bottleneck.NIC, source, cards.number if equal else 0)
+    return Bound(share * busbw, Bottleneck.NIC, f"{share} x {rate_text(cards.total)} of {whose} of {host}")
 
 
 def _cards_by_host(hosts: _Hosts, limits: _Limits) -> dict[str, _Cards]:
@@ -320,32 +298,7 @@ def _leaving(collective: str, own: Sequence[int], ranks: int) -> float:
     return (ranks - 1) / max(1, len(own) * (ranks - len(own)))
 
 
-def work(collective: str, ranks: int) -> Work:
-    """The work of a rank in gloo, as torch calls it (gloo/*.cc; torch ProcessGroupGloo.cpp). ValueError: unknown name.
-
-    all_reduce is a ring of 2(n-1) steps of size/n, half of them reductions; reduce the same, with a gather to the
-    root. broadcast is a binomial tree: whole messages, one level after the other. torch gathers into a buffer of its
-    own and copies it out; and makes reduce_scatter of an all_reduce of a copy.
-    """
-    n = max(1, ranks)
-    part = (n - 1) / n
-    match collective:
-        case "all_reduce" | "reduce":
-            return Work(2 * part, _COPIES_PER_REDUCED * part)
-        case "reduce_scatter":
-            return Work(2 * part, _COPIES_PER_REDUCED * part + 1 + 1 / n)
-        case "all_gather":
-            return Work(part, 1 + 1 / n)
-        case "all_to_all":
-            return Work(part, 1 / n)
-        case "broadcast":
-            return Work(math.ceil(math.log2(n)), 0.0)
-        case "send_recv":
-            return Work(1.0, 0.0)
-    raise ValueError(f"no such collective: {collective}")
-
-
-def _copies(collective: str, ranks: int, whose: str, inside: Sequence[int], limits: _Limits) -> Bound | None:
+def _copies(whose: str, inside: Sequence[int], limits: _Limits) -> Bound | None:
     """Bound the rate of the ranks inside one host: seconds = sent / loopback + copied / copies.
 
     The medians of its ranks: these are measured, not promised, and a slow rank must not lower what is asked of all.
@@ -355,11 +308,10 @@ def _copies(collective: str, ranks: int, whose: str, inside: Sequence[int], limi
     copies = _median(limit.copy_bytes_per_s for limit in own)
     if loopback is None:
         return None
-    sent, copied = work(collective, ranks)
-    seconds_per_byte = sent / loopback + (copied / copies if copies else 0.0)
-    also = f" and copies {rate_text(copies)}" if copies and copied else ""
+    also = f" and copies {rate_text(copies)}" if copies else ""
     source = f"{whose} loopback {rate_text(loopback)}{also}, measured in this run"
-    return Bound(factor(collective, ranks) / seconds_per_byte, Bottleneck.COPY, source)
+    seconds_per_byte = 1 / loopback + (_COPIES_PER_SENT / copies if copies else 0.0)
+    return Bound(1 / seconds_per_byte, Bottleneck.COPY, source)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

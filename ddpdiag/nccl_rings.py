@@ -21,10 +21,6 @@ _AMD = "AuthenticAMD"
 _COUNTING = (2, 23)
 # More GPUs than this are joined by switches; their cuts would be too many.
 _MOST_GPUS = 10
-# What an all-reduce may gain where an NVSwitch adds (NVLS), as a multiple of the links' figure by the number of GPUs,
-# for links of Hopper and of Blackwell: NCCL's own model (src/graph/tuning.cc: efficiency 0.85 and 0.74). Published for
-# 8 GPUs: H100 480, H200 473 to 482, B200 838 to 845 GB/s.
-_NVLS = {20.6e9: {5: 1.14, 6: 1.19, 7: 1.26, 8: 1.29}, 40.1e9: {6: 1.15, 7: 1.19, 8: 1.23}}
 
 
 def allows_mnnvl(variables: Mapping[str, str]) -> bool:
@@ -93,16 +89,3 @@ def _is_p2p(path: Peer, processor: str | None, gpus: int) -> bool:
     most = p2p_level(processor, gpus)
     near = path.level is None or most is None or path.level <= most
     return path.p2p is not False and near
-
-
-def nvls_bytes_per_s(own: Sequence[Limits]) -> float | None:
-    """The bus bandwidth that an all-reduce of these GPUs, all of one host, may reach with NVLS; None if not known."""
-    rates = {
-        limit.nvlink_bytes_per_s / limit.nvlinks
-        for limit in own
-        if limit.nvlink_switched and limit.nvlink_bytes_per_s and limit.nvlinks
-    }
-    for link, gains in _NVLS.items():
-        if rates and all(math.isclose(rate, link, rel_tol=1e-3) for rate in rates) and len(own) in gains:
-            return gains[len(own)] * min(limit.nvlink_bytes_per_s or 0.0 for limit in own)
-    return None

@@ -15,8 +15,8 @@ SIZES = tuple(8 << power for power in range(28))  # 8 B to 1 GiB
 LOOPBACK = Bound(1.44e9, Bottleneck.COPY, "this host's loopback 1.6 GB/s, measured in this run")
 NVLINK = Bound(352e9, Bottleneck.NVLINK, "0.95 x 371 GB/s of the GPU's NVLinks")
 PCIE = Bound(24e9, Bottleneck.PCIE, "24 GB/s of PCIe")
-RAILS = Bound(184e9, Bottleneck.NIC, "0.92 x 200 GB/s of 8 network cards of n0", cards=8)
-ONE_CARD = Bound(0.1175e9, Bottleneck.NIC, "0.94 x 125 MB/s of the network card of n0", cards=1)
+RAILS = Bound(184e9, Bottleneck.NIC, "0.92 x 200 GB/s of 8 network cards of n0")
+ONE_CARD = Bound(0.1175e9, Bottleneck.NIC, "0.94 x 125 MB/s of the network card of n0")
 SLOW = {"rank 1 on n0": "copies 2.1 times slower than the median of its peers"}
 
 

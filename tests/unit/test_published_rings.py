@@ -11,7 +11,6 @@ from msgspec import structs
 
 from ddpdiag.bandwidth import bound
 from ddpdiag.model.bench import Limits
-from ddpdiag.nccl_rings import nvls_bytes_per_s
 from ddpdiag.probes.gpu.links import nvlink_rate, pcie_rate
 
 GB = 1e9
@@ -136,24 +135,6 @@ def test_what_passes_elsewhere_is_not_more_than_expected(row: Row) -> None:
     assert expected is not None
     # RoCE's 185 is above 0.92 of the cards by half a percent.
     assert row.gb_per_s * GB <= expected * 1.01
-
-
-NVLS = (
-    Row("H100 SXM", H100, 480, f"{STAS00} (GTC S72583)"),
-    Row("H200, least", H100, 473, STAS00),
-    Row("H200, most", H100, 482, STAS00),
-    Row("H200", H100, 475, "NVIDIA/nccl-tests issue 272"),
-    Row("H100 SXM", H100, 464, OCI),
-    Row("B200, least", B200, 838, STAS00),
-    Row("B200, most", B200, 845, STAS00),
-)
-
-
-@pytest.mark.parametrize("row", NVLS, ids=lambda row: row.name)
-def test_published_nvls_reaches_most_of_what_it_may_and_hardly_more(row: Row) -> None:
-    most = nvls_bytes_per_s([row.machine.limits] * row.machine.gpus)
-    assert most is not None
-    assert 1 - 0.06 < row.gb_per_s * GB / most < 1 + 0.01
 
 
 def test_bridged_pairs_promise_nothing_to_four() -> None:
