@@ -287,7 +287,7 @@ def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
         # The cores of all its ranks together, from HST001; else those of the rank with most.
         cores = max(own.values(), default=0)
         if len(rows) == len(own) and all(row.affinity for row in rows.values()):
-            cores = int(hst001.usable_cores(rows).cores)
+            cores = int(hst001.usable_cores(rows))
         if 0 < cores < len(own):
             return len(own), cores
     return None

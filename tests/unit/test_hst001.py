@@ -57,6 +57,8 @@ def test_twice_as_many_threads_as_cores_is_silent():
 def test_a_quota_counts_where_it_is_tighter_than_the_binding():
     (finding,) = found(rank(*range(8), quota=1.5), rank(*range(8), quota=1.5))
     assert finding.evidence["cores"] == 1.5
+    (finding,) = found(rank(*range(8), quota=1.0), rank(*range(8), quota=1.0))
+    assert finding.code == "HST001.oversubscribed"
 
 
 def test_a_rank_that_did_not_answer_is_left_out():

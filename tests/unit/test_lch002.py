@@ -95,11 +95,3 @@ def test_a_debug_level_that_torch_refuses_is_an_error():
 @pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL", "detail"])
 def test_debug_levels_that_torch_knows_are_silent(level):
     assert found(with_variables(level, level, name="TORCH_DISTRIBUTED_DEBUG")) == []
-
-
-def test_of_very_many_names_the_first_are_compared_and_that_is_said(golden):
-    rows = {rank: Data({f"NCCL_{rank}_{number}": "1" for number in range(2_100)}, {}) for rank in range(2)}
-    every = found(rows)
-    (finding,) = (finding for finding in every if finding.code == "LCH002.uncompared")
-    assert len(every) == 4_097
-    golden(finding)

@@ -64,10 +64,10 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        usable, answers = usable_cores(rows), rows.values()
+        answers, bound = rows.values(), {core for row in rows.values() for core in row.affinity}
         # The binding is unknown, or it is one core for several ranks of a host that may have more of them.
         unbound = [rank for rank, row in rows.items() if not row.affinity]
-        is_crowded = len(rows) > 1 and usable.cores == 1
+        is_crowded = len(rows) > 1 and len(bound) == 1
         if unbound or (is_crowded and all(row.cores is None for row in answers)):
             yield seen.finding(
                 "unreadable",
@@ -82,8 +82,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "one-core",
                 f"all ranks of {host.name} share one core",
-                f"{begun(ranks_text(tuple(rows)))} on {host.name} may run on core {next(iter(answers)).affinity[0]} "
-                f"only. At least {len(rows)} cores are expected, one for each rank.",
+                f"{begun(ranks_text(tuple(rows)))} on {host.name} may run on core {min(bound)} only. At "
+                f"least {len(rows)} cores are expected, one for each rank.",
                 ranks=tuple(rows),
                 evidence={"ranks": len(rows), "cores": 1},
                 fix=f"Under Slurm give each task more cores: `srun --cpus-per-task={len(rows)} ...`, or do not bind "
@@ -91,31 +91,22 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "`taskset` or `numactl` from the command.",
             )
         else:
-            yield from _too_many(seen, host, rows, usable)
+            yield from _too_many(seen, host, rows)
 
 
-class Usable(Struct, frozen=True):
-    """Cores that a host's ranks may use together, and what limits them."""
-
-    cores: float
-    why: str
-
-
-def usable_cores(rows: Mapping[int, Data]) -> Usable:
-    """Cores that these ranks of one machine may use together."""
+def usable_cores(rows: Mapping[int, Data]) -> float:
+    """Cores that these ranks of one machine may use together: those that they are bound to, or their quota."""
     bound = len({core for row in rows.values() for core in row.affinity})
-    quota = min((row.quota for row in rows.values() if row.quota is not None), default=None)
-    if quota is not None and quota < bound:
-        return Usable(quota, f"{quota:g} cores (quota of the control group)")
-    return Usable(bound, count(bound, "core"))
+    return min((row.quota for row in rows.values() if row.quota is not None and row.quota < bound), default=bound)
 
 
-def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Iterator[Finding]:
+def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
     """More ranks, or more of their threads, than cores."""
-    ranks, most = tuple(rows), max(1, int(usable.cores))
+    ranks, usable = tuple(rows), usable_cores(rows)
+    most, is_quota = max(1, int(usable)), usable in [row.quota for row in rows.values()]
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
-    ranks_exceed = len(ranks) > usable.cores
-    threads_exceed = threads > seen.number("threads_per_core") * usable.cores
+    ranks_exceed = len(ranks) > usable
+    threads_exceed = threads > seen.number("threads_per_core") * usable
     fixes, env = [], {}
     if ranks_exceed:
         fixes.append(
@@ -133,14 +124,15 @@ def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Us
             "oversubscribed",
             f"more {'ranks' if ranks_exceed else 'threads'} than cores on {host.name}",
             f"{count(len(ranks), 'rank')} on {host.name} {'starts' if len(ranks) == 1 else 'start'} "
-            f"{count(threads, 'compute thread')} on {usable.why}"
+            f"{count(threads, 'compute thread')} on "
+            f"{usable:g} core{'' if usable == 1 else 's'}{' (quota of the control group)' if is_quota else ''}"
             f"{', because OMP_NUM_THREADS is unset' if is_unset else ''}. At most "
             f"{count(most, 'rank' if ranks_exceed else 'thread')} {'is' if most == 1 else 'are'} expected, with one "
             "thread per core."
             + (" Ranks wait for a core, so ddpdiag does not judge the bandwidth." if ranks_exceed else ""),
             severity=Severity.WARNING if threads_exceed else Severity.NOTE,
             ranks=ranks,
-            evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
+            evidence={"ranks": len(ranks), "threads": threads, "cores": usable},
             fix=" ".join(fixes),
             env=env,
         )
@@ -150,7 +142,7 @@ def report(seen: Seen[Data]) -> Contribution:
     """The cores of each host that its ranks may use, and their model."""
     inventory = {}
     for host, rows in answers_by_host(seen):
-        row, usable = next(iter(rows.values())), usable_cores(rows).cores
+        row, usable = next(iter(rows.values())), usable_cores(rows)
         if every := row.cores or usable:
             cores = f"{usable:g} of {every:g} cores" if 0 < usable < every else count(int(every), "core")
             model = (row.model or "model unknown").replace("(R)", "").replace("(TM)", "")

@@ -48,7 +48,6 @@ FINDINGS = {
     ),
     "set": FindingSpec.note("NCCL's choices are replaced by variables or lines of files that all ranks have."),
     "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
-    "uncompared": FindingSpec.not_seen("ranks have so many different names that not all were compared."),
 }
 
 # These tell ranks apart on purpose (sizes are judged by LCH001, NCCL_HOSTID below).
@@ -143,13 +142,12 @@ def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
 
 def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
     """Every name that some rank has, but for those that tell ranks apart on purpose."""
-    return sorted({name for own in rows.values() for name in own} - OWN)
+    return sorted({name for own in rows.values() for name in own} - OWN)[:_MOST_NAMES]
 
 
 def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """The first names whose values differ, each with the words for its kind."""
-    names = _names(rows)
-    for name in names[:_MOST_NAMES]:
+    """The names whose values differ, each with the words for its kind."""
+    for name in _names(rows):
         word, values = kind, {rank: own.get(name) for rank, own in rows.items()}
         if name == NCCL_CLASS:
             word = "process-group"
@@ -169,14 +167,6 @@ def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, st
             f"{subject} differs between ranks",
             f"{subject} is {odd_text(odd, missing='unset')}. {expected}",
             fix=fix.format(path=path, export=f"`export {quoted}={value}`", unset=f"`unset {quoted}`", name=quoted),
-        )
-    if len(names) > _MOST_NAMES:
-        yield seen.finding(
-            "uncompared",
-            "too many names to compare",
-            f"The ranks have {len(names):,} different names of this kind ({kind}); only the first {_MOST_NAMES:,} were "
-            "compared.",
-            fix="Look for a script that exports names with a number of its own in each process: `env | wc -l`.",
         )
 
 
@@ -219,7 +209,7 @@ def report(seen: Seen[Data]) -> Contribution:
     settings = (
         setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
         for kind, rows in _by_kind(seen).items()
-        for name in _names(rows)[:_MOST_NAMES]
+        for name in _names(rows)
     )
     return Contribution(settings=tuple(chain.from_iterable(settings)))
 

@@ -6,8 +6,8 @@ first collective, or compute different results.
 A slow `import torch` makes ranks join minutes apart, so that the rendezvous times out. Ranks of a host that are alike
 share one import here (measurement import.ranks in the JSON report), where each rank of a job imports torch for itself.
 
-Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load;
-for imports, a network file system under load or busy cores.
+Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load; a
+network file system under load.
 
 Findings:
 
@@ -21,12 +21,10 @@ Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibi
 (docs.nvidia.com/deploy/cuda-compatibility).
 """
 
-import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
-from statistics import median
 from typing import NamedTuple
 
 from msgspec import structs
@@ -36,7 +34,6 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
 from ddpdiag.checks.odd import odd_finding
-from ddpdiag.comparison import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
@@ -54,9 +51,7 @@ FINDINGS = {
     "python": FindingSpec("another minor version is an error, another patch level a warning."),
     "driver": FindingSpec("NVIDIA driver versions differ; most of them work together, so this is a warning."),
     "slow-import": FindingSpec.warning(
-        "`import torch` took longer than `slow_import_seconds` on some ranks, and at least `slow_import_ratio` times "
-        "as long as the median of the other hosts, or most of it in waiting for files. Nothing is reported where all "
-        "hosts are equally slow and their cores are busy."
+        "`import torch` took longer than `slow_import_seconds` on some ranks, most of it in waiting for files."
     ),
 }
 
@@ -87,7 +82,7 @@ _DRIVER_FIX = (
     "to do."
 )
 
-# Beyond this share a slow import is a matter of the cores, and not of the file system.
+# Beyond this share a slow import is a matter of busy cores (HST001, TRN001), and not of the file system.
 _BUSY_SHARE = 0.5
 
 
@@ -166,48 +161,27 @@ def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Find
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
-    """Imports that take long, and wait for files or take longer than on the other hosts."""
-    most, ratio, host_of = seen.number("slow_import_seconds"), seen.number("slow_import_ratio"), seen.world.host_of
-    took = {rank: own.import_seconds for rank, own in seen.by_rank.items() if own.import_seconds}
-    by_host: defaultdict[str, list[float]] = defaultdict(list)
-    for rank, seconds in took.items():
-        by_host[host_of(rank)].append(seconds)
-    medians = {host: median(seconds) for host, seconds in by_host.items()}
-    ordered = sorted(medians.values())
-    # Of each host the median of the others.
-    usual = {host: median_without(ordered, own) for host, own in medians.items()} if len(ordered) > 1 else {}
+    """Imports that take long, unless it is known that busy cores, and not files, are the reason."""
+    most = seen.number("slow_import_seconds")
     slow = {
         rank: seconds
-        for rank, seconds in took.items()
-        if seconds > most
-        and (_waits_for_files(seen.by_rank[rank]) or seconds >= ratio * usual.get(host_of(rank), math.inf))
+        for rank, row in seen.by_rank.items()
+        if (seconds := row.import_seconds or 0.0) > most and (row.import_core_seconds or 0.0) <= _BUSY_SHARE * seconds
     }
-    if not slow:
-        return
-    worst = max(slow, key=lambda rank: slow[rank])
-    host, core, others = host_of(worst), seen.by_rank[worst].import_core_seconds, usual.get(host_of(worst))
-    is_busy = core is not None and not _waits_for_files(seen.by_rank[worst])
-    median_text = f", and the median of the other hosts is {others:.1f} s" if others is not None else ""
-    cause = "the cores are busy" if is_busy else "the rest waited, most likely for files"
-    spent = f" {core:.1f} s were on a core or waiting for one: {cause}." if core is not None else ""
-    yield seen.finding(
-        "slow-import",
-        "importing torch is slow",
-        f"`import torch` took {slow[worst]:.1f} s on rank {worst} ({host}); at most {most:g} s is expected"
-        f"{median_text}.{spent}",
-        ranks=tuple(slow),
-        evidence={"seconds": round(slow[worst], 3), "core_seconds": core, "usual_seconds": others},
-        fix=f"On {host} find the processes that use the cores (`top`), and stop them."
-        if is_busy
-        else "Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "
-        "container image.",
-    )
-
-
-def _waits_for_files(own: Data) -> bool:
-    """Whether most of the import was neither on a core nor waiting for one; false where that is not known."""
-    seconds, core = own.import_seconds, own.import_core_seconds
-    return seconds is not None and core is not None and core <= _BUSY_SHARE * seconds
+    if slow:
+        worst = max(slow, key=lambda rank: slow[rank])
+        core = seen.by_rank[worst].import_core_seconds
+        spent = "" if core is None else f" {core:.1f} s were on a core or waiting for one, the rest likely for files."
+        yield seen.finding(
+            "slow-import",
+            "importing torch is slow",
+            f"`import torch` took {slow[worst]:.1f} s on rank {worst} ({seen.world.host_of(worst)}); at most "
+            f"{most:g} s is expected.{spent}",
+            ranks=tuple(slow),
+            evidence={"seconds": round(slow[worst], 3), "core_seconds": core},
+            fix="Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "
+            "container image.",
+        )
 
 
 def report(seen: Seen[Data]) -> Contribution:
@@ -230,5 +204,5 @@ def report(seen: Seen[Data]) -> Contribution:
     )
 
 
-SETTINGS = {"slow_import_seconds": 10, "slow_import_ratio": 3}
+SETTINGS = {"slow_import_seconds": 10}
 CHECK: Check[Data] = Check(__name__, "LCH003", "versions", Stage.LAUNCH, Scope.RANK, Kind.TORCH, deadline=10.0)

@@ -82,7 +82,6 @@ def span_text(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-_POLL_SECONDS = 0.01
 _BURY_SECONDS = 0.2
 _LARGEST_BYTES = 8 << 20
 
@@ -124,15 +123,15 @@ def run_bounded(
     try:
         os.write(into, given)
         os.lseek(into, 0, os.SEEK_SET)
-        # Files, not pipes: nobody waits for what a killed child still has open.
+        # Files, not pipes: a pipe that a killed child's own children hold open never ends.
         child = subprocess.Popen(command, stdin=into, stdout=out, stderr=err, env=env)
-        while child.poll() is None:
-            if time.monotonic() > end:
-                child.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_BURY_SECONDS)
-                return None
-            time.sleep(_POLL_SECONDS)
+        try:
+            child.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_BURY_SECONDS)
+            return None
         return Said(child.returncode, os.pread(out, _LARGEST_BYTES, 0), os.pread(err, 4096, 0).decode(errors="replace"))
     finally:
         for descriptor in (out, err, into):
