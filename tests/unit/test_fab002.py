@@ -84,12 +84,6 @@ def test_of_two_ranks_that_are_slow_together_only_the_path_is_blamed(golden):
     golden(finding)
 
 
-def test_two_ranks_that_never_end_together_fail(golden):
-    (finding,) = found(lambda group: None if {*group} == {0, 1} else USUAL, ranks=6)
-    assert (finding.code, finding.ranks) == ("FAB002.path", ())
-    golden(finding)
-
-
 def test_a_rank_that_fails_with_every_partner_is_named(golden):
     (finding,) = found(lambda group: None if 2 in group else USUAL, ranks=3)
     assert (finding.code, finding.ranks) == ("FAB002.rank", (2,))

@@ -112,15 +112,6 @@ def test_a_caller_that_hangs_up_gives_its_turn_back():
     listener.close()
 
 
-def test_a_busy_host_says_so(listener):
-    with greeted(listener) as one, greeted(listener) as other:
-        answers: list[bytes] = []
-        for sock in (one, other):
-            sock.sendall(request(Request.TURN, 1))
-            answers.append(receive(sock, 1, SECONDS))
-    assert answers == [b"g", b"w"]
-
-
 def test_a_listener_waits_for_its_callers_and_not_for_those_who_never_came(listener):
     begin = time.monotonic()
     listener.wait(1, late=begin)
@@ -153,12 +144,6 @@ def test_the_kernel_counts_what_was_sent():
     assert after is not None
     assert after.segments > before.segments
     assert after.acknowledged_bytes <= before.acknowledged_bytes + 1000
-
-
-def test_what_is_no_tcp_connection_has_no_counters():
-    one, other = socket.socketpair()
-    with one, other:
-        assert tcp_info(one) is None
 
 
 def test_a_way_that_trickles_is_slow_and_does_not_last_for_ever(listener, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import structs
-from seen import seen_of, with_arrivals, world_of
+from seen import seen_of
 
 from ddpdiag.checks.rendezvous import master_port
 from ddpdiag.checks.rendezvous.master_port import CHECK, Data
@@ -87,10 +87,6 @@ def test_who_is_named_where_hosts_do_not_get_there(golden, answers, word, hosts,
     golden(findings[word])
 
 
-def test_each_way_of_failing_has_its_finding():
-    assert set(found(OPEN, DROPPED, REFUSED, OPEN)) == {"dropped", "refused"}
-
-
 def test_an_agents_store_that_nobody_serves_points_at_the_variable(golden):
     findings = found(knocked(Reach.REFUSED, is_own=True), REFUSED, agent_store=True)
     assert list(findings) == ["nobody"]
@@ -113,14 +109,6 @@ def test_one_rank_of_each_host_takes_part_rank_0_first():
     (trial,) = master_port.plan(before_the_first_trial(seen))
     assert (trial.groups, trial.params) == (((0, 2, 4),), {"agent_store": False})
     assert master_port.plan(seen) == ()
-
-
-def test_an_agent_is_known_by_any_rank_that_has_one():
-    seen = before_the_first_trial(seen_of(CHECK, {}, size=2))
-    arrivals = world_of(2).arrivals
-    arrivals = {**arrivals, 1: structs.replace(arrivals[1], agent_store=True)}
-    (trial,) = master_port.plan(with_arrivals(seen, arrivals))
-    assert trial.params == {"agent_store": True}
 
 
 def test_more_hosts_than_can_be_greeted_are_told_apart():

@@ -49,10 +49,6 @@ def test_the_host_that_sees_another_directory_is_named(golden):
     golden(findings["not-shared"])
 
 
-def test_one_file_that_does_not_appear_is_its_readers_fault():
-    assert found(host(), host(), host(unseen=(1,)))["not-shared"].hosts == ("n2",)
-
-
 @pytest.mark.parametrize("views", [[(1,), (0,)], [(1, 2), (0, 2), (0, 1)]])
 def test_without_a_view_that_most_hosts_have_nobody_is_blamed(golden, views):
     finding = found(*[host(unseen=view) for view in views])["not-shared"]

@@ -289,8 +289,8 @@ def test_names_that_do_no_harm_are_silent(seen: Seen[coordinator_name.Data]) -> 
         ),
         pytest.param((named(seconds=3.0), named()), "slow", Severity.WARNING, ("n0",), id="slow look-up"),
         pytest.param((named(), named(None, seconds=12.0)), "slow", Severity.ERROR, ("n1",), id="no answer"),
-        pytest.param((named(), named(reverse_seconds=6.1)), "reverse", Severity.WARNING, ("n1",), id="slow reverse"),
-        pytest.param((named(), named(reverse_seconds=None)), "reverse", Severity.WARNING, ("n1",), id="silent reverse"),
+        pytest.param((named(), named(reverse_seconds=6.1)), "slow", Severity.WARNING, ("n1",), id="slow reverse"),
+        pytest.param((named(), named(reverse_seconds=None)), "slow", Severity.WARNING, ("n1",), id="silent reverse"),
         pytest.param(
             (named(("10.0.0.1", "fe80::1")), named(), named(("192.168.7.1",))), "differs", Severity.WARNING, ("n2",),
             id="one of three has another address",

@@ -119,15 +119,6 @@ def test_of_two_hosts_none_is_said_to_be_good_beside_the_other(golden, tmp_path)
     assert done.report["measurements"]["fabric.found_from_share"] == 1
 
 
-def test_several_kinds_at_once(tmp_path):
-    kinds = ((Fault.SLOW_HOST, 5), (Fault.HANG, 2), (Fault.SLOW_INSIDE, 3))
-    words = [word for kind, count in kinds for word in ("--fault", f"{kind.value}:{count}")]
-    done = simulated(tmp_path, "--hosts", "300", *words)
-    made = fleet(300, *kinds)
-    assert done.codes["FAB001.host"] == names(made.slow)
-    assert done.codes["FAB001.alone"] == names(made.slow_inside | made.hanging)
-
-
 def test_one_transient_makes_no_error_of_a_slow_host(tmp_path):
     done = simulated(tmp_path, "--hosts", "600", "--fault", "slow-host:60", "--transients", "0.1")
     blamed = [finding for finding in done.report["findings"] if finding["code"] == "FAB001.host"]
@@ -235,11 +226,6 @@ def test_many_findings_of_several_codes_are_one_of_each(golden, tmp_path):
     index, _, findings = text.partition("\n\n")[2].partition("\n\n")
     # Four kinds in the index and the last of them in short; the first three, and what is good to know.
     golden(index, "\n".join(re.findall(r"^\w+ FAB\S+: .*(?:\n {8}.*)*", findings, re.MULTILINE)))
-
-
-def test_a_stage_with_warnings_is_no_stage_that_was_not_looked_at(tmp_path):
-    text = simulated(tmp_path, "--hosts", "64", "--fault", "slow-host").text
-    assert "warn  fabric  " in text
 
 
 def test_a_run_that_was_cut_short_blames_nobody():

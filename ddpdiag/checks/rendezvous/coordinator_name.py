@@ -39,7 +39,9 @@ from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 FINDINGS = {
     "unknown": FindingSpec.error("the resolver reports that there is no such name."),
     "slow": FindingSpec(
-        "the resolver answers late, or not within 12 s (glibc asks a silent name server twice, 5 s each).",
+        "the resolver answers late, or not within 12 s (glibc asks a silent name server twice, 5 s each), for "
+        "MASTER_ADDR or for the name of its address (a warning). torch looks up the latter at each connection, which "
+        "costs a job of three hosts 20 s.",
         same_item=True,
     ),
     **dict.fromkeys(
@@ -51,10 +53,6 @@ FINDINGS = {
         ),
     ),
     "differs": FindingSpec.warning("hosts got different addresses: a split DNS, or an old line in /etc/hosts."),
-    "reverse": FindingSpec.warning(
-        "the look-up of the name of the coordinator's address takes long. c10d makes this look-up at each connection, "
-        "so a silent name server costs a job of three hosts 20 s."
-    ),
 }
 
 # resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer counts.
@@ -103,62 +101,45 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
         # gloo takes the first address that it can bind, and it can always bind a loopback one.
         if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
-            end = f"it is valid only inside {host.name}, so they cannot connect."
-            if works := seen.world.backend == "gloo" and seen.job_backend_works:
-                end = f"it is valid only inside {host.name}. gloo works here only because {host.name} is the side that "
-                end += "connects."
-            said = f"cannot resolve its own name {data.own_name}, so gloo gives a loopback address"
-            fix = f"add {data.own_name} with its address to /etc/hosts of {host.name}."
-            if data.own_addresses:
-                address = data.own_addresses[0]
-                said = f"resolves its own name {data.own_name} to {address}. gloo gives this address"
-                fix = f"correct the line with {address} in /etc/hosts of {host.name}."
+            works = seen.world.backend == "gloo" and seen.job_backend_works
+            address = data.own_addresses[0] if data.own_addresses else "loopback"
             yield seen.finding(
                 "own",
                 f"gloo on {host.name} offers a loopback address",
-                f"{host.name} {said} to the other ranks, but {end}",
+                f"{host.name} resolves its own name {data.own_name} to {address}, and gloo gives this address to the "
+                f"other ranks. It is valid only inside {host.name}"
+                + (f"; gloo works here only because {host.name} is the side that connects." if works else "."),
                 severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
                 hosts=[host.name],
                 evidence={"own_addresses": list(data.own_addresses or ())},
                 fix="Name the network interface for gloo in the job script: `export GLOO_SOCKET_IFNAME=INTERFACE`. `ip "
-                f'route get ADDRESS`, with the address of another host, shows it behind "dev". Or, as root, {fix}',
+                'route get ADDRESS`, with the address of another host, shows it behind "dev". Or, as root, correct the '
+                f"address of {data.own_name} in /etc/hosts of {host.name}.",
             )
     yield from _differs(seen, answers)
 
 
 def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
-    """Of the name and of its address: slow, without an answer, or without such a name."""
+    """Findings on the look-ups of the name and of its address: slow, without an answer, or without such a name."""
     limit, answer = seen.number("slow_seconds"), data.addresses
-    if answer is None or data.seconds > limit:
-        took = f"needed {data.seconds:.1f} s to resolve"
-        if answer is None:
-            took = f"got no answer within {data.seconds:.1f} s when it resolved"
+    look_ups = [(data.name, "MASTER_ADDR", None if answer is None else data.seconds)]
+    if answer:
+        look_ups.append((answer[0], "whose name torch looks up at each connection", data.reverse_seconds))
+    for name, what, seconds in look_ups:
+        if seconds is not None and seconds <= limit:
+            continue
+        took = f"needed {seconds:.1f} s to look up" if seconds is not None else ""
+        took = took or f"got no answer within {_LOOK_UP_SECONDS:g} s when it looked up"
         yield seen.finding(
             "slow",
-            f"{'no answer to a name' if answer is None else 'slow name'} look-up on {node}",
-            f"{node} {took} {data.name} (MASTER_ADDR); at most {limit:g} s is expected.",
+            f"{'no answer to a' if seconds is None else 'slow'} name look-up on {node}",
+            f"{node} {took} {name} ({what}); at most {limit:g} s is expected.",
             severity=Severity.ERROR if answer is None else Severity.WARNING,
             hosts=[node],
-            fix=f"Run `time getent ahosts {quote(data.name)}` on {node}, and ask each name server of /etc/resolv.conf "
-            f"by itself: `dig @SERVER {quote(data.name)}`. As root remove servers that do not answer, or add the line "
-            f"`options timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.host_of(0)}, rank 0's "
-            "host: it needs no look-up.",
-        )
-    back = data.reverse_seconds
-    if answer and (back is None or back > limit):
-        late = f"needed {back:.1f} s to look up" if back is not None else ""
-        late = late or f"got no answer within {_LOOK_UP_SECONDS:g} s when it looked up"
-        yield seen.finding(
-            "reverse",
-            f"slow reverse look-up on {node}",
-            f"{node} {late} the name of {answer[0]}, the address of MASTER_ADDR {data.name}; at most {limit:g} s is "
-            "expected. torch does this look-up at each connection, so the job starts slowly.",
-            hosts=[node],
-            evidence={"address": answer[0], "seconds": back},
-            fix=f"Run `time getent hosts {quote(answer[0])}` on {node} to see it. As root add the addresses and names "
-            "of the "
-            f"job's hosts to /etc/hosts of {node} or to the reverse zone of the DNS. Or shorten the wait with the line "
-            f"`options timeout:1 attempts:1` in /etc/resolv.conf of {node}.",
+            evidence={"name": name, "seconds": seconds},
+            fix=f"Run `time getent hosts {quote(name)}` on {node}, and ask each name server of /etc/resolv.conf by "
+            f"itself: `dig @SERVER {quote(name)}`. As root remove servers that do not answer, add the line `options "
+            "timeout:1 attempts:1`, or add the addresses and names of the job's hosts to /etc/hosts.",
         )
     if answer == ():
         yield seen.finding(
@@ -176,16 +157,13 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
     met = seen.of(methods.CHECK)
     harmless = coordinator and any(t.params.get("method") == "tcp" and met.succeeded(t) for t in met.trials)
     first = seen.world.host_of(0)
-    message = (
-        f"On {node} MASTER_ADDR {name} resolves to {addresses[0]}, which is {node} itself. So the ranks on {node} "
-        f"cannot connect to rank 0 on {first}."
-    )
+    so = f"the ranks on {node} cannot connect to rank 0 on {first}."
     if coordinator:
-        so = "so other hosts cannot connect to it." if not harmless else "but the ranks could still connect here."
-        message = (
-            f"On {node}, rank 0's host, MASTER_ADDR {name} resolves to {addresses[0]}. This address is valid only "
-            f"inside {node}, {so}"
-        )
+        so = "the ranks could still connect here." if harmless else "other hosts cannot connect to it."
+    message = (
+        f"On {node} MASTER_ADDR {name} resolves to {addresses[0]}. This address is valid only inside {node}, "
+        f"{'but' if harmless else 'so'} {so}"
+    )
     return seen.finding(
         "loopback",
         f"MASTER_ADDR {name} resolves to loopback on {node}",

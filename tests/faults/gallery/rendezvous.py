@@ -79,7 +79,7 @@ FAULTS = {
     "reverse_lookup_is_slow": Fault(
         about="The name server says nothing, and one host knows rank 0 by its address alone (R7): each connection "
         "waits for it.",
-        expect=("RDZ002.reverse",),
+        expect=("RDZ002.slow",),
         blame=Blame(hosts={"h2"}),
         severity="warning",
         exit_code=0,
