@@ -128,7 +128,8 @@ def _witnesses(notes: Notes) -> list[int]:
     place = {unit: at for at, unit in enumerate(line)}
     near = (place[unit] + away for away in _NEIGHBOURS for unit in left)
     found = dict.fromkeys(line[at] for at in near if 0 <= at < len(line))
-    free = [unit for unit in found if unit in notes.cleared and unit not in notes.retested]
+    suspects = set(notes.retested)
+    free = [unit for unit in found if unit in notes.cleared and unit not in suspects]
     return free[: max(0, int(len(line) * _QUIET_SHARE) - len(left))]
 
 
