@@ -16,18 +16,9 @@ R = TypeVar("R")
 
 # The command that `ddpdiag watch` starts may have empty arguments.
 _FREE = "command"
-# Names that other programs (torchrun, accelerate, deepspeed, mpirun, srun) have for our options.
-_RANKS_OF_A_HOST = "--nproc-per-node"
-_ELSEWHERE = {
-    **dict.fromkeys(("-n", "--np", "--nproc", "--nprocs", "--num-procs", "--num-processes"), _RANKS_OF_A_HOST),
-    **dict.fromkeys(("--ntasks", "--ntasks-per-node"), _RANKS_OF_A_HOST),
-    **dict.fromkeys(("--gpus", "--ngpus", "--num-gpus", "--gpus-per-node"), _RANKS_OF_A_HOST),
-    **dict.fromkeys(("--timeout", "--time"), "--budget"),
-}
-
 # Flags of nccl-tests that `allreduce-bench` does not have, with what it does instead.
 _NOT_OF_NCCL_TESTS = {
-    **dict.fromkeys(("-g", "-t", "--ngpus", "--nthreads"), f"one process drives one GPU; use {_RANKS_OF_A_HOST}"),
+    **dict.fromkeys(("-g", "-t", "--ngpus", "--nthreads"), "one process drives one GPU; use --nproc-per-node"),
     **dict.fromkeys(("-z", "--blocking"), "calls are pipelined on GPUs and waited for on CPUs"),
     **dict.fromkeys(("-a", "--average"), "a row shows the slowest rank"),
     **dict.fromkeys(("-m", "--agg-iters"), "calls are issued one by one"),
@@ -155,52 +146,15 @@ def examples(*lines: str) -> str:
 
 
 def sentence_of(error: Exception, program: str) -> str:
-    """A mistake on the command line as one sentence: what, where, what is expected; `error` is one of click's."""
+    """A mistake on the command line as one sentence; `error` is one of click's."""
     message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     if context is not None and (command := re.match(r"No such command '(.*?)'", message)) is not None:
         message = f"no such command: {command[1]}{nearest(command[1], context.command.list_commands(context))}"
-    option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
-    if option.startswith("-") and (wrong := _wrong_value(getattr(error, "message", ""))) is not None:
-        is_np = "-n" in error.param.opts and wrong.startswith("p:")  # type: ignore[attr-defined]  # mpirun's -np
-        return f"{option} {wrong}{f'; did you mean {_RANKS_OF_A_HOST}?' if is_np else ''}"
     unknown = getattr(error, "option_name", None)
     if unknown in _NOT_OF_NCCL_TESTS and context and any("--minbytes" in p.opts for p in context.command.params):
         return f"{unknown}: ddpdiag does not have this flag of nccl-tests: {_NOT_OF_NCCL_TESTS[unknown]}"
-    if unknown and (near := _meant(error, unknown)):
-        message = f"no such option: {unknown}; did you mean {near}?"
-    message = re.sub(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", r"unexpected argument: \1", message)
-    message = re.sub(r"^Option '(\S+)' requires an argument$", r"\1: expected a value", message)
-    message = re.sub(r"^Option '(\S+)' does not take a value$", r"\1: expected no value", message)
     path = context.command_path if context is not None else program
+    message = re.sub(r"^Invalid value for '(-[\w-]+)'", r"\1", message)
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} `{path} --help`"
-
-
-def _meant(error: Exception, unknown: str) -> str | None:
-    """The command's option for which other programs have the unknown name, else the one that is spelled most alike."""
-    context = getattr(error, "ctx", None)
-    known = {name for each in context.command.params for name in each.opts} if context is not None else ()
-    if _ELSEWHERE.get(unknown) in known:
-        return _ELSEWHERE[unknown]
-    return next(iter(getattr(error, "possibilities", None) or ()), None)  # click sorts them, the nearest first
-
-
-_WRONG = re.compile(r"'?(.*?)'? is not (a valid|one of|in the range) (.*)", re.DOTALL)
-
-
-def _wrong_value(message: str) -> str | None:
-    """click's message about a value as "VALUE: expected ..."; None for any other message."""
-    if (parts := _WRONG.fullmatch(message.rstrip("."))) is None:
-        return None
-    value, kind, rest = parts.groups()
-    match kind:
-        case "one of":
-            words = re.findall(r"'([^']*)'", rest)
-            return f"{value}: expected {', '.join(words)}{nearest(value, words)}"
-        case "in the range":
-            bounds = [number.removesuffix(".0") for number in re.findall(r"[\d.]+", rest)]
-            least = " to ".join(bounds) if len(bounds) == 2 else f"{bounds[0]} or {'more' if '>' in rest else 'less'}"
-            return f"{value.removesuffix('.0')}: expected {least}"
-    expected = {"int": "a whole number", "flo": "a number", "boo": "true or false"}.get(rest[:3])
-    return f"{value}: expected {expected}" if expected is not None else None

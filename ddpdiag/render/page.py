@@ -30,11 +30,6 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split("\n"))
 
 
-def ascii_line(text: str) -> str:
-    """`text` on one line, with all letters beyond ASCII spelled out."""
-    return one_line(text).encode("ascii", "backslashreplace").decode()
-
-
 class Page:
     """A text that is being written. Styles are those of rich ("bold red"); without `color` they leave no trace."""
 

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from ddpdiag.cli.app import app
 from ddpdiag.cli.outputs import Outputs
-from ddpdiag.cli.parsing import sentence_of
 from ddpdiag.errors import UsageError
 from ddpdiag.watch import WatchOptions
 from ddpdiag.watch import command as watch
@@ -41,21 +40,6 @@ def refused(*words: str) -> str:
 )
 def test_an_empty_name_is_told_by_its_option(words: str, name: str) -> None:
     assert refused(*shlex.split(words)) == f"{name}: the value is empty; is a variable not set?"
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        *((f"check {name} 2", "--nproc-per-node") for name in ("--nprocs", "--np", "-np", "--num_processes", "--gpus")),
-        ("train --num-gpus=2", "--nproc-per-node"),
-        ("host --gpus 2", "--expect-gpus"),
-        ("check --timeout 30", "--budget"),
-    ],
-)
-def test_the_name_that_another_launcher_has_for_an_option_is_known(words: str, meant: str) -> None:
-    error = CliRunner().invoke(app, shlex.split(words), standalone_mode=False).exception
-    assert isinstance(error, Exception)
-    assert f"; did you mean {meant}? See" in sentence_of(error, "ddpdiag")
 
 
 @pytest.mark.parametrize("name", ["slower", "noise", "transients", "congestion"])
