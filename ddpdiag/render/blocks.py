@@ -155,6 +155,8 @@ class Section(Struct, frozen=True):
     name: str = ""
 
 
+_LONGEST_HEAD = 8  # letters of a name above a narrow column
+
 Leaf = Table | Text | Items | Code | Chart | Matrix
 Block = Leaf | Fold | Section
 
@@ -199,10 +201,15 @@ def drawn_columns(table: Table, places: Sequence[int], absent: str) -> list[Draw
 
 
 def matrix_table(block: Matrix) -> Table:
-    """The matrix as a table with a row for each source."""
+    """The matrix as a table with a row for each source; long names of columns are numbers of rows instead."""
     matrix = block.matrix
-    columns = (Column("from", whole=True), *(Column(name, matrix.unit) for name in matrix.columns))
-    rows = tuple((name, *cells) for name, cells in zip(matrix.rows, matrix.cells, strict=True))
+    names, heads = matrix.rows, matrix.columns
+    if names == heads and max(map(len, heads), default=0) > _LONGEST_HEAD:
+        wide = len(str(len(names) - 1))
+        names = tuple(f"{number:>{wide}}  {name}" for number, name in enumerate(names))
+        heads = tuple(map(str, range(len(heads))))
+    columns = (Column("from", whole=True), *(Column(head, matrix.unit) for head in heads))
+    rows = tuple((name, *cells) for name, cells in zip(names, matrix.cells, strict=True))
     return Table(columns=columns, rows=rows, title=block.title, note=block.note, one_unit=bool(matrix.unit))
 
 

@@ -8,7 +8,7 @@ from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.blocks import Cell, Column, Mark, Table
 from ddpdiag.stats import outliers, quantile
-from ddpdiag.text import column_unit, figure, is_number, label
+from ddpdiag.text import column_unit, is_number
 
 Row = Mapping[str, Scalar]
 
@@ -42,8 +42,6 @@ _STATES = {Severity.ERROR: Cell("FAIL", Mark.ERROR), Severity.WARNING: Cell("war
 # Ranks that arrive within a second of each other are not late, however close the others are.
 _LEAST_AWAY = {"arrival_seconds": 1.0}
 _MISSING_SHOWN = 16
-# A table of so few ranks needs no ranges of its columns.
-_FEW = 16
 
 
 def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severity]:
@@ -69,10 +67,8 @@ def ranks_table(report: Report) -> Table | None:
     slow = {name: _slow_places(name, rows) for name in names if name not in STEP}
     states = [_state(place, row, marks, slow.values()) for place, row in enumerate(rows)]
     has_states = bool(missing) or any(state.value for state in states)
-    ranges = "; ".join(_range(name, rows) for name in names if any(is_number(row.get(name)) for row in rows))
     notes = [text for name, text in _MEANINGS if name in names]
     notes += ["Outlier: far from the median on the slow side, beside the spread of the others."] * any(slow.values())
-    notes += [f"All {len(rows):,} ranks: {ranges}."] * (len(rows) > _FEW and bool(ranges))
     head = [Column("rank"), *[Column("state")] * has_states, Column("host", whole=True)]
 
     def cells(place: int, row: Row) -> Iterator[Scalar | Cell]:
@@ -174,12 +170,3 @@ def _slow_places(name: str, rows: Sequence[Row]) -> frozenset[int]:
         for n in outliers(values)
         if (values[n] < median) is higher_is_better and abs(values[n] - median) >= least
     )
-
-
-def _range(name: str, rows: Iterable[Row]) -> str:
-    """From the least to the largest."""
-    numbers = sorted(filter(is_number, (row.get(name) for row in rows)))
-    unit = column_unit(name, numbers)
-    low, high = figure(numbers[0] / unit.size), figure(numbers[-1] / unit.size)
-    span = low if low == high else f"{low} to {high}"
-    return f"{label(name)} {span} {unit.symbol}".rstrip()

@@ -3,7 +3,6 @@
 The verdict and the findings come before these sections; each format has its own form for them.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Scalar, Severity
@@ -30,20 +29,6 @@ from ddpdiag.text import (
 _NAMES_SHOWN, _MATRICES_SHOWN, _WIDEST_MATRIX = 16, 12, 64
 _MARKS = {Severity.ERROR: Mark.ERROR, Severity.WARNING: Mark.WARNING}
 _NOT_WELL = frozenset({"error", "hung", "died", "raised", "unheard"})
-# The legend of `nvidia-smi topo -m`, in the words of P2P001.
-_LINK_NAMES = {
-    "X": "the GPU itself",
-    "NV#": "so many NVLinks",
-    "PSB": "on one board",
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "the host bridge of a processor",
-    "NODE": "several host bridges of one NUMA node",
-    "SYS": "another socket",
-}
-_NVLINKS = re.compile(r"^NV\d+$")
-# Figures named after hosts, whose names may hold dots and underscores.
-_BY_HOST = ("coordinator", "interface")
 
 
 def sections(report: Report) -> Iterator[Section]:
@@ -201,7 +186,7 @@ def _topology(report: Report, matrices: Sequence[Alike]) -> Iterator[Block]:
         yield Fold("Leaf switches", (Table(columns=columns, rows=rows, noun="leaf"),))
     for own in matrices[:_MATRICES_SHOWN]:
         if own.matrix.rows and len(own.matrix.columns) <= _WIDEST_MATRIX:
-            yield blocks.Matrix(own.title, own.matrix, _legend(own))
+            yield blocks.Matrix(own.title, own.matrix, _uuids(own))
 
 
 def _hosts(report: Report) -> Table:
@@ -238,12 +223,10 @@ def _hosts(report: Report) -> Table:
     )
 
 
-def _legend(own: Alike) -> str:
-    """The meaning of the words in the cells, and the UUIDs of the GPUs if all are of a single host."""
-    words = {_NVLINKS.sub("NV", word) for row in own.matrix.cells for word in row if isinstance(word, str)}
-    known = [f"{word}: {says}" for word, says in _LINK_NAMES.items() if word.removesuffix("#") in words]
-    gpus = [f"{gpu}: {uuid}" for gpu, uuid in own.matrix.gpus.items()] if len(own.hosts) < 2 else []
-    return " ".join(f"{'; '.join(parts)}." for parts in (known, gpus) if parts)
+def _uuids(own: Alike) -> str:
+    """The UUIDs of the GPUs if all are of a single host."""
+    gpus = "; ".join(f"{gpu}: {uuid}" for gpu, uuid in own.matrix.gpus.items()) if len(own.hosts) < 2 else ""
+    return f"{gpus}." if gpus else ""
 
 
 # Environment ----------------------------------------------------------------------------------------------------------
@@ -280,13 +263,7 @@ def _environment(report: Report) -> Iterator[Block]:
     if report.measurements:
         table = Table(
             columns=(Column("name"), Column("value")),
-            rows=tuple((named(name), quantity(name, value)) for name, value in report.measurements.items()),
+            rows=tuple((label(name), quantity(name, value)) for name, value in report.measurements.items()),
             noun="figure",
         )
         yield Fold("Figures of the run", (table,))
-
-
-def named(name: str) -> str:
-    """The name of a figure of the run in words: `all_reduce.gloo.bytes` is "all reduce, gloo, size"."""
-    kind, dot, host = name.partition(".")
-    return f"{kind}, {host}" if dot and kind in _BY_HOST else ", ".join(label(name).split("."))

@@ -25,4 +25,4 @@ class WatchOptions(DisplayOptions):
         "environment stays as it is). Torch 2.15 needs TORCH_DIST_USE_NCCL2=0 for it. For ranks of this host only: "
         "where srun, mpirun and such start them, start `ddpdiag watch` behind those.",
     )
-    quiet: bool = option(False, "Report without stacks, threads and GPUs.", "-q", panel=OUT)
+    quiet: bool = option(False, "Report without stacks and GPUs.", "-q", panel=OUT)

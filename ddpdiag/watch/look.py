@@ -73,8 +73,8 @@ class Witness(Struct, frozen=True, kw_only=True):
     `process` is None if it had ended by then; its `state` is D only if it was in the same place a moment before.
     `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
     a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
-    has no stack; then `threads` are its threads as "name (state)", most frequent first. `collectives` is as in
-    `Outcome`, `no_collectives` says why there is none, and `posted_seconds` is the age of its newest entry.
+    has no stack. `collectives` is as in `Outcome`, `no_collectives` says why there is none, and `posted_seconds` is the
+    age of its newest entry.
     """
 
     rank: int
@@ -84,7 +84,6 @@ class Witness(Struct, frozen=True, kw_only=True):
     holds_gpu: bool | None = None
     holds_gil: bool | None = None
     no_stack: str = ""
-    threads: tuple[str, ...] = ()
     helpers: tuple[Helper, ...] = ()
     collectives: tuple[Collective, ...] | None = None
     no_collectives: str = ""

@@ -30,7 +30,6 @@ from ddpdiag.watch.processes import (
     descendants,
     find_ranks,
     read_process,
-    thread_names,
 )
 
 # The most that a look takes: its report is promised 5 s after the stall.
@@ -165,7 +164,6 @@ class Observer:
             holds_gpu=holds_gpu(process.pid),
             holds_gil=dump.holds_gil,
             no_stack=dump.trouble if state not in ("Z", "X") else "",
-            threads=() if dump.main else thread_names(process.pid),
             helpers=tuple(
                 Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
                 for child, (state, wchan) in zip(children, states, strict=True)

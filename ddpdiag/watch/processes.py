@@ -6,7 +6,6 @@ that a rank starts inherits that, so that of a rank's processes the topmost coun
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -143,19 +142,6 @@ def _python(top: Process, processes: Sequence[Process]) -> Process | None:
     if not living:
         return None
     return living[0] if len(living) == 1 else top
-
-
-def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]:
-    """Threads as "3 x pt_autograd_0 (S)", which every user may read, even where stacks are refused."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for thread in names_in(root / str(pid) / "task") or ():
-        name, fields = stat_of(root / str(pid) / "task" / thread)
-        if fields:
-            counts[name, fields[0]] += 1
-    return tuple(
-        f"{number} x {name} ({state})" if number > 1 else f"{name} ({state})"
-        for (name, state), number in counts.most_common(most)
-    )
 
 
 class KnownProcesses:

@@ -18,7 +18,6 @@ from ddpdiag.text import byte_count, percent
 from ddpdiag.watch.judge import judge, notes
 from ddpdiag.watch.look import Look
 
-_MOST_THREADS = 8
 _SHOW_SECONDS = 2.0
 
 
@@ -60,7 +59,7 @@ def render(
     width: int,
     quiet: bool = False,
 ) -> str:
-    """The report as text of `width` columns; if `quiet`, without stacks, threads and GPUs."""
+    """The report as text of `width` columns; if `quiet`, without stacks and GPUs."""
     page = Page(color=color, width=width)
     paint(page, blocks(look, finding, notes, quiet=quiet), details=True)
     return page.text()
@@ -80,8 +79,6 @@ def blocks(look: Look, finding: Finding, notes: Sequence[str], *, quiet: bool) -
     if not quiet:
         for name, frames in lists.items():
             yield Code("\n".join(map(one_line, frames)), f"{name.replace('_', ' ')}, innermost first:")
-        for seen in [seen for seen in look.ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
-            yield Text(", ".join(seen.threads), f"threads of rank {seen.rank}", Mark.DIM)
         if gpus := ", ".join(map(_gpu, look.gpus)) or look.gpus_unseen:
             yield Text(gpus, "GPUs", Mark.DIM)
     if notes:

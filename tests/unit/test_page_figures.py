@@ -8,7 +8,6 @@ from test_page_blame import page, section, stages
 from ddpdiag.model import Matrix
 from ddpdiag.render.blocks import Matrix as Block
 from ddpdiag.render.html.views import view_of
-from ddpdiag.render.report import named
 
 
 def pairs(*cells: tuple[float | None, ...], names: tuple[str, ...] = ("a", "b")) -> Matrix:
@@ -29,7 +28,7 @@ def test_the_median_of_pairs_is_that_of_the_figures(name):
         if getattr(block, "title", "") == "Figures of the run"
     )
     figures = dict(own.blocks[0].rows)
-    assert f"median {figures['mesh, median']}" in matrix(recorded(name)).note
+    assert f"median {figures['mesh.median']}" in matrix(recorded(name)).note
 
 
 def test_links_that_failed_are_counted_and_nothing_else():
@@ -48,30 +47,6 @@ def test_slow_links_have_the_most_colour_and_failed_ones_say_so():
     ]
     assert (view.rows[1][1].text, view.rows[1][1].classes) == ("failed", "bad")
     assert view.caption.endswith(", in GB/s")
-
-
-def test_paths_between_gpus_have_a_legend(golden):
-    golden(matrix(recorded("eight-gpus"), "topology").note)
-
-
-def test_other_words_have_no_legend():
-    cells = (("yes", "no"), ("SYSTEM", None))
-    words = Matrix(name="p2p.x", title="words", rows=("a", "b"), columns=("a", "b"), cells=cells)
-    assert matrix(fit(matrices=(words,)), "topology").note == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("all_reduce.gloo.bytes", "all reduce, gloo, size"),
-        ("seconds.import", "time, import"),
-        ("training.seconds", "training, time"),
-        ("coordinator.my_host.example.com", "coordinator, my_host.example.com"),
-        ("world", "world"),
-    ],
-)
-def test_figures_of_the_run_are_named_in_words(name, text):
-    assert named(name) == text
 
 
 def test_the_sentence_has_the_unit_of_the_figure():

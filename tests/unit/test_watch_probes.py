@@ -29,7 +29,6 @@ from ddpdiag.watch.processes import (
     descendants,
     find_ranks,
     read_process,
-    thread_names,
 )
 
 ENTRY = {
@@ -101,7 +100,6 @@ def test_our_own_process_is_below_itself():
     assert own in [found.pid for found in descendants([os.getppid()])]
     assert read_process(own).parent == os.getppid()
     assert environ(own) is not None
-    assert thread_names(own)
 
 
 @pytest.mark.parametrize("device", ["/dev/nvidia0", "/dev/kfd", "/dev/dri/renderD128", "/dev/accel/accel0", "/dev/dxg"])
@@ -118,7 +116,6 @@ def test_a_process_that_is_gone_shows_nothing(tmp_path):
     assert read_process(1, tmp_path) is None
     assert environ(1, tmp_path) is None
     assert descendants([1], tmp_path / "nothing") == []
-    assert thread_names(1, root=tmp_path) == ()
 
 
 # Flight recorders -----------------------------------------------------------------------------------------------------
@@ -224,20 +221,11 @@ def test_py_spy_that_fails_is_quoted_and_one_that_hangs_is_left(golden, tmp_path
     golden(hangs.trouble)
 
 
-def _process(root: Path, pid: int | str, uid: int, **capabilities: str) -> None:
-    (root / str(pid)).mkdir(parents=True)
-    lines = [f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}", *(f"{name}:\t{value}" for name, value in capabilities.items())]
-    (root / str(pid) / "status").write_text("\n".join(lines))
-    (root / str(pid) / "exe").symlink_to("/usr/bin/python3")
-
-
 def test_the_setting_that_refuses_is_named(golden, tmp_path):
     own = os.geteuid()
-    _process(tmp_path, "self", own, CapEff="0", CapPrm="0")
-    _process(tmp_path, 7, own, CapPrm="0")
-    _process(tmp_path, 8, own + 1, CapPrm="0")
-    _process(tmp_path, 9, own, CapPrm="80000")
-    for pid in (7, 8, 9):
+    for pid, uid in ((7, own), (8, own + 1)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "status").write_text(f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         why = refusal(pid, tmp_path)
         golden(why.replace(f"user {own}:", "user OURS:").replace(f"user {own + 1},", "user THEIRS,"))
     (tmp_path / "sys" / "kernel" / "yama").mkdir(parents=True)
