@@ -33,7 +33,6 @@ from ddpdiag.model import (
     Status,
     Trial,
 )
-from ddpdiag.model.report import Setting
 from ddpdiag.model.trial import NOTHING, Context
 
 D = TypeVar("D")
@@ -144,7 +143,7 @@ class Contribution(Struct, frozen=True, kw_only=True):
     """All that a check adds to the report beside its findings.
 
     `columns` are figures of the ranks, `figures` those of the run (units are in the names), `matrices` are figures of
-    pairs, `settings` are versions and variables of the ranks, and `inventory` says by rank what a host has (INVENTORY).
+    pairs, and `inventory` says by rank what a host has (INVENTORY).
     `section` is a part of the report, of a run that was made for this check. `concerns` are findings that belong to
     other stages. `excuse` says why an error, of this check or another one, does not concern the job. `workarounds` are
     variables that the job needs.
@@ -153,7 +152,6 @@ class Contribution(Struct, frozen=True, kw_only=True):
     columns: Mapping[int, Mapping[str, Scalar]] = {}
     figures: Mapping[str, Scalar] = {}
     matrices: tuple[Matrix, ...] = ()
-    settings: tuple[Setting, ...] = ()
     inventory: Mapping[int, Mapping[str, str]] = {}
     section: Section | None = None
     concerns: tuple[Concern, ...] = ()

@@ -62,8 +62,6 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
         train=next((own.train for own in sections if own.train is not None), None),
         matrices=tuple(matrix for own in judged for matrix in own.added.matrices),
         workarounds=dict(workarounds),
-        # Versions first.
-        settings=tuple(sorted((s for own in judged for s in own.added.settings), key=lambda s: s.kind != "version")),
         inventory=_inventory(world, judged),
         created=header.created,
         version=header.version,

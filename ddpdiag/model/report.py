@@ -150,34 +150,6 @@ class HostsLine(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# The settings of ranks: versions, variables, and lines of NCCL's configuration files ---------------------------------
-
-
-class Value(Struct, frozen=True, kw_only=True):
-    """A value that `count` ranks have (None: they lack the setting); `ranks` are the first of them, in rising order."""
-
-    value: str | None
-    count: int
-    ranks: tuple[int, ...]
-
-
-class Setting(Struct, frozen=True, kw_only=True):
-    """One thing that is alike on all ranks, or is not. `kind` is "version", "variable" or "file".
-
-    The most frequent value comes first; `more` counts further values.
-    """
-
-    kind: str
-    name: str
-    values: tuple[Value, ...]
-    more: int = 0
-
-    @property
-    def alike(self) -> bool:
-        """Whether all ranks have the same value."""
-        return len(self.values) + self.more == 1
-
-
 # All of it ------------------------------------------------------------------------------------------------------------
 
 
@@ -186,8 +158,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
     Each of `ranks` has at least rank, local_rank, host, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
-    variables that the job needs, as they were tried (None: unset). `settings` is what ranks run with, and `inventory`
-    what each kind of host has. `degraded`: the verdict is "fit", and a host or rank that a warning names slows the job
+    variables that the job needs, as they were tried (None: unset). `inventory` is what each kind of host
+    has. `degraded`: the verdict is "fit", and a host or rank that a warning names slows the job
     down. `created` is when the run began, UTC in ISO 8601, by the clock of rank 0's host; `version` that of the
     recording ddpdiag. `snapshot` is what another run can be compared with.
     """
@@ -211,7 +183,6 @@ class Report(Struct, frozen=True, kw_only=True):
     train: TrainReport | None = None
     matrices: tuple[Matrix, ...] = ()
     workarounds: dict[str, str | None] = field(default_factory=dict)
-    settings: tuple[Setting, ...] = ()
     inventory: tuple[HostKind, ...] = ()
     created: str = ""
     version: str = ""

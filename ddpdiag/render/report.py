@@ -21,7 +21,6 @@ from ddpdiag.text import (
     fold_ranks,
     is_number,
     label,
-    left_out,
     quantity,
     seconds,
 )
@@ -233,33 +232,11 @@ def _uuids(own: Alike) -> str:
 
 
 def _environment(report: Report) -> Iterator[Block]:
-    """The settings that differ between ranks, those that are alike, and the figures of the run."""
-    differing = [setting for setting in report.settings if not setting.alike]
-    same = [setting for setting in report.settings if setting.alike]
-    if differing:
-        yield Text(f"{count(len(differing), 'setting')} of {len(report.settings):,} differ between ranks.")
-        rows = tuple(
-            (
-                setting.kind,
-                setting.name,
-                "not set" if own.value is None else own.value,
-                fold_ranks(own.ranks) + left_out(own.count, len(own.ranks)),
-            )
-            for setting in differing
-            for own in setting.values
-        )
-        columns = tuple(map(Column, ("kind", "name", "value", "ranks")))
-        yield Table(columns=columns, rows=rows, title="What differs between ranks", noun="value")
-    elif same:
-        yield Text(f"All {len(same):,} recorded versions, variables and lines of files are alike on all ranks.")
-    if same:
+    """The versions and variables of the ranks, each with all values that ranks have, and the figures of the run."""
+    facts = report.snapshot.facts if report.snapshot is not None else {}
+    if rows := tuple((kind, name, value) for kind, own in facts.items() for name, value in own.items()):
         columns = tuple(map(Column, ("kind", "name", "value")))
-        table = Table(
-            columns=columns,
-            rows=tuple((own.kind, own.name, own.values[0].value or "") for own in same),
-            noun="setting",
-        )
-        yield Fold("Alike on all ranks", (table,))
+        yield Fold("Versions and variables", (Table(columns=columns, rows=rows, noun="value"),))
     if report.measurements:
         table = Table(
             columns=(Column("name"), Column("value")),

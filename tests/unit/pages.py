@@ -10,7 +10,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Matrix, Report, WorldLine
-from ddpdiag.model.report import Setting, Value
+from ddpdiag.model.options import Snapshot
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -48,7 +48,6 @@ def hostile() -> Report:
         fix=CLOSE,
         env={IMAGE: CLOSE, "NAME": None},
     )
-    value = Value(value=CLOSE, count=1, ranks=(1,))
     cells = ((None, 1e9, 0.0, 2e9),) * 4
     report = unfit(
         sentence=CLOSE,
@@ -63,7 +62,7 @@ def hostile() -> Report:
             Matrix(name=f"p2p.copy.{CLOSE}", title=CLOSE, rows=words, columns=words, cells=cells, unit="bytes_per_s"),
             Matrix(name=f"p2p.topology.{IMAGE}", title=IMAGE, rows=words, columns=words, cells=(words,) * 4),
         ),
-        settings=(Setting(kind="variable", name=SCRIPT, values=(value, Value(value=None, count=3, ranks=(0, 2, 3)))),),
+        snapshot=Snapshot(created=SCRIPT, shape={}, facts={SCRIPT: {IMAGE: CLOSE}}, figures=()),
         created=SCRIPT,
         version=IMAGE,
     )

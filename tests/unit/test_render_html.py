@@ -12,7 +12,7 @@ from reports import IMPORT, SLOW, THREADS, fit, rank_row, unfit, unknown
 from ddpdiag.cli.outputs import Outputs, features_of
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Matrix, WorldLine
-from ddpdiag.model.report import Setting, Value
+from ddpdiag.model.options import Snapshot
 from ddpdiag.render import html
 
 
@@ -193,10 +193,9 @@ def test_a_blamed_rank_and_its_outlier_are_marked_in_words():
     assert all("bad" in classes or "warn" in classes for classes, _ in cells)
 
 
-def test_differences_in_the_environment_name_value_and_ranks(golden):
-    values = (Value(value="eth0", count=3, ranks=(0, 1, 2)), Value(value=None, count=1, ranks=(3,)))
-    alike = Setting(kind="version", name="torch", values=(Value(value="2.13", count=4, ranks=(0, 1, 2, 3)),))
-    report = fit(settings=(alike, Setting(kind="variable", name="NCCL_SOCKET_IFNAME", values=values)))
+def test_the_environment_names_versions_and_variables(golden):
+    facts = {"versions": {"torch": "2.13"}, "variables": {"NCCL_SOCKET_IFNAME": "eth0 and eth1"}}
+    report = fit(snapshot=Snapshot(created="", shape={}, facts=facts, figures=()))
     golden(Reader(part(html.render(report), "environment")).text)
 
 

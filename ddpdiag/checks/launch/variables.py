@@ -20,16 +20,14 @@ torch/csrc/distributed/c10d/debug.cpp (the values of TORCH_DISTRIBUTED_DEBUG); N
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.checks.odd import odd_finding
 from ddpdiag.model import Finding
-from ddpdiag.model.report import Setting, Value
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
@@ -61,8 +59,6 @@ OWN = frozenset(
 )  # fmt: skip
 # NCCL's own that replace no choice: they only watch, or name where something is written.
 WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
-# Values of one setting, and ranks of one value, that are listed: more are counted only.
-MOST_VALUES, MOST_RANKS = 8, 16
 # No job sets so many; of a damaged recording the first ones are compared.
 _MOST_NAMES = 4_096
 # The class of the process group (torch/distributed/distributed_c10d.py): "0" is the older one, all else the newer.
@@ -187,31 +183,6 @@ def _set(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Keep what this cluster needs, such as NCCL_SOCKET_IFNAME and NCCL_IB_HCA, and remove the rest. To see "
             "what a setting costs, compare `ddpdiag allreduce-bench` with and without it.",
         )
-
-
-def setting(kind: str, name: str, values: Mapping[int, str | None]) -> Iterator[Setting]:
-    """The setting with its most frequent value first; nothing where no rank has it."""
-    ranks: dict[str | None, list[int]] = {}
-    for rank, value in values.items():
-        ranks.setdefault(value, []).append(rank)
-    if ranks.keys() <= {None}:
-        return
-    groups = sorted(ranks.items(), key=lambda group: (-len(group[1]), group[0] or ""))
-    shown = tuple(
-        Value(value=value, count=len(own), ranks=tuple(islice(sorted(own), MOST_RANKS)))
-        for value, own in groups[:MOST_VALUES]
-    )
-    yield Setting(kind=kind, name=name, values=shown, more=max(0, len(groups) - MOST_VALUES))
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """Variables, then lines of files."""
-    settings = (
-        setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
-        for kind, rows in _by_kind(seen).items()
-        for name in _names(rows)
-    )
-    return Contribution(settings=tuple(chain.from_iterable(settings)))
 
 
 CHECK: Check[Data] = Check(__name__, "LCH002", "variables", Stage.LAUNCH, Scope.RANK)

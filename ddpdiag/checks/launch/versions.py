@@ -24,7 +24,6 @@ Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibi
 import os
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from msgspec import structs
@@ -32,7 +31,6 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
-from ddpdiag.checks.launch.variables import setting
 from ddpdiag.checks.odd import odd_finding
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import NONE
@@ -185,9 +183,8 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The versions; the seconds of the slowest import, and how many ranks of a host shared one."""
+    """The seconds of the slowest import, how many ranks of a host shared one, and versions by host."""
     rows = seen.by_rank
-    settings = (setting("version", word, {rank: getattr(own, word) for rank, own in rows.items()}) for word in PARTS)
     took = [own.import_seconds for own in rows.values() if own.import_seconds is not None]
     forked = {rank: own.import_pid for rank, own in rows.items() if own.import_pid is not None and not own.not_forked}
     sharing = max(Counter((seen.world.host_of(rank), pid) for rank, pid in forked.items()).values(), default=0)
@@ -199,7 +196,6 @@ def report(seen: Seen[Data]) -> Contribution:
     }
     return Contribution(
         figures=figures | ({"import.ranks": sharing} if sharing > 1 else {}),
-        settings=tuple(chain.from_iterable(settings)),
         inventory=inventory,
     )
 
