@@ -128,14 +128,13 @@ class Row(NamedTuple, Generic[D]):
 
 
 class Concern(NamedTuple):
-    """A finding that belongs to a stage, or to that of another check (its code), and a note for the stage's line.
+    """A finding that belongs to a stage, or to that of another check (its code).
 
     `affected` counts by status the outcomes of ranks that failed only because of the blamed ones.
     """
 
     where: Stage | str
     finding: Finding
-    note: str = ""
     affected: Mapping[str, int] = {}
 
 

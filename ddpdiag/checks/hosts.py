@@ -108,10 +108,6 @@ def left_out(seen: Seen[Any], most: int, what: str, tried: str) -> Iterator[Find
 def odd_text(odd: Odd, missing: str, where: Callable[[Sequence[int]], str] = ranks_text) -> str:
     """The ranks of each value, the usual one last: "a on rank 3, but b on ranks 0-2". `missing` is for None."""
     groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
-    parts = [f"{missing if value is None else _short(str(value))} on {where(ranks)}" for value, ranks in groups]
+    parts = [f"{missing if value is None else value} on {where(ranks)}" for value, ranks in groups]
     shown = parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:]
     return ", ".join(shown[:-1]) + (", but " if len(shown) > 1 else "") + shown[-1]
-
-
-def _short(text: str, most: int = 120) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"

@@ -65,20 +65,11 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def given_leaves(self) -> dict[str, str]:
-        """The leaf switch of each host that the user's topology names, with or without the domain of its name.
-
-        A name without its domain counts where it means one leaf only: "n1.a" and "n1.b" may hang on two.
-        """
+        """The leaf switch of each host that the user's topology names, with or without the domain of its name."""
         known = self.options.topology
-        short: dict[str, set[str]] = {}
-        for name, leaf in known.items():
-            short.setdefault(short_name(name), set()).add(leaf)
-        found: dict[str, str] = {}
-        for name, _ in self.hosts:
-            alike = short.get(short_name(name), set())
-            leaf = known.get(name) or known.get(short_name(name)) or (min(alike) if len(alike) == 1 else "")
-            found |= {name: leaf} if leaf else {}
-        return found
+        short = {short_name(name): leaf for name, leaf in known.items()}
+        leaves = {name: known.get(name, short.get(short_name(name), "")) for name, _ in self.hosts}
+        return {name: leaf for name, leaf in leaves.items() if leaf}
 
     @cached_property
     def gpus(self) -> int:

@@ -35,7 +35,7 @@ def lines_of(recording: Recording, judged: Sequence[Judged]) -> Lines:
     beside = _of_the_run(judged, concerns)
     absent = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
     stages = tuple(
-        _line(stage, own, recording, outcomes, beside.get(stage, _Beside()), absent)
+        _line(stage, own, recording, outcomes, beside.get(stage, ()), absent)
         for stage in Stage
         if (own := [j for j in judged if j.check.stage is stage and j.check.measure is not None])
     )
@@ -46,22 +46,20 @@ def lines_of(recording: Recording, judged: Sequence[Judged]) -> Lines:
     return Lines(stages, tuple(checks))
 
 
-class _Beside(NamedTuple):
-    """The findings of checks of the run about a stage, and a note on it."""
-
-    findings: tuple[Finding, ...] = ()
-    note: str = ""
-
-
 def _line(
-    stage: Stage, own: Sequence[Judged], recording: Recording, outcomes: ByCode, beside: _Beside, waited: float
+    stage: Stage,
+    own: Sequence[Judged],
+    recording: Recording,
+    outcomes: ByCode,
+    beside: Sequence[Finding],
+    waited: float,
 ) -> StageLine:
-    status = _status(own, recording, outcomes)
-    findings = [*(finding for j in own for finding in j.findings), *beside.findings]
+    """The line of a stage; `beside` are the findings about it of checks of the run."""
+    status, note = _status(own, recording, outcomes), ""
+    findings = [*(finding for j in own for finding in j.findings), *beside]
     severities = {finding.severity for finding in findings}
-    note = beside.note
-    if stage is Stage.LAUNCH and any(finding.severity is Severity.ERROR for finding in beside.findings):
-        status = "error"
+    if stage is Stage.LAUNCH and (errors := [f.title for f in beside if f.severity is Severity.ERROR]):
+        status, note = "error", errors[0]
     if status == "interrupted":
         truncated = next(j.check for j in own if _is_truncated(outcomes.get(j.check.code, ())))
         note = f"interrupted in {truncated.code} ({truncated.name})"
@@ -111,14 +109,14 @@ def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
     return any(outcome.told and outcome.status is Status.SKIPPED for outcome in outcomes)
 
 
-def _of_the_run(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, _Beside]:
+def _of_the_run(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, list[Finding]]:
+    """The findings of checks of the run, by the stage that they are about."""
     stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
     stages |= {j.check.code: j.check.stage for j in judged}
-    beside: dict[Stage, _Beside] = {}
+    beside: dict[Stage, list[Finding]] = {}
     for concern in concerns:
         if (stage := stages.get(concern.where)) is not None:
-            known = beside.get(stage, _Beside())
-            beside[stage] = _Beside((*known.findings, concern.finding), known.note or concern.note)
+            beside.setdefault(stage, []).append(concern.finding)
     return beside
 
 

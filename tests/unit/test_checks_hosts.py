@@ -35,10 +35,6 @@ def test_the_odd_value_comes_first_and_the_usual_one_last(golden):
     golden(odd_text(odd, missing="unset"))
 
 
-def test_long_values_are_shortened_in_the_middle():
-    assert len(odd_text(odd_ones_out({0: "x" * 999, 1: "y", 2: "y"}), missing="unset")) < 200
-
-
 def test_hosts_without_an_answer_are_left_out():
     seen = seen_of(CHECK, {2: Data({}, {})}, size=4)
     assert [(host.name, tuple(rows)) for host, rows in answers_by_host(seen)] == [("n1", (2,))]

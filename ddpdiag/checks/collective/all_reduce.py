@@ -204,14 +204,8 @@ def _of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
     if len(pattern.senders) == len(pattern.receivers) == 1 and not pattern.hosts:
         link = (pattern.senders[0], pattern.receivers[0])
         return Culprit("the sender, the receiver or the path between them corrupts this data", links=(link,))
-    if pattern.hosts or (pattern.senders and pattern.receivers):
-        ranks = tuple(sorted({*pattern.hosts, *pattern.senders, *pattern.receivers}))
+    if ranks := tuple(sorted({*pattern.hosts, *pattern.senders, *pattern.receivers})):
         return Culprit("the values that it sends or receives are wrong, and between the others they are correct", ranks)
-    if pattern.senders:
-        why = "the values that it sends arrive wrong, and those of the others arrive unchanged"
-        return Culprit(why, pattern.senders)
-    if pattern.receivers:
-        return Culprit("the values that it receives are wrong, and at the others they are correct", pattern.receivers)
     why = "only values on these links arrive wrong; the sender, the receiver or the path between them is at fault"
     return Culprit(why, links=pattern.links)
 

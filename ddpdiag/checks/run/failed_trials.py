@@ -194,7 +194,7 @@ def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
         case Status.HUNG, "D":
             return f"Run `dmesg -T` on {hosts}: a driver or file system there does not answer."
         case Status.DIED | Status.UNHEARD, _:
-            words = last_words(outcome.detail)[:160].rstrip(".")
+            words = last_words(outcome.detail).rstrip(".")
             output = f" Its last output: {words}." if words else ""
             return (
                 f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {hosts}, and read the output of "

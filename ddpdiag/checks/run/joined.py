@@ -29,7 +29,7 @@ from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, See
 from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import short_name
-from ddpdiag.model import EventKind, Finding, Scalar
+from ddpdiag.model import EventKind, Finding
 
 FINDINGS = {
     "absent": FindingSpec.error("a rank never joined. Its host is named where it is known.", effect=Effect.UNKNOWN)
@@ -55,11 +55,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {waited:.0f} s; {who} did not."
     they = "It belongs" if len(absent) == 1 else "They belong"
     where = f" {they} on {names_text(_named(homes, absent))}." if homes else ""
-    evidence: dict[str, Scalar | list[Scalar]] = {
-        "came": len(seen.world.arrivals),
-        "expected": seen.world.size,
-        "waited_seconds": round(waited, 1),
-    }
     fix, hosts = _LOOK, _named(homes, absent)
     if seen.world.launcher == "slurm" and hosts:
         # Slurm knows more of its nodes than a process that was never started can write.
@@ -70,7 +65,11 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         came + where + doubt,
         ranks=blamed,
         hosts=_named(homes, blamed),
-        evidence=evidence,
+        evidence={
+            "came": len(seen.world.arrivals),
+            "expected": seen.world.size,
+            "waited_seconds": round(waited, 1),
+        },
         fix=fix,
     )
 
@@ -112,16 +111,9 @@ def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]
     )
 
 
-def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
-    """Ranks that never joined belong to the launch stage."""
-    absent = {event.rank for event in seen.recording.events if event.kind is EventKind.ABSENT}
-    note = f"{len(absent):,} of {seen.world.size:,} ranks never joined"
-    return (Concern(Stage.LAUNCH, finding, note) for finding in seen.findings)
-
-
 def report(seen: Seen[Nothing]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(concerns=tuple(concerns(seen)))
+    """Ranks that never joined belong to the launch stage."""
+    return Contribution(concerns=tuple(Concern(Stage.LAUNCH, finding) for finding in seen.findings))
 
 
 CHECK: Check[Nothing] = Check(__name__, "RUN001", "roll-call", Stage.RUN, Scope.WORLD)

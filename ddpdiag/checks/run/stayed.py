@@ -179,18 +179,12 @@ def _fix(loss: Loss) -> str:
     )
 
 
-def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
-    """The checks during which ranks were lost, with the worst finding."""
-    lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
-    if seen.findings and lost:
-        worst = min(seen.findings, key=lambda finding: tuple(Severity).index(finding.severity))
-        unheard = (o.code for o in seen.recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
-        yield from (Concern(code, worst) for code in dict.fromkeys(unheard))
-
-
 def report(seen: Seen[Nothing]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(concerns=tuple(concerns(seen)))
+    """The worst finding concerns the checks during which ranks were lost."""
+    lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
+    codes = dict.fromkeys(o.code for o in seen.recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
+    worst = min(seen.findings, key=lambda finding: tuple(Severity).index(finding.severity), default=None)
+    return Contribution(concerns=tuple(Concern(code, worst) for code in codes if worst is not None))
 
 
 CHECK: Check[Nothing] = Check(__name__, "RUN002", "presence", Stage.RUN, Scope.WORLD)

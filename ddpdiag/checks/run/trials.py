@@ -163,24 +163,6 @@ def _finding_of(seen: Seen[Nothing], failure: Failure) -> Finding:
     return finding
 
 
-def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
-    """The check of each trial that failed, with its finding."""
-    for finding, alike in _by_kind(seen) if seen.findings else ():
-        for failure in alike:
-            # The ranks that waited for the blamed ones until the deadline, or reported that another rank failed.
-            others = [
-                o
-                for o in failure.outcomes
-                if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
-                if o.status not in (Status.DONE, Status.SKIPPED)
-            ]
-            is_blamed = bool(failure.blame.ranks) and not failure.bypassed
-            affected = Counter(o.status.value for o in others) if is_blamed else {}
-            yield Concern(failure.trial.code, finding, affected=affected)
-            # The finding is a note then, and what explains it is the error.
-            yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
-
-
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:
     """Whether the failure is only a consequence of an error of another check."""
     return failure.is_explained and cause.severity is Severity.ERROR
@@ -303,9 +285,27 @@ def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
             )
 
 
+def _concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
+    """The check of each trial that failed, with its finding."""
+    for finding, alike in _by_kind(seen) if seen.findings else ():
+        for failure in alike:
+            # The ranks that waited for the blamed ones until the deadline, or reported that another rank failed.
+            others = [
+                o
+                for o in failure.outcomes
+                if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
+                if o.status not in (Status.DONE, Status.SKIPPED)
+            ]
+            is_blamed = bool(failure.blame.ranks) and not failure.bypassed
+            affected = Counter(o.status.value for o in others) if is_blamed else {}
+            yield Concern(failure.trial.code, finding, affected=affected)
+            # The finding is a note then, and what explains it is the error.
+            yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
+
+
 def report(seen: Seen[Nothing]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(concerns=tuple(concerns(seen)))
+    """The findings, each with the checks whose trials it is about."""
+    return Contribution(concerns=tuple(_concerns(seen)))
 
 
 # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
