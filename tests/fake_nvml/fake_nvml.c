@@ -23,7 +23,7 @@ struct answer { int code; unsigned sleep_seconds; };
 struct link { struct value state, speed, errors[6]; const char *remote; };
 struct process { unsigned pid; unsigned long long used; };
 struct gpu {
-    const char *uuid, *name, *bus_id, *vbios;
+    const char *uuid, *name, *bus_id;
     struct value values[KEYS];
     struct answer answers[FUNCTIONS];
     unsigned links, processes, graphics;
@@ -167,11 +167,6 @@ int nvmlDeviceGetUUID(const struct gpu *gpu, char *uuid, unsigned size) {
     return text(uuid, size, gpu->uuid);
 }
 
-int nvmlDeviceGetVbiosVersion(const struct gpu *gpu, char *version, unsigned size) {
-    ENTER(nvmlDeviceGetVbiosVersion);
-    return text(version, size, gpu->vbios);
-}
-
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 int nvmlDeviceGetPciInfo_v3(const struct gpu *gpu, struct pci *pci) {
     ENTER(nvmlDeviceGetPciInfo_v3);
@@ -189,7 +184,6 @@ NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, clock_events)
 NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, clock_events)
 NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, power_limit_mw)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, default_power_limit_mw)
-NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, pcie_generation)
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, pcie_generation_max)
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, pcie_width)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, pcie_width_max)
@@ -201,7 +195,6 @@ NUMBER(nvmlDeviceGetPowerUsage, unsigned, power_mw)
 int nvmlDeviceGetClockInfo(const struct gpu *gpu, unsigned type, unsigned *mhz) {
     ENTER(nvmlDeviceGetClockInfo);
     if (type == 1) GIVE(mhz, sm_mhz);
-    else if (type == 2) GIVE(mhz, memory_mhz);
     else return INVALID_ARGUMENT;
     return SUCCESS;
 }
@@ -214,32 +207,10 @@ int nvmlDeviceGetUtilizationRates(const struct gpu *gpu, struct utilization *rat
     return SUCCESS;
 }
 
-struct margin { unsigned version; int celsius; };
-int nvmlDeviceGetMarginTemperature(const struct gpu *gpu, struct margin *margin) {
-    ENTER(nvmlDeviceGetMarginTemperature);
-    if (margin->version != 0x1000008) return VERSION_MISMATCH;
-    GIVE(&margin->celsius, margin_celsius);
-    return SUCCESS;
-}
-
 int nvmlDeviceGetTemperature(const struct gpu *gpu, int sensor, unsigned *celsius) {
     ENTER(nvmlDeviceGetTemperature);
     if (sensor != 0) return INVALID_ARGUMENT;
     GIVE(celsius, celsius);
-    return SUCCESS;
-}
-
-int nvmlDeviceGetTemperatureThreshold(const struct gpu *gpu, int which, unsigned *celsius) {
-    ENTER(nvmlDeviceGetTemperatureThreshold);
-    if (which != 1) return NOT_SUPPORTED;
-    GIVE(celsius, slowdown_celsius);
-    return SUCCESS;
-}
-
-int nvmlDeviceGetEccMode(const struct gpu *gpu, unsigned *current, unsigned *pending) {
-    ENTER(nvmlDeviceGetEccMode);
-    GIVE(current, ecc);
-    GIVE(pending, ecc_pending);
     return SUCCESS;
 }
 
@@ -275,7 +246,6 @@ int nvmlDeviceGetMemoryInfo_v2(const struct gpu *gpu, struct memory_v2 *memory) 
 int nvmlDeviceGetTotalEccErrors(const struct gpu *gpu, unsigned type, unsigned counter, unsigned long long *count) {
     ENTER(nvmlDeviceGetTotalEccErrors);
     if (type == 1 && counter == 0) GIVE(count, uncorrected_volatile);
-    else if (type == 1 && counter == 1) GIVE(count, uncorrected_aggregate);
     else if (type == 0 && counter == 0) GIVE(count, corrected_volatile);
     else return INVALID_ARGUMENT;
     return SUCCESS;
@@ -284,9 +254,8 @@ int nvmlDeviceGetTotalEccErrors(const struct gpu *gpu, unsigned type, unsigned c
 int nvmlDeviceGetMemoryErrorCounter(const struct gpu *gpu, unsigned type, unsigned counter, unsigned where,
                                     unsigned long long *count) {
     ENTER(nvmlDeviceGetMemoryErrorCounter);
-    if (type != 1 || where != 7) return NOT_SUPPORTED;
-    if (counter == 0) GIVE(count, sram_volatile);
-    else GIVE(count, sram_aggregate);
+    if (type != 1 || where != 7 || counter != 0) return NOT_SUPPORTED;
+    GIVE(count, sram_volatile);
     return SUCCESS;
 }
 
@@ -300,23 +269,8 @@ struct sram {
 int nvmlDeviceGetSramEccErrorStatus(const struct gpu *gpu, struct sram *sram) {
     ENTER(nvmlDeviceGetSramEccErrorStatus);
     if (sram->version != 0x1000068) return VERSION_MISMATCH;
-    GIVE(&sram->aggregate_secded, sram_aggregate);
     GIVE(&sram->volatile_secded, sram_volatile);
     GIVE(&sram->threshold_exceeded, sram_threshold_exceeded);
-    return SUCCESS;
-}
-
-int nvmlDeviceGetRetiredPages(const struct gpu *gpu, unsigned cause, unsigned *count, unsigned long long *addresses) {
-    unsigned pages;
-    ENTER(nvmlDeviceGetRetiredPages);
-    if (cause == 0) GIVE(&pages, retired_single);
-    else GIVE(&pages, retired_double);
-    if (!addresses || *count < pages) {
-        *count = pages;
-        return pages ? INSUFFICIENT_SIZE : SUCCESS;
-    }
-    *count = pages;
-    for (unsigned i = 0; i < pages; i++) addresses[i] = 0x1000 * (i + 1);
     return SUCCESS;
 }
 

@@ -22,7 +22,7 @@ A file describes GPUs by the keys that fake_nvml.c gives out:
 - `p2p`: of "read", "write", "nvlink" and "atomics" such rows, as `nvidia-smi topo -p2p` has them ("X OK CNS DR"), or
   one word for all pairs. "-" is not supported.
 
-Of a GPU: `name`, `vbios`, `nvlinks` (`count`, `down`, `speed_mbps`, `errors`: link -> kind -> number, `remotes`: the
+Of a GPU: `name`, `nvlinks` (`count`, `down`, `speed_mbps`, `errors`: link -> kind -> number, `remotes`: the
 index of the GPU at the end of each link, else it is a switch), `processes` and `graphics` ([pid, bytes] each), `codes`
 (function -> what it returns), `sleep_seconds` (function -> how long it hangs), and numbers. A number that is null or
 not there is not supported; [before, after] is one that changes after it was read.
@@ -49,7 +49,7 @@ STATUSES = {"OK": 0, "CNS": 1, "GNS": 2, "TNS": 3, "DR": 4, "NS": 5, "U": 6}
 CAPABILITIES = ("read", "write", "nvlink", "atomics")
 SWITCH = "00000000:05:00.0"
 # Keys of a GPU that are no numbers, or not one number.
-OTHERS = {"name", "vbios", "nvlinks", "processes", "graphics", "codes", "sleep_seconds"}
+OTHERS = {"name", "nvlinks", "processes", "graphics", "codes", "sleep_seconds"}
 
 
 def compiler() -> str | None:
@@ -158,7 +158,6 @@ def _gpu(index: int, gpu: dict, host: dict) -> str:
         "uuid": json.dumps(uuid_of(index)),
         "name": json.dumps(gpu["name"]),
         "bus_id": json.dumps(_bus_id(index)),
-        "vbios": json.dumps(gpu["vbios"]) if gpu.get("vbios") else "0",
         "values": f"{{ {values} }}",
         "answers": f"{{ {_answers(gpu)} }}",
         "links": links["count"],

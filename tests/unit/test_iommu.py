@@ -1,4 +1,4 @@
-"""What lies around GPUs: ACS in config spaces built by hand, IOMMU groups, kernel parameters, a virtual machine."""
+"""What lies around GPUs: ACS in config spaces built by hand, IOMMU groups, a virtual machine."""
 
 import os
 import struct
@@ -13,7 +13,6 @@ from ddpdiag.probes.gpu.iommu import (
     Surroundings,
     acs_control,
     on_local_cores,
-    parameters,
     processor_maker,
     surroundings,
 )
@@ -70,11 +69,6 @@ def test_forwarding_alone_redirects_nothing(control, redirects):
     assert Bridge("0000:17:01.0", control).redirects is redirects
 
 
-def test_only_parameters_that_concern_p2p_are_recorded():
-    line = "BOOT_IMAGE=/vmlinuz root=UUID=1 secret=hunter2 iommu=pt intel_iommu=on pci=noaer,noacs,realloc=off quiet"
-    assert list(parameters(line)) == ["iommu=pt", "intel_iommu=on", "pci=noacs", "pci=realloc=off"]
-
-
 # A board: two GPUs at one switch, a third at another root port.
 ROOT, UP, DOWN_A, DOWN_B = "0000:17:01.0", "0000:18:00.0", "0000:19:00.0", "0000:19:04.0"
 GPU_A, GPU_B, GPU_C, OTHER_ROOT = "0000:1a:00.0", "0000:1b:00.0", "0000:65:00.0", "0000:64:01.0"
@@ -85,12 +79,11 @@ PATHS = {
 }
 
 
-def board(folder: Path, *, domain: str | None = "DMA-FQ", cmdline: str = "", flags: str = "fpu vme", **acs: bytes):
+def board(folder: Path, *, domain: str | None = "DMA-FQ", flags: str = "fpu vme", **acs: bytes):
     """Roots of /proc and /sys; `acs` are config spaces by the name of a bridge (root, up, a, b)."""
     proc, sys = (folder / name for name in ("proc", "sys"))
     for root in (proc, sys / "bus/pci/devices"):
         root.mkdir(parents=True)
-    (proc / "cmdline").write_text(cmdline)
     (proc / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     for path in PATHS.values():
         (sys / "devices" / path).mkdir(parents=True)
@@ -127,19 +120,10 @@ def test_bridges_between_two_gpus_are_those_above_one_of_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("domain", "cmdline", "translates"),
-    [
-        ("DMA", "", True),
-        ("DMA-FQ", "iommu=pt", True),  # the group's own word counts
-        ("identity", "intel_iommu=on", False),
-        ("", "iommu=pt", False),
-        ("", "iommu.passthrough=1", False),
-        ("", "intel_iommu=on", None),
-        (None, "intel_iommu=on", False),
-    ],
+    ("domain", "translates"), [("DMA", True), ("DMA-FQ", True), ("identity", False), ("", None), (None, False)]
 )
-def test_whether_the_iommu_translates_is_told_by_the_group_of_the_gpu(tmp_path, domain, cmdline, translates):
-    assert around(tmp_path, domain=domain, cmdline=cmdline).translates(GPU_A) is translates
+def test_whether_the_iommu_translates_is_told_by_the_group_of_the_gpu(tmp_path, domain, translates):
+    assert around(tmp_path, domain=domain).translates(GPU_A) is translates
 
 
 def test_a_virtual_machine_shows_itself(tmp_path):
@@ -187,5 +171,5 @@ def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):
 
 def test_a_host_that_shows_nothing_is_no_error(tmp_path):
     found = surroundings(["0000:1a:00.0"], tmp_path / "p", tmp_path / "s")
-    assert (found.bridges, found.virtual, found.parameters) == ((), None, ())
+    assert (found.bridges, found.virtual) == ((), None)
     assert found.translates("0000:1a:00.0") is None

@@ -390,7 +390,6 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "gpus": [*map(_label, _gpus_of(pairs) or translated)],
             "pairs": len(pairs),
             "pairs_at_a_switch": len(detours),
-            "kernel_parameters": [*around.parameters],
         },
         fix=f"{'T' if detours else 'Nothing to do if P2P002 finds no slow or wrong copies. Otherwise t'}{fix}",
     )

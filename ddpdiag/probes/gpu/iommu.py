@@ -16,9 +16,6 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 
-# Kernel parameters that concern P2P (Documentation/admin-guide/kernel-parameters.txt); of pci= these parts only.
-_PARAMETERS = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict", "pcie_acs_override")
-_PCI_PARTS = ("noacs", "disable_acs_redir", "config_acs", "realloc", "noats")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 # linux/pci_regs.h: where the extended capabilities start, and the one that is looked for.
@@ -59,12 +56,10 @@ class Slot(Struct, frozen=True, kw_only=True):
 class Surroundings(Struct, frozen=True, kw_only=True):
     """A host around its GPUs.
 
-    `parameters` are those of the kernel that concern P2P. `virtual` is None where the processor has no flag that says
-    whether this is a virtual machine (ARM).
-    `processor` is its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
+    `virtual` is None where the processor has no flag that says whether this is a virtual machine (ARM). `processor` is
+    its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
     """
 
-    parameters: tuple[str, ...] = ()
     virtual: bool | None = None
     slots: tuple[Slot, ...] = ()
     bridges: tuple[Bridge, ...] = ()
@@ -89,10 +84,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
         slot = self.slot(pci)
         if slot.domain is not None:
             return slot.domain.upper().startswith("DMA")
-        if slot.grouped is False:
-            return False
-        passed = {"iommu=pt", "iommu.passthrough=1", "iommu.passthrough=on", "iommu.passthrough=y"}
-        return False if passed & {parameter.lower() for parameter in self.parameters} else None
+        return False if slot.grouped is False else None
 
 
 def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surroundings:
@@ -109,7 +101,6 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surrou
     # x86 has a flag that hypervisors set; Xen also shows itself in sysfs.
     flags, is_xen = cpu.get("flags"), bool(names_in(sys_root / "hypervisor"))
     return Surroundings(
-        parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
         virtual=is_xen or (None if flags is None else "hypervisor" in flags.split()),
         slots=slots,
         bridges=tuple(bridges),
@@ -150,16 +141,6 @@ def processor_maker(proc_root: Path) -> str | None:
 
 def _maker(cpu: Mapping[str, str]) -> str | None:
     return cpu.get("vendor_id") or ("ARM" if "CPU implementer" in cpu else None)
-
-
-def parameters(cmdline: str) -> Iterator[str]:
-    """The kernel parameters that concern P2P; the others may hold anything and are not recorded."""
-    for word in cmdline.split():
-        name, _, value = word.partition("=")
-        if name in _PARAMETERS:
-            yield word
-        elif name == "pci":
-            yield from (f"pci={part}" for part in value.split(",") if part.startswith(_PCI_PARTS))
 
 
 def acs_control(config: bytes) -> int | None:
