@@ -1,9 +1,8 @@
 """GPU001: the GPUs that should be there."""
 
 import pytest
-from seen import seen_of, together
+from seen import seen_of
 
-from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.present import CHECK, Data
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu, Trouble
@@ -186,31 +185,6 @@ def test_a_lost_gpu_is_named_once(golden):
     (finding,) = found(Data(nvml=nvml, functions=functions(2), visible=2))
     assert (finding.code, finding.hosts) == ("GPU001.lost", ("n0",))
     assert "0000:1b:00.0" in finding.message
-    golden(finding)
-
-
-def test_different_models_on_one_host_are_a_warning(golden):
-    nvml = Enumeration(gpus=(gpu(0), gpu(1), gpu(2, name="NVIDIA T400")))
-    (finding,) = found(Data(nvml=nvml, functions=functions(3), visible=3))
-    assert finding.code == "GPU001.mixed"
-    assert (finding.gpus, finding.hosts) == (("GPU-0-2",), ("n0",))
-    golden(finding)
-
-
-def test_a_card_for_the_display_that_the_job_does_not_see_is_no_other_model():
-    display = gpu(2, name="NVIDIA DGX Display", uuid="GPU-0-2")
-    row = Data(nvml=Enumeration(gpus=(gpu(0), gpu(1), display)), functions=functions(3), visible=2, promised=2)
-    torch = devices.Data(torch="2", gpus=tuple(devices.TorchGpu("NVIDIA H100", f"GPU-0-{index}") for index in range(2)))
-    (known, other) = (seen_of(check, {0: own}) for check, own in ((CHECK, row), (devices.CHECK, torch)))
-    assert [finding.code for finding in CHECK.judge(known)] == ["GPU001.mixed"]
-    assert list(CHECK.judge(together(known, other))) == []
-
-
-def test_a_host_with_other_gpus_is_the_odd_one_out(golden):
-    other = Enumeration(gpus=(gpu(0, host=2, name="NVIDIA A100"),))
-    (finding,) = found(healthy(1), healthy(1, host=1), Data(nvml=other, functions=functions(1), visible=1))
-    assert finding.code == "GPU001.mixed"
-    assert finding.hosts == ("n2",)
     golden(finding)
 
 

@@ -61,14 +61,13 @@ WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")
 
 
 class Card(NamedTuple):
-    """A GPU of the job: its host, the driver's version there, and the ranks that take it (none: not known).
+    """A GPU of the job: its host, and the ranks that take it (none: not known).
 
     `certain` is False where it is not known which GPUs of the host the job may use: it may be another job's.
     """
 
     host: Host
     health: Health
-    driver: str | None
     takers: tuple[int, ...]
     certain: bool = True
 
@@ -179,12 +178,12 @@ def cards_of(seen: Seen[Any]) -> tuple[Card, ...]:
     takers = takers_of(seen)
     cards: dict[str, Card] = {}
     for host, answers in answers_by_host(seen.of(by_code("GPU003"))):
-        found = [(look.driver, health) for look in answers.values() for health in look.gpus if health.error is None]
-        usable = _usable_on(seen, host, [health for _, health in found])
-        for driver, health in sorted(found, key=lambda pair: pair[1].index):
+        found = [health for look in answers.values() for health in look.gpus if health.error is None]
+        usable = _usable_on(seen, host, found)
+        for health in sorted(found, key=lambda health: health.index):
             key = key_of(host.name, health)
             if usable is None or health.uuid is None or health.uuid in usable:
-                cards.setdefault(key, Card(host, health, driver, takers.get(key, ()), usable is not None))
+                cards.setdefault(key, Card(host, health, takers.get(key, ()), usable is not None))
     return tuple(cards.values())
 
 

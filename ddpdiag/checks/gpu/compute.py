@@ -126,7 +126,7 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
             card = read._replace(takers=tuple(sorted({*read.takers, rank})))
         else:
             health = Health(index=index, uuid=first.uuid, pci=first.pci, name=first.device)
-            card = Card(host, health, None, (rank,))
+            card = Card(host, health, (rank,))
         is_slice = bool(card.health.mig) or " MIG " in first.device
         model = None if is_slice or used[first.uuid or ""] > 1 else (first.device, first.processors)
         measured = tuple(run for run in each if run.flop_per_s) or (first,)

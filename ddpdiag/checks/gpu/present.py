@@ -26,15 +26,13 @@ src/transport/p2p.cc, and NCCL issues 1066, 1647 and 1948.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, nvml_fix, ranks_text, xid_fix
-from ddpdiag.checks.odd import no_majority
-from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
@@ -49,7 +47,6 @@ from ddpdiag.probes.gpu.visibility import (
     withheld_gpus,
 )
 from ddpdiag.probes.host.kernel import proc_root, sys_root
-from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import byte_count, count
 
 FINDINGS = {
@@ -64,7 +61,6 @@ FINDINGS = {
     ),
     "hidden": FindingSpec("GPUs are present, but CUDA_VISIBLE_DEVICES hides them."),
     "isolated": FindingSpec.warning("ranks of a host cannot open each other's GPUs."),
-    "mixed": FindingSpec.warning("GPUs of different models, on one host or between hosts."),
 }
 
 
@@ -177,35 +173,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # What is not there cannot be shown either.
         if not any(finding.severity is Severity.ERROR for finding in absent):
             yield from _hidden(seen, host)
-    torch = seen.of(by_code("GPU002")).by_rank
-    used = [_used(host, {rank: {gpu.uuid for gpu in row.gpus} for rank, row in torch.items()}) for host in hosts]
-    yield from _mixed(seen, used)
     yield from _isolated(seen, hosts)
-
-
-def _mixed(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
-    """GPUs of other models than most have; where all of a host differ, it is named whole."""
-    gpus = [(host, gpu) for host in hosts for gpu in host.gpus if gpu.name]
-    odd = odd_ones_out({number: gpu.name for number, (_, gpu) in enumerate(gpus)})
-    if odd is None:
-        return
-    parts = []
-    for model, numbers in odd.groups.items():
-        places = list(dict.fromkeys(gpus[number][0].name for number in numbers))
-        parts.append(f"{model} ({count(len(numbers), 'GPU')} on {names_text(places, 4)})")
-    others = [gpus[number] for number in odd.ranks]
-    names = list(dict.fromkeys(host.name for host, _ in others))
-    yield seen.finding(
-        "mixed",
-        "GPUs have different models",
-        f"{'; '.join(parts)}. One model is expected, because the slowest GPU limits all ranks."
-        f"{no_majority(others, 'GPU')}",
-        ranks=tuple(rank for host in hosts if host.name in names for rank in host.ranks),
-        gpus=tuple(gpu.uuid for _, gpu in others if gpu.uuid),
-        fix="Ask for one model (Slurm: `--constraint=FEATURE` or `--gres=gpu:MODEL:N`), choose GPUs of one model on a "
-        "host (`export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=...`), or "
-        f"{leave_out(names) if names else 'leave the hosts of one model out'}.",
-    )
 
 
 def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
@@ -389,14 +357,6 @@ def _is_closed(host: HostGpus) -> bool:
     sets = [{gpu.uuid for gpu in gpus} for gpus in whole if gpus]
     together = set[str | None]().union(*sets)
     return len(sets) > 1 and any(own != together for own in sets)
-
-
-def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:
-    """The host without GPUs that torch shows to no rank, such as one for the display; else as it is."""
-    if not all(rank in shown for rank in host.ranks):
-        return host
-    every = set[str | None]().union(*(shown[rank] for rank in host.ranks))
-    return structs.replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.uuid in every) or host.gpus)
 
 
 def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
