@@ -19,20 +19,28 @@ def room(free, size=64 * GIB, error=None):
     return Data(SharedMemory(size, free, error))
 
 
-def test_enough_is_silent():
-    assert found(room(1 * GIB), room(1 * GIB), gpus=2) == []
+SMALL, FULL = room(64 * MIB, size=64 * MIB), room(0, size=64 * MIB, error="No space left on device")
+# /dev/shm of each rank of a host, its GPUs, and the finding.
+HOSTS = {
+    "enough": ([room(1 * GIB)] * 2, 2, None),
+    "a container's default without GPUs": ([SMALL] * 2, 0, ("small", Severity.WARNING)),
+    "a container's default with GPUs": ([SMALL] * 2, 2, ("small", Severity.ERROR)),
+    "little of much": ([room(1 * MIB, size=64 * GIB)], 1, ("small", Severity.ERROR)),
+    "many ranks": ([room(600 * MIB)] * 16, 16, ("small", Severity.ERROR)),
+    "a file without pages": ([FULL], 0, ("unusable", Severity.WARNING)),
+    "a file without pages with a GPU": ([FULL], 1, ("unusable", Severity.ERROR)),
+    "a missing one": ([Data(None)], 1, ("unusable", Severity.ERROR)),
+}
 
 
-def test_a_containers_default_is_a_warning_without_gpus(golden):
-    (finding,) = found(room(64 * MIB, size=64 * MIB), room(64 * MIB, size=64 * MIB))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == (0, 1)
-    golden(finding)
-
-
-def test_a_containers_default_is_an_error_with_two_gpus():
-    (finding,) = found(room(64 * MIB), room(64 * MIB), gpus=2)
-    assert finding.severity is Severity.ERROR
+@pytest.mark.parametrize("host", HOSTS)
+def test_shared_memory_that_is_small_or_unusable_is_one_finding_of_the_host(golden, host):
+    rows, gpus, expected = HOSTS[host]
+    findings = found(*rows, ranks_per_node=len(rows), gpus=gpus)
+    words = [(finding.code.removeprefix("HST003."), finding.severity, finding.ranks) for finding in findings]
+    assert words == ([] if expected is None else [(*expected, tuple(range(len(rows))))])
+    if findings:
+        golden(*findings)
 
 
 def all_reduced(*ranks, backend="nccl", wrong=0):
@@ -62,29 +70,6 @@ def test_a_containers_default_with_which_nccl_passed_is_a_warning(golden):
 )
 def test_an_all_reduce_that_proves_nothing_leaves_the_error(col001):
     assert judged_beside(col001, 64 * MIB).severity is Severity.ERROR
-
-
-def test_a_full_one_is_judged_by_what_is_free():
-    (finding,) = found(room(1 * MIB, size=64 * GIB), gpus=1)
-    assert finding.severity is Severity.ERROR
-
-
-def test_many_ranks_need_more_than_the_usual(golden):
-    (finding,) = found(*[room(600 * MIB)] * 16, ranks_per_node=16, gpus=16)
-    assert finding.severity is Severity.ERROR
-    golden(finding)
-
-
-def test_a_file_without_pages_is_an_error_only_with_gpus(golden):
-    full = room(0, size=64 * MIB, error="No space left on device")
-    (with_gpu,), (without,) = found(full, gpus=1), found(full)
-    assert (with_gpu.severity, without.severity) == (Severity.ERROR, Severity.WARNING)
-    golden(with_gpu, without)
-
-
-def test_a_missing_one_is_a_finding():
-    (finding,) = found(Data(None), gpus=1)
-    assert finding.code == "HST003.unusable"
 
 
 def test_one_rank_of_a_host_speaks_for_all_of_its_ranks():

@@ -32,41 +32,36 @@ def found(made, *severities):
     return [finding for finding in CHECK.judge(made) if finding.severity in wanted]
 
 
-def test_torchruns_that_met_are_silent():
-    assert found(seen(launcher="torchrun", SLURM_STEP_NUM_TASKS="2", GROUP_WORLD_SIZE="2")) == []
+ALONE = {"launcher": "torchrun", "GROUP_WORLD_SIZE": "1"}
+PER_HOST = ALONE | {"SLURM_STEP_NUM_TASKS": "2"}
+# The step, and the severity of its finding.
+STEPS = {
+    "torchruns that met": (PER_HOST | {"GROUP_WORLD_SIZE": "2"}, None),
+    "several torchruns on a host that do not meet": (ALONE, ("torchruns", Severity.ERROR)),
+    "a torchrun for each host": (PER_HOST, ("torchruns", Severity.WARNING)),
+    "torchruns with GPUs of their own": (ALONE | {"SLURM_GPUS_PER_TASK": "1"}, ("torchruns", Severity.WARNING)),
+    "the same since Slurm 23.11": (ALONE | {"SLURM_TRES_PER_TASK": "gres/gpu=1"}, ("torchruns", Severity.WARNING)),
+    "a group size that no torchrun set": ({"GROUP_WORLD_SIZE": "1"}, None),
+    "fewer processors": ({"cpus": 1, "SLURM_CPUS_PER_TASK": "8"}, ("cpus", Severity.WARNING)),
+    "as many processors": ({"cpus": 8, "SLURM_CPUS_PER_TASK": "8"}, None),
+    "more processors": ({"cpus": 16, "SLURM_CPUS_PER_TASK": "8"}, None),
+    "tasks that are no number": ({"SLURM_STEP_NUM_TASKS": "many"}, None),
+    "no tasks": ({"SLURM_STEP_NUM_TASKS": "0"}, None),
+    "the shell of salloc": ({"SLURM_STEP_ID": "4294967290"}, None),
+    "a job that is no number": ({"SLURM_JOB_ID": "\ud800"}, None),
+    "a huge number of hosts": ({"SLURM_STEP_NUM_NODES": "9" * 99}, None),
+}
 
 
-def test_several_torchruns_on_a_host_that_do_not_meet_are_an_error(golden):
-    (finding,) = found(seen(launcher="torchrun", GROUP_WORLD_SIZE="1"))
-    assert (finding.code, finding.severity) == ("LCH004.torchruns", Severity.ERROR)
-    golden(finding)
-
-
-def test_a_torchrun_for_each_host_alone_may_be_meant():
-    (finding,) = found(seen(launcher="torchrun", SLURM_STEP_NUM_TASKS="2", GROUP_WORLD_SIZE="1"))
-    assert finding.severity is Severity.WARNING
-
-
-@pytest.mark.parametrize("bound", [{"SLURM_GPUS_PER_TASK": "1"}, {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}])
-def test_torchruns_with_gpus_of_their_own_may_be_meant(bound):
-    (finding,) = found(seen(launcher="torchrun", GROUP_WORLD_SIZE="1", **bound))
-    assert finding.severity is Severity.WARNING
-
-
-def test_a_group_size_that_no_torchrun_set_is_not_read():
-    assert found(seen(GROUP_WORLD_SIZE="1")) == []
-
-
-def test_fewer_processors_than_asked_for_is_a_warning_with_the_variable(golden):
-    (finding,) = found(seen(cpus=1, SLURM_CPUS_PER_TASK="8"))
-    assert (finding.code, finding.severity) == ("LCH004.cpus", Severity.WARNING)
-    assert finding.ranks == ()  # that is how srun was started, and no host's fault
-    golden(finding)
-
-
-@pytest.mark.parametrize("cpus", [8, 16])
-def test_as_many_processors_as_asked_for_are_silent(cpus):
-    assert found(seen(cpus=cpus, SLURM_CPUS_PER_TASK="8")) == []
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_that_breaks_a_job_is_a_finding_that_blames_no_rank(golden, step):
+    variables, expected = STEPS[step]
+    findings = list(CHECK.judge(seen(**variables)))
+    words = [(finding.code.removeprefix("LCH004."), finding.severity) for finding in findings]
+    assert words == ([] if expected is None else [expected])
+    assert all(finding.ranks == () for finding in findings)
+    if findings:
+        golden(*findings)
 
 
 def test_a_world_that_is_larger_than_the_step_is_an_error():
@@ -108,20 +103,6 @@ def test_without_slurm_the_check_has_no_ground(golden):
     golden(skip_text(CHECK, made.world))
     arrivals = {0: structs.replace(made.world.arrivals[0], slurm="12.0")}
     assert skip_text(CHECK, with_arrivals(made, arrivals).world) is None
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"SLURM_STEP_NUM_TASKS": "many"},
-        {"SLURM_STEP_NUM_TASKS": "0"},
-        {"SLURM_STEP_ID": "4294967290"},
-        {"SLURM_JOB_ID": "\ud800"},
-        {"SLURM_STEP_NUM_NODES": "9" * 99},
-    ],
-)
-def test_variables_that_make_no_sense_make_no_step(variables):
-    assert list(CHECK.judge(seen(**variables))) == []
 
 
 def test_only_listed_variables_are_recorded():

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from ddpdiag.probes.gpu.visibility import ProcGpu, nvidia_gpus, withheld_gpus
 from ddpdiag.probes.host.environment import driver_version
 from ddpdiag.probes.host.kernel import age_seconds, boot_id, memory, proc_root, process_state
@@ -84,22 +86,20 @@ def test_the_driver_version_is_read_from_both_kinds_of_module(tmp_path):
     assert driver_version(tmp_path) == "580.95.05"
 
 
-def test_a_process_name_with_blanks_and_parentheses_does_not_hide_the_state(tmp_path):
-    (tmp_path / "42").mkdir()
-    (tmp_path / "42" / "stat").write_text("42 (a) b (c)) D 1 42 42 0 -1\n")
-    (tmp_path / "42" / "wchan").write_text("nvidia_ioctl")
-    assert process_state(42, tmp_path) == ("D", "nvidia_ioctl")
-
-
-def test_a_process_that_runs_waits_nowhere(tmp_path):
-    (tmp_path / "42").mkdir()
-    (tmp_path / "42" / "stat").write_text("42 (python) R 1 42\n")
-    (tmp_path / "42" / "wchan").write_text("0")
-    assert process_state(42, tmp_path) == ("R", None)
-
-
-def test_a_process_that_is_gone_has_no_state(tmp_path):
+@pytest.mark.parametrize(
+    ("stat", "wchan", "state"),
+    [
+        ("42 (a) b (c)) D 1 42 42 0 -1\n", "nvidia_ioctl", ("D", "nvidia_ioctl")),
+        ("42 (python) R 1 42\n", "0", ("R", None)),
+    ],
+    ids=["a name with blanks and parentheses", "a process that runs"],
+)
+def test_a_process_has_a_state_and_a_function_in_which_it_waits(tmp_path, stat, wchan, state):
     assert process_state(42, tmp_path) == (None, None)
+    (tmp_path / "42").mkdir()
+    (tmp_path / "42" / "stat").write_text(stat)
+    (tmp_path / "42" / "wchan").write_text(wchan)
+    assert process_state(42, tmp_path) == state
 
 
 def test_this_process_is_seen_in_the_real_proc():

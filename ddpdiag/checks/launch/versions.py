@@ -80,7 +80,7 @@ _DRIVER_FIX = (
     "to do."
 )
 
-# Beyond this share a slow import is a matter of busy cores (HST001, TRN001), and not of the file system.
+# Beyond this share a slow import is a matter of busy cores (HST001), and not of the file system.
 _BUSY_SHARE = 0.5
 
 
