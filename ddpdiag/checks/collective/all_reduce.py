@@ -13,7 +13,7 @@ ranks. With more ranks than cores the numbers do not describe the machine and ar
 
 Findings:
 
-Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network check the
+Fix: for wrong values see P2P003, which tries variables, and check ACS/IOMMU settings; for a slow network check the
 interface in use.
 
 Confirm by hand: Nccl-tests' `all_reduce_perf -b 8 -e 128M -f 2 -g 1 -c 1` under the same launcher; over gloo, `ddpdiag
@@ -150,7 +150,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     hosts = seen.world.hosts_of(culprit.ranks)
     fix = f"{begun(leave_out(hosts)) if hosts else 'Do not train here'}, and have the memory there tested."
     if backend != "gloo":
-        fix += " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies of GPUs are at fault."
+        fix += " If P2P003 of this report names variables with which the sums are right, the memory is not at fault."
     by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers by those from which they received wrong values
     for rank, data in rows.items():
         if data.wrong_from:

@@ -118,8 +118,7 @@ def measure(ctx: Context) -> Copies:
 
 
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
-    """One rank of each host, then the next one that sees other GPUs; then once more links that are far below what is
-    expected."""
+    """One rank of each host, then the next one that sees other GPUs; then once more links that are slow."""
     tried = {rank for trial in seen.trials for rank in trial.ranks}
     lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
     ranks = [min(own) for own in lookers if own]
@@ -397,8 +396,7 @@ def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
 @lru_cache(maxsize=1)
 def _goes_without_p2p(seen: Seen[Copies]) -> bool:
     """Whether the job's NCCL makes no copies between GPUs, because of workarounds or of variables on all ranks."""
-    known = fallback.needed(seen.of(fallback.CHECK))
-    if seen.options.uses_workarounds and known.get(_NO_P2P) == "1":
+    if seen.options.uses_workarounds and fallback.job_workarounds(seen).get(_NO_P2P) == "1":
         return True
     rows = seen.of(variables.CHECK).by_rank
     everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())

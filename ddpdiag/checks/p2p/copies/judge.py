@@ -57,7 +57,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 
     `alone`: no other rank of the host sees other GPUs. `cards` are GPU003's data of these GPUs, `takers` the ranks that
     train on them. `numbers` are those of NVML, which differ from torch's where CUDA_VISIBLE_DEVICES is set. `rates` are
-    those of all links, `again` the second measurement of links that were far below what is expected, and `wrong` the
+    those of all links, `again` the second measurement of links that were below what is expected, and `wrong` the
     words that arrived wrong in either.
     """
 
@@ -415,15 +415,10 @@ def _by_slot(copies: RankCopies, host: HostPaths | None) -> Expectations:
 def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
     """The links to measure once more, such as "0>1 1>0 3": pairs, and GPUs whose links to the host's memory are slow.
 
-    These are far below what is expected; or as many of them as there is time for.
+    These are below what is expected; or as many of them as there is time for.
     """
-    least = seen.number("far_ratio")
-    far = [
-        link
-        for link, own in sorted(_below(seen, copies, all_copies).items())
-        if own.proves and copies.rates[link] < least * own.bytes_per_s
-    ]
-    words = [*dict.fromkeys(str(max(link)) if MEMORY in link else f"{link[0]}>{link[1]}" for link in far)]
+    links = sorted(_below(seen, copies, all_copies))
+    words = [*dict.fromkeys(str(max(link)) if MEMORY in link else f"{link[0]}>{link[1]}" for link in links)]
     return " ".join(words[:: -(-len(words) // _MOST_REPEATED) or 1])
 
 
