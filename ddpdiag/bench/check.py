@@ -44,13 +44,6 @@ FINDINGS = {
         "measures it again, with NCCL's log."
     ),
     "below": FindingSpec.error("the bus bandwidth does not reach `--min-busbw`."),
-    "worse": FindingSpec.warning(
-        "5 % less than in the `--baseline` of this world, and more than the spread of both runs. Find out what has "
-        "changed."
-    ),
-    "incomparable": FindingSpec.not_seen(
-        "the `--baseline` is of another world or hardware, or has other sizes, so that something was not compared."
-    ),
     "unmeasured": FindingSpec.not_seen(
         "there was no time or no memory for some rows, whose sizes and types are listed, or for all of them."
     ),

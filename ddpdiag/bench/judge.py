@@ -8,9 +8,6 @@ from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import leave_out, ranks_text
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.checks.run.baseline import RUN_AGAIN
-from ddpdiag.checks.snapshots import shape_of
-from ddpdiag.comparison import Direction, compared_curves, incomparable
 from ddpdiag.model import Finding
 from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, RankRow, Series
 from ddpdiag.text import begun, count, rate_text, share_text, size_text
@@ -101,7 +98,6 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _slow(seen, report)
     yield from _far_below(seen, report)
     yield from _below(seen, report)
-    yield from _compared(seen)
 
 
 def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
@@ -243,31 +239,3 @@ def curves_of(seen: Seen[Data]) -> tuple[BenchCurve, ...]:
         )
         for (collective, backend, dtype), points in curves.items()
     )
-
-
-def _compared(seen: Seen[Data]) -> Iterator[Finding]:
-    """Differences from the benchmark in `--baseline`."""
-    if (old := seen.options.baseline) is None:
-        return
-    if incomparable(old.shape, shape_of(seen.world)) is not None:
-        return  # CMP001 reports it
-    changes = [*compared_curves(old.series, curves_of(seen))]
-    unjudged = [change.text for change in changes if change.direction is Direction.UNJUDGED]
-    if unjudged:
-        yield seen.finding(
-            "incomparable",
-            "this benchmark cannot be compared with the baseline",
-            f"Not compared with the run of {old.created}: {'; '.join(unjudged[:_SHOWN])}.",
-            fix="Pass --baseline a recording or report of `ddpdiag allreduce-bench` with the same ranks, hosts and "
-            "sizes.",
-        )
-    for change in changes:
-        if change.direction is Direction.REGRESSION:
-            yield seen.finding(
-                "worse",
-                f"{change.name} is slower than in the baseline",
-                f"{change.text}. The baseline is of {old.created}. A loss of up to 5 % (20 % for small messages), or "
-                "within the spread of either run's calls, is accepted.",
-                evidence={"old_bytes_per_s": change.old, "new_bytes_per_s": change.new},
-                fix=RUN_AGAIN,
-            )

@@ -163,7 +163,7 @@ class Seen(Generic[D]):
     """The run so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
 
     Two are for plans only: `left_seconds` is what the budget leaves for trials; with `is_last` all other checks have
-    run. `kept` are the findings of checks that were judged before.
+    run. `kept` are the findings of checks that were judged before, `sections` the parts of the report of these.
     """
 
     world: World
@@ -172,6 +172,7 @@ class Seen(Generic[D]):
     left_seconds: float = math.inf
     is_last: bool = False
     kept: dict[str, tuple[Finding, ...]] = field(default_factory=dict, repr=False)
+    sections: tuple[Section, ...] = ()
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:

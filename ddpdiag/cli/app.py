@@ -18,7 +18,7 @@ from ddpdiag.cli.outputs import (
     Outputs,
     show,
 )
-from ddpdiag.cli.parsing import command, examples, normalized, typed
+from ddpdiag.cli.parsing import command, examples, normalized
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import Train
@@ -155,7 +155,6 @@ def allreduce_bench(
     "ddpdiag train --compare-launchers --nproc-per-node 4",
 )
 def train(
-    context: typer.Context,
     what: Train,
     run: Annotated[CheckOptions, "backend", "set_"],
     outputs: Annotated[Outputs, *_FILES, "prometheus", "strict", "details", "quiet", "color"],
@@ -172,7 +171,6 @@ def train(
     from ddpdiag.strategies import command as strategies
 
     if what.compare_launchers:
-        strategies.refuse_others(typed(context))
         leave(guarded(lambda: strategies.compare_launchers(launch, what, run, outputs)))
     leave(guarded(lambda: strategies.run(launch, what, run, outputs)))
 

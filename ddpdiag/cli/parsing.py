@@ -48,12 +48,6 @@ def show_all(context: typer.Context, wanted: bool) -> None:
 _HELP_ALL = typer.Option("--help-all", help="Show all options and exit.", callback=show_all, is_eager=True)
 
 
-def typed(context: typer.Context) -> list[str]:
-    """The options on the command line, by the names of their fields."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-
-
 def command(body: Callable[..., R]) -> Callable[..., R]:
     """`body` as Typer wants it: a parameter that is a dataclass gives way to an option for each of its fields.
 

@@ -49,7 +49,11 @@ def judge_checks(world: World, run: Run, checks: Sequence[Check[Any]]) -> tuple[
         if check.stage is Stage.RUN or (check.code in known and selected(check, header.options))
     ]
     kept: dict[str, tuple[Finding, ...]] = {}
-    return _excused([_judge_check(Seen(world, check, run.established, kept=kept)) for check in chosen])
+    judged: list[Judged] = []
+    for check in chosen:
+        sections = tuple(own.added.section for own in judged if own.added.section is not None)
+        judged.append(_judge_check(Seen(world, check, run.established, kept=kept, sections=sections)))
+    return _excused(judged)
 
 
 def _judge_check(seen: Seen[Any]) -> Judged:

@@ -109,8 +109,8 @@ def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:
         ),
         rows=tuple(_launcher(row, rows[0]) for row in rows),
         note=f"The same training, started by each launcher: {count(training.steps, 'step')} of "
-        f"{count(training.batch_size, 'image')} over all ranks in DistributedDataParallel; the better "
-        "of two starts. start: from the command to the group of all ranks; step: the median of the slowest rank; "
+        f"{count(training.batch_size, 'image')} over all ranks in DistributedDataParallel. "
+        "start: from the command to the group of all ranks; step: the median of the slowest rank; "
         "x: times torchrun's; threads: of each rank.",
     )
     yield from reasons((row.method.value, row.ended, row.reason) for row in rows)

@@ -5,13 +5,12 @@ started by each launcher.
 import os
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 from ddpdiag.cli import check
 from ddpdiag.cli.check import check_backend, refuse_nccl_without_gpus
-from ddpdiag.cli.options import CheckOptions, spelled
+from ddpdiag.cli.options import CheckOptions
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.codec import pretty
 from ddpdiag.errors import UsageError
@@ -39,28 +38,13 @@ def run(launch: LaunchArgs, train: Train, options: CheckOptions, outputs: Output
 # --compare-launchers -------------------------------------------------------------------------------------------------
 
 
-# The options of `train` that mean the same here.
-_OPTIONS = (
-    *("compare_launchers", "nproc_per_node", "steps", "batch_size", "backend", "budget"),
-    *("json", "quiet", "color"),
-)
 # The first three steps are not timed, and a median of fewer than three is unreliable.
 _LEAST_STEPS = 6
 _LEAST_BUDGET = 60.0
 
 
-def refuse_others(given: Iterable[str]) -> None:
-    """UsageError for an option that has no meaning here; `given` are the names of those that were typed."""
-    for name in given:
-        if name not in _OPTIONS:
-            raise UsageError(
-                f"{spelled(name)} has no meaning with --compare-launchers, which trains with DistributedDataParallel "
-                "on this host, started by each launcher: leave out one of the two"
-            )
-
-
 def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptions, outputs: Outputs) -> int:
-    """Start the training by each launcher, twice; the exit code."""
+    """Start the training by each launcher; the exit code."""
     launch = check.launched(launch_args)
     refuse_launched(launch)
     training = training_of(train, options, len(launch.ranks))

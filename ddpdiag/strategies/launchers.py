@@ -1,10 +1,9 @@
 """The launchers of PyTorch training: what each start gives, and the table.
 
-Times are seconds; `None` is a time that was not measured. The better of two starts counts, for each figure by itself:
-other load on the host only adds time.
+Times are seconds; `None` is a time that was not measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from msgspec import Struct
@@ -54,7 +53,7 @@ class RankTimes(Struct, frozen=True, kw_only=True):
 
 
 class LauncherRow(Struct, frozen=True, kw_only=True):
-    """One line of the table; also one start, of which two make a line.
+    """One start, a line of the table.
 
     `start_seconds` pass from the command's start until the slowest rank is in the group. `step_seconds` is that of the
     slowest rank. `threads` are those of each rank, by rank.
@@ -84,7 +83,7 @@ class LaunchersReport(Struct, frozen=True, kw_only=True):
 
 def judge(
     training: Training,
-    starts: Sequence[LauncherRow],
+    starts: Mapping[LaunchMethod, LauncherRow],
     *,
     host: str,
     cores: int,
@@ -92,11 +91,14 @@ def judge(
     setting: str,
     stop_signal: int | None,
 ) -> LaunchersReport:
-    """The table of all starts on this host; `stop_signal` is the signal that ended them early."""
+    """The table of the starts on this host; `stop_signal` is the signal that ended them early."""
     no_start = "no time was left; give more --budget"
     if stop_signal is not None:
         no_start = "the run was interrupted before its turn"
-    rows = tuple(_row([s for s in starts if s.method is method], method, no_start) for method in LaunchMethod)
+    rows = tuple(
+        starts.get(method) or LauncherRow(method=method, ended=Ended.UNFINISHED, reason=no_start)
+        for method in LaunchMethod
+    )
     sentence, code = _verdict(rows, training)
     return LaunchersReport(
         training=training,
@@ -107,21 +109,6 @@ def judge(
         sentence=sentence,
         exit_code=int(code) if stop_signal is None else 128 + stop_signal,
         setting=setting,
-    )
-
-
-def _row(starts: Sequence[LauncherRow], method: LaunchMethod, no_start: str) -> LauncherRow:
-    """The first start that did not work, with the better figures of those that did."""
-    if not starts:
-        return LauncherRow(method=method, ended=Ended.UNFINISHED, reason=no_start)
-    ended = next((start for start in starts if start.ended is not Ended.WORKS), starts[0])
-    return LauncherRow(
-        method=method,
-        ended=ended.ended,
-        reason=ended.reason,
-        threads=starts[0].threads,
-        start_seconds=min((s.start_seconds for s in starts if s.start_seconds is not None), default=None),
-        step_seconds=min((s.step_seconds for s in starts if s.step_seconds is not None), default=None),
     )
 
 

@@ -36,8 +36,6 @@ END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
 # By hand no launcher ends the others when one has failed; ranks whose group reports it exit by then.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-# A training that worked is repeated if this many times its seconds are left.
-_NOISE = 2.0
 _MARK = "DDPDIAG_LAUNCHED"
 # The prefix is that of torch's own hook for exceptions.
 _ERROR_LINE = re.compile(r"(?:\[rank\d+\]: )?((?:[\w.]*(Error|Exception|Interrupt): \S|.*: error: ).*)")
@@ -108,27 +106,18 @@ class Starts:
     """All trainings of a comparison, in `rows`; the launchers write into `folder`."""
 
     def __init__(self, training: Training, folder: str, signals: Signals, budget_seconds: float) -> None:
-        self.rows: list[LauncherRow] = []
+        self.rows: dict[LaunchMethod, LauncherRow] = {}
         self.setting = ""
         self._training, self._folder, self._signals = training, folder, signals
         self._torchrun = find_torchrun()
         self._end = time.monotonic() + budget_seconds
 
     def run(self, tell: Callable[[LaunchMethod], None]) -> None:
-        """Start a training by each method, and once more by those that work, as far as the budget allows."""
-        spent: dict[LaunchMethod, float] = {}
-        for index, method in enumerate(LaunchMethod):
+        """Start a training by each method; the first one twice, since the first start of all reads torch's files."""
+        order = (LaunchMethod.TORCHRUN, *LaunchMethod)
+        for index, method in enumerate(order):
             tell(method)
-            begin = time.monotonic()
-            self._start(method, self._left() / (len(LaunchMethod) - index))
-            spent[method] = time.monotonic() - begin
-        for method in [row.method for row in self.rows if row.ended is Ended.WORKS]:
-            if _NOISE * spent[method] + END_SECONDS < self._left():
-                tell(method)
-                self._start(method, self._left())
-
-    def _left(self) -> float:
-        return self._end - time.monotonic()
+            self._start(method, (self._end - time.monotonic()) / (len(order) - index))
 
     def _start(self, method: LaunchMethod, seconds: float) -> None:
         """One training; none if there is no time, or a signal asked to stop."""
@@ -151,17 +140,16 @@ class Starts:
         if self._signals.received is not None:  # this process ended it, and the outcome is not known
             return
         if ended is not Ended.WORKS:
-            self.rows.append(LauncherRow(method=method, ended=ended, reason=with_meaning(reason)))
+            self.rows[method] = LauncherRow(method=method, ended=ended, reason=with_meaning(reason))
             return
         self.setting = f"{ranks[0].backend}, {ranks[0].device}, torch {ranks[0].torch_version}"
-        row = LauncherRow(
+        self.rows[method] = LauncherRow(
             method=method,
             ended=ended,
             threads=tuple(own.threads for own in ranks),
             start_seconds=max(own.group_at for own in ranks) - begin,
             step_seconds=max(own.step_seconds for own in ranks),
         )
-        self.rows.append(row)
 
     def _run(self, to_run: Sequence[Command], out: Path, limit: float) -> tuple[Ended, str]:
         """Run the commands for at most `limit` seconds, or until a signal: the outcome, and why it did not work."""

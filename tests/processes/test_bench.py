@@ -77,8 +77,8 @@ def test_a_gate_that_is_not_reached_fails_and_a_recording_is_a_baseline(kept, st
     job = start(*BENCH, *SHORT, *gate, prefix=ON_ONE_CORE)
     assert job.wait(120) == 1, job.told()
     assert job.report["verdict"] == "unfit"
-    # Beside other processes it may be slower than it was.
-    assert {"COL002.below"} <= codes(job) <= {"COL002.below", "COL002.worse"}, job.told()
+    # Beside other processes CMP001 may find it slower than it was.
+    assert codes(job) == {"COL002.below"}, job.told()
 
 
 @pytest.mark.deep

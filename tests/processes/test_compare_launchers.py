@@ -6,8 +6,8 @@ import pytest
 from jobs import processes
 
 COMPARE = ("-m", "ddpdiag", "train", "--compare-launchers")
-# Each method has a sixth of the budget, which a busy machine may need.
-SHORT = ("--steps", "6", "--budget", "240", "--json", "{json}")
+# Each start has a seventh of the budget, which a busy machine may need.
+SHORT = ("--steps", "6", "--budget", "170", "--json", "{json}")
 
 
 def check_worked(row: dict, ranks: int) -> None:

@@ -1,5 +1,7 @@
 """COL002: the benchmark, judged."""
 
+from dataclasses import replace
+
 import pytest
 from benched import FAST, SIZES, benched, data_of, steady
 from msgspec import structs
@@ -11,8 +13,9 @@ from ddpdiag.bench.data import Data, row_of
 from ddpdiag.bench.judge import bench_of, summary
 from ddpdiag.bench.series import standing
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.model import Finding, Options, Severity, Status
+from ddpdiag.model import Options, Severity, Status
 from ddpdiag.model.bench import Bench, Bottleneck, Limits
 from ddpdiag.model.recording import Header, Recording
 
@@ -161,26 +164,24 @@ def test_the_gate_of_a_script():
     assert codes(benched(alike(2), bench=Bench(min_busbw=0.5))) == []
 
 
-def against(before: Seen[Data], now: dict[int, Data]) -> list[Finding]:
-    """The findings of a run whose baseline is another one."""
-    baseline = snapshot_of(before.world, before.recording, [col002.section(before)])
-    return [*col002.judge(benched(now, baseline=baseline))]
-
-
-def test_a_run_that_lost_a_tenth_is_worse_than_its_baseline(golden):
+@pytest.mark.parametrize(
+    ("now", "code"),
+    [
+        ({rank: data_of(rank, 2, steady(bytes_per_s=0.9e9)) for rank in range(2)}, "CMP001.worse"),
+        (alike(2), None),
+        (alike(2, device="Xeon"), "CMP001.incomparable"),
+        (alike(4), "CMP001.incomparable"),
+    ],
+    ids=["a tenth less", "equal", "other hardware", "another world"],
+)
+def test_a_benchmark_is_compared_with_its_baseline(golden, now, code):
     before = benched(alike(2))
-    (finding,) = against(before, {rank: data_of(rank, 2, steady(bytes_per_s=0.9e9)) for rank in range(2)})
-    assert (finding.code, finding.severity) == ("COL002.worse", Severity.WARNING)
-    assert against(before, alike(2)) == []
-    golden(finding)
-
-
-def test_other_hardware_is_not_compared_and_another_world_is_left_to_cmp001(golden):
-    before = benched(alike(2, device="Xeon"))
-    (finding,) = against(before, alike(2))
-    assert finding.code == "COL002.incomparable"
-    assert against(before, alike(4)) == []
-    golden(finding)
+    baseline = snapshot_of(before.world, before.recording, [col002.section(before)])
+    seen = benched(now, baseline=baseline)
+    compared = replace(seen.of(cmp001.CHECK), sections=(col002.section(seen),))
+    found = [*cmp001.judge(compared)]
+    assert [finding.code for finding in found] == [code] * (code is not None)
+    golden(*found)
 
 
 def test_what_the_backend_lacks_is_said(golden):

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from ddpdiag.cli.options import option
-from ddpdiag.cli.parsing import command, typed
+from ddpdiag.cli.parsing import command
 from ddpdiag.errors import UsageError
 
 
@@ -72,10 +72,3 @@ def test_an_empty_text_is_refused(words, subject):
     error = run(body, *words).exception
     assert isinstance(error, UsageError)
     assert str(error).startswith(f"{subject}: the value is empty")
-
-
-def test_the_body_may_ask_what_was_typed():
-    def body(context: typer.Context, colours: Colours) -> None:
-        typer.echo((typed(context), colours.coats))
-
-    assert run(body, "--coats", "2", "--dry").output.strip() == "(['coats', 'dry'], 2)"

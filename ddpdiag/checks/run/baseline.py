@@ -11,11 +11,12 @@ of TRN003.
 Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that the ranks had at least 90 % of their cores
 in both runs; otherwise the report states that they were not.
 
-`ddpdiag compare OLD NEW` compares two files by the same rules. It also compares the verdicts, the findings, the bus
-bandwidth of benchmarks and the images per second of `ddpdiag train`, which this check does not (COL002 compares a
-benchmark with its baseline). A finding of a check that did not run in one of the runs is neither new nor gone. The exit
-code is 1 for a regression; without one it is 3 where no figure was compared, or where the new run's verdict is UNKNOWN,
-else 0.
+The bus bandwidth of `ddpdiag allreduce-bench` is compared at sizes that show it, on equal hardware: a twentieth less,
+and more than the spread of the calls of either run.
+
+`ddpdiag compare OLD NEW` compares two files by the same rules, and also the verdicts and the findings. A finding of a
+check that did not run in one of the runs is neither new nor gone. The exit code is 1 for a regression; without one it
+is 3 where no figure was compared, or where the new run's verdict is UNKNOWN, else 0.
 
 Findings:
 
@@ -39,9 +40,10 @@ from ddpdiag.model import Finding
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "worse": FindingSpec.warning("the world, or the GPU of a rank, is slower than in the baseline."),
+    "worse": FindingSpec.warning("the world, the GPU of a rank, or a benchmark is slower than in the baseline."),
     "incomparable": FindingSpec.not_seen(
-        "the runs have different numbers of ranks or hosts, or another backend, so nothing was compared."
+        "the runs have different numbers of ranks or hosts, another backend, or a benchmark of other hardware or "
+        "sizes, so that something was not compared."
     ),
     "changed": FindingSpec.note("versions or variables that differ, and figures that are better."),
 }
@@ -58,16 +60,20 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     old = seen.options.baseline
     if old is None:
         return
-    new = snapshot_of(seen.world, seen.recording)
-    if (why := incomparable(old.shape, new.shape)) is not None:
+    new = snapshot_of(seen.world, seen.recording, seen.sections)
+    _, changes = compared_figures(old, new)
+    differs = incomparable(old.shape, new.shape)
+    # A benchmark is run for its figures: one that is not compared is not known to be as good as it was.
+    unjudged = [change.text for change in changes if change.direction is Direction.UNJUDGED] if new.series else []
+    if differs or unjudged:
         yield seen.finding(
             "incomparable",
             "this run cannot be compared with the baseline",
-            f"Nothing was compared with the baseline of {old.created}: {why}.",
-            fix="Pass --baseline a recording of a run with the same numbers of ranks and hosts and the same backend.",
+            f"Not compared with the baseline of {old.created}: {differs or '; '.join(unjudged)}.",
+            fix="Pass --baseline a recording or report of the same command with the same ranks, hosts, backend, sizes.",
         )
+    if differs:
         return
-    _, changes = compared_figures(old, new)
     for change in changes:
         if change.direction is Direction.REGRESSION:
             yield seen.finding(
@@ -79,7 +85,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 fix=RUN_AGAIN,
             )
     others = (change for change in changes if change.direction is not Direction.REGRESSION)
-    if texts := [change.text for change in (*others, *changed_facts(old.facts, new.facts))]:
+    texts = [change.text for change in (*others, *changed_facts(old.facts, new.facts)) if change.text not in unjudged]
+    if texts:
         yield seen.finding(
             "changed",
             "figures, versions or variables differ from the baseline",
