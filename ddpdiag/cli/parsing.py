@@ -27,6 +27,9 @@ _NOT_OF_NCCL_TESTS = {
     **dict.fromkeys(
         ("-p", "-y", "-G", "-C", "-S", "-R", "-x", "-D", "-V", "-M", "-u"), "use nccl-tests to measure with it"
     ),
+    "-o": "reductions are sums",
+    "-r": "rank 0 is the root",
+    "-i": "sizes grow by a factor; use -f",
 }
 
 
