@@ -23,7 +23,7 @@ _NOT_OF_NCCL_TESTS = {
     **dict.fromkeys(("-a", "--average"), "a row shows the slowest rank"),
     **dict.fromkeys(("-m", "--agg-iters"), "calls are issued one by one"),
     **dict.fromkeys(("-N", "--run-cycles"), "each size is measured once; use -n for more calls"),
-    **dict.fromkeys(("-I", "--per-iter-timing"), "the recording (--record) has shortest, median and mean call of each rank"),
+    **dict.fromkeys(("-I", "--per-iter-timing"), "the recording has shortest, median and mean of the calls"),
     **dict.fromkeys(
         ("-p", "-y", "-G", "-C", "-S", "-R", "-x", "-D", "-V", "-M", "-u"), "use nccl-tests to measure with it"
     ),
