@@ -1,7 +1,7 @@
 """A fleet of hosts with faults and noise: what a group of them would reach, and the recording of a whole run.
 
 Seeded, so that a run can be repeated. A group is as slow as its slowest member or link, times noise. Transients halve a
-test at random; a congested leaf halves, for as long as it lasts, what goes there, whoever communicates. A leaf with
+test at random; a congested leaf halves, for as long as it lasts, all that goes there. A leaf with
 narrow uplinks is congested by the tests themselves: it carries half of what its hosts can send. Nothing is measured and
 nothing waits; the recording is one as any other: `ddpdiag judge` reads it.
 """
@@ -56,8 +56,11 @@ class Faults(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Of the tests: a normal deviation, as a share of the rate; the share that is slow for no reason; and the share
-    of leaves that are congested in a round, which goes on from round to round with the probability `lasting`."""
+    """The noise of tests.
+
+    `sigma` is a normal deviation as a share of the rate, `transients` the share of tests that are slow for no reason,
+    `congested` the share of leaves on which congestion begins in a round; it lasts with the probability `lasting`.
+    """
 
     sigma: float = 0.02
     transients: float = 0.01

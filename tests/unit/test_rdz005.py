@@ -62,9 +62,9 @@ def test_a_port_that_cannot_be_used_names_its_process_or_rank_0s_host_alone(gold
         pytest.param((OPEN, DROPPED), "dropped", (), ("n1 -> n0",), id="of two neither is blamed"),
         pytest.param((OPEN, DROPPED, UNKNOWN), "dropped", (), ("n1 -> n0",), id="one does not know the name"),
         pytest.param((OPEN, NO_ROUTE, OPEN), "unreachable", (), ("n1 -> n0",), id="one of three has no route"),
-        pytest.param((OPEN, STRANGER, OPEN), "stranger", (), ("n1 -> n0",), id="somebody else answers"),
+        pytest.param((OPEN, STRANGER, OPEN), "other-process", (), ("n1 -> n0",), id="another process answers"),
         pytest.param(
-            (OPEN, STRANGER, STRANGER), "stranger", (), ("n1 -> n0", "n2 -> n0"), id="somebody else answers all others"
+            (OPEN, STRANGER, STRANGER), "other-process", (), ("n1 -> n0", "n2 -> n0"), id="it answers all others"
         ),
         pytest.param(
             (knocked(Reach.DROPPED, is_own=True), DROPPED, DROPPED), "dropped", ("n0",), (),
@@ -89,8 +89,8 @@ def test_who_is_named_where_hosts_do_not_get_there(golden, answers, word, hosts,
 
 def test_an_agents_store_that_nobody_serves_points_at_the_variable(golden):
     findings = found(knocked(Reach.REFUSED, is_own=True), REFUSED, agent_store=True)
-    assert list(findings) == ["nobody"]
-    golden(findings["nobody"])
+    assert list(findings) == ["no-agent"]
+    golden(findings["no-agent"])
 
 
 def test_names_and_loopback_are_left_to_the_check_of_names():

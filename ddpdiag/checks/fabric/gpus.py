@@ -77,13 +77,13 @@ def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int,
         own: dict[int, dict[tuple[int, ...], Reached]] = {}
         for group, reached in results.items():
             own.setdefault(host_of[group[0]], {})[group] = reached
-        for host, told in own.items():
-            answers[host].append(told)
+        for host, reached_there in own.items():
+            answers[host].append(reached_there)
     return answers
 
 
 def _possible(living: frozenset[int], step: Round) -> tuple[tuple[int, ...], ...]:
-    """Those pairs of a round of which nobody is lost."""
+    """The pairs of a round of which no rank is lost."""
     return tuple(filter(living.issuperset, step.groups))
 
 

@@ -114,7 +114,7 @@ FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
 _SMALL_WORLD = 16
 _LEAST_TO_PAIR, _LEAST_TO_BLAME = 2, 3
 _ONE_HOST = "there is one host only"
-# Of two ranks it cannot be told which of them is at fault.
+# With two ranks it cannot be decided which of them is at fault.
 LEAST_INSIDE = 3
 # A pair that takes so many times as long as half of them did will not end.
 LATE_AFTER = 4.0
@@ -153,7 +153,7 @@ def _fabric(seen: Seen[Data]) -> FabricState:
 
 
 def floor_of(world: World) -> float:
-    """Less is no matter, however quiet a fleet is and however sure one may be. CPUs of busy hosts vary more."""
+    """The slowdown below which no host is reported; CPUs of busy hosts vary more."""
     return FLOOR if world.backend == "nccl" else _FLOOR_ON_CPU
 
 
@@ -173,7 +173,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
-    """Why a quick check does not look for anybody, or None: RDZ004 has tried the links between a few hosts already."""
+    """The reason why a quick check does not search, or None: RDZ004 has tested the links between a few hosts."""
     asked = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
     hosts = len(seen.world.hosts)
     if hosts == 1:
@@ -201,7 +201,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
-    """The ranks of each host that is bad by itself."""
+    """The ranks of each host that fails when tested alone."""
     fabric = _fabric(seen)
     alone = fabric.state.alone if seen.trials and isinstance(fabric.state, Located) else ()
     return frozenset(fabric.fleet.ranks[own.unit] for own in alone)
@@ -272,7 +272,7 @@ _RUN_AGAIN = (
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Each thing to blame, or why none is; then the smallest slowdown that this run could find."""
+    """Findings on what is to blame, or why nothing is; then the smallest slowdown that this run could find."""
     if not seen.trials:
         return
     fabric = _fabric(seen)
@@ -493,7 +493,7 @@ def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Find
 
 
 def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
-    """A file that names other hosts than these would be without effect, unnoticed."""
+    """The finding that the file of `--topology` names other hosts than this run has."""
     names, known = fabric.fleet.names, fabric.given_domains
     missing = [name for unit, name in enumerate(names) if unit not in known]
     if not seen.options.topology or not missing:
@@ -511,7 +511,7 @@ def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
 
 
 def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
-    """An error where it does not end, or is far below at its best; else it slows the job down."""
+    """An error if a test did not end or the best one is below `error_share` of the usual rate; else a warning."""
     known = [tested.rate for tested in tests if tested.rate is not None]
     bad = len(known) < len(tests) or max(known, default=0.0) < error_share * usual
     return Severity.ERROR if bad else Severity.WARNING

@@ -75,7 +75,7 @@ def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], me
 
 
 def apart(pairs: Iterable[Pair], busy: Iterable[int] = ()) -> tuple[Pair, ...]:
-    """As many of the pairs as can be tried at the same time, beside units that are busy."""
+    """The pairs that can be tried at the same time, beside units that are busy."""
     taken = set(busy)
     chosen = []
     for pair in pairs:
@@ -86,7 +86,7 @@ def apart(pairs: Iterable[Pair], busy: Iterable[int] = ()) -> tuple[Pair, ...]:
 
 
 def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:
-    """Round `number` of n - 1 (n if that is odd) in which everybody meets everybody once: the circle method."""
+    """Round `number` of n - 1 (n if that is odd) in which every unit meets every other one once: the circle method."""
     circle: list[int | None] = [*units, *([None] if len(units) % 2 else [])]
     turned = circle[:1] + circle[1:][number:] + circle[1:][:number]
     couples = zip(turned, reversed(turned[len(turned) // 2 :]), strict=False)
@@ -97,7 +97,7 @@ def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:
 _HALF_WIDTH = 1.349
 # The shortest half of a small sample is shorter than the middle half of what it was drawn from (simulated, 8 to 64).
 _SMALL_SAMPLE = 8.0
-# Up to so many units, all pairs are tried; up to the next number, three matchings come before anybody is judged, since
+# Up to so many units, all pairs are tried; up to the next number, three matchings come before any unit is judged, since
 # of few pairs a quarter of the units spoils most by chance.
 FEW_UNITS, SOME_UNITS, OPENING_ROUNDS = 8, 128, 3
 # With more than SOME_UNITS a search has no more rounds than these.
@@ -151,7 +151,7 @@ class Bar(NamedTuple):
 
 
 def bar_of(rates: Sequence[float], units: int, rules: Rules, spread: float = 0.0) -> Bar:
-    """From the rates of pairs so far; `spread` is what the tests saw of noise in themselves.
+    """The bar from the rates of pairs so far; `spread` is the noise within the tests.
 
     Faults only slow down, and a quarter of the units spoils nearly half of the pairs: then the shortest half of all
     rates still lies among the good ones, where the median and its deviations lie between good and bad.
@@ -376,7 +376,7 @@ class Notes:
         return self.needed + (QUIET_TESTS if self.has_quiet_rounds else 0)
 
     def partners_of(self, unit: int) -> tuple[int, ...]:
-        """With whom it failed, in order."""
+        """The partners with which a unit failed, in order."""
         return tuple(one if other == unit else other for one, other in self.failures.get(unit, ()))
 
     @property
@@ -410,6 +410,6 @@ class Notes:
 
 
 def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
-    """By which share of the usual rate the best of them is slower; None where one did not end, or nothing is usual."""
+    """The share by which the best test is slower than usual; None if one did not end or the usual rate is unknown."""
     known = [tested.rate for tested in tests if tested.rate is not None]
     return 1 - max(known) / usual if known and len(known) == len(tests) and usual else None

@@ -51,13 +51,13 @@ class FabricState:
 
     @cached_property
     def fleet(self) -> Fleet:
-        """All hosts that came; one that is lost later keeps its number."""
+        """All hosts that joined; one that is lost later keeps its number."""
         hosts = self._seen.world.hosts
         return Fleet(tuple(name for name, _ in hosts), tuple(hosts.values()))
 
     @cached_property
     def absent(self) -> frozenset[int]:
-        """The hosts of which somebody was lost before the search began: the first trial names them."""
+        """The hosts that lost a rank before the search began, as the first trial names them."""
         if self._seen.trials:
             return frozenset(map(int, str(self._seen.trials[0].params.get("absent", "")).split()))
         living = frozenset(self._seen.world.living)
@@ -65,12 +65,12 @@ class FabricState:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """The hosts among which is searched."""
+        """The hosts that take part in the search."""
         return tuple(host for host in range(len(self.fleet.names)) if host not in self.absent)
 
     @cached_property
     def ground(self) -> Ground:
-        """The beginning of the search. Its chance hangs on the run, so that another run tries other pairs."""
+        """The beginning of the search, seeded by the run id, so that another run tries other pairs."""
         return Ground(
             units=self.units,
             with_inside=tuple(unit for unit in self.units if len(self.fleet.ranks[unit]) > 1),
@@ -86,14 +86,14 @@ class FabricState:
 
     @property
     def _domains(self) -> Mapping[int, str]:
-        """The leaf of each host: from the user's file, else as the ranks tell. Never of both: names may differ."""
+        """The leaf of each host, from the user's file or else from the ranks; never from both: names may differ."""
         arrivals = self._seen.world.arrivals
-        told = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
-        return self.given_domains or {unit: leaf for unit, leaf in enumerate(told) if leaf}
+        leaves = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
+        return self.given_domains or {unit: leaf for unit, leaf in enumerate(leaves) if leaf}
 
     @cached_property
     def given_domains(self) -> Mapping[int, str]:
-        """From the user's file."""
+        """The leaf of each host that the user's file names."""
         known = self._seen.world.given_leaves
         return {unit: known[name] for unit, name in enumerate(self.fleet.names) if name in known}
 
@@ -128,8 +128,7 @@ class FabricState:
         return follow(locate(self.ground), self.answers, self.possible)
 
     def possible(self, step: Round) -> tuple[tuple[int, ...], ...]:
-        """The ranks of those groups of a round of which nobody is lost; of all good ones together, those that are
-        left."""
+        """The ranks of the groups of a round of which no rank is lost; of the proof, those that are left."""
         living = frozenset(self._seen.world.living)
         if step.phase is Phase.VERIFY:
             left = [host for host in step.groups[0] if living.issuperset(self.fleet.ranks[host])]

@@ -4,15 +4,15 @@ Pairs are searched by PCC: pair, confirm, cover. In a few parallel rounds for an
 blame.
 
 1. Pair: a random perfect matching (a few of them where units are few). A pair that is far below the others makes both
-   its ends suspects, until one of them passes with somebody else.
-2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared. A pair that failed
-   while both its ends are cleared is tried again: it goes on failing (the path between the two is bad) or it does not
-   (a transient).
+   its ends suspects, until one of them passes with another partner.
+2. Confirm: each suspect is tried with other partners that were cleared. A unit that passes once is cleared. A pair
+   that failed while both its ends are cleared is tried again: it goes on failing (the path between the two is bad) or
+   it does not (a transient).
 3. Quiet: what failed every time is tried again while hardly any other unit communicates (see `retest`). A unit that
    fails there as well is bad, unless its neighbours are as slow: then what they share is (see `congested_parts`).
 
 The procedure is written down as a generator: it yields rounds and is sent what each pair reached. Two units, or units
-of which most are bad, cannot be told apart, and that is said.
+of which most are bad, cannot be distinguished, and the diagnosis says so.
 """
 
 import math
@@ -286,7 +286,7 @@ class Located(NamedTuple):
 
 
 def locate(ground: Ground) -> Generator[Round, Results, Located]:
-    """Find who is bad; what is bad alone takes no part in what follows."""
+    """Find the bad units; those that are bad alone take no part in the pairs."""
     alone = yield from _inside(ground)
     out = {own.unit for own in alone}
     rest = tuple(unit for unit in ground.units if unit not in out)
@@ -302,7 +302,7 @@ def locate(ground: Ground) -> Generator[Round, Results, Located]:
 
 
 def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
-    """Each by itself; who fails is tried again as often as a pair would be."""
+    """Test each unit alone; those that fail are tested again as often as a pair would be."""
     units = [(unit,) for unit in ground.with_inside]
     if not units:
         return ()
@@ -334,7 +334,7 @@ def follow(
 ) -> Round | T:
     """The next round, or the end, after these answers: the known ones are played back, so that a plan is pure.
 
-    A group of which an answer says nothing could not be tried, since somebody of it was lost. A round of which nothing
+    A group of which an answer says nothing could not be tried, since a unit of it was lost. A round of which nothing
     is `possible` is answered so, and so was one of which the next answer knows no group. The proof is that of those
     good ones that were left.
     """
@@ -384,7 +384,7 @@ def localise(
 
 
 def _bar(notes: Notes, first: Sequence[Results]) -> Bar:
-    """From the best of each unit, if it was tried several times; else from all pairs."""
+    """The bar, from the best of each unit if it was tried several times, else from all pairs."""
     ended = [(pair, own, own.rate) for results in first for pair, own in results.items() if own.rate is not None]
     spreads = sorted(own.spread for _, own, _ in ended)
     spread = quantile(spreads, 0.5) if spreads else 0.0
@@ -398,7 +398,7 @@ def _bar(notes: Notes, first: Sequence[Results]) -> Bar:
 
 
 def _opening(notes: Notes) -> list[tuple[Pair, ...]]:
-    """The rounds before anybody is judged: all pairs of a few, three matchings of some, one of many."""
+    """The rounds before any unit is judged: all pairs of a few, three matchings of some, one of many."""
     count = len(notes.units)
     if count > SOME_UNITS:
         return [pair_up(notes.units, notes.domains, notes.random)]
@@ -411,7 +411,7 @@ def _opening(notes: Notes) -> list[tuple[Pair, ...]]:
 
 
 def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
-    """Why no single unit can be at fault (most fail), or None."""
+    """The reason why no single unit can be at fault (most fail), or None."""
     ended = [tested.rate for tested in tests if tested.rate is not None]
     if len(notes.units) == 2 and not all(map(notes.passes, tests)):
         return Systemic("with two alone it cannot be decided which of them is at fault, or the path between them")
@@ -444,7 +444,7 @@ def _most_pass(notes: Notes, least: float) -> bool:
 
 
 def _confirm(notes: Notes) -> Generator[Round, Results, None]:
-    """Each suspect with others that were cleared, until it passes or has failed often enough."""
+    """Test each suspect with cleared partners until it passes or has failed often enough."""
     while open_ones := [unit for unit in notes.suspects if not notes.is_bad(unit)]:
         again = apart(notes.questionable())
         busy = {unit for pair in again for unit in pair}
@@ -456,8 +456,8 @@ def _confirm(notes: Notes) -> Generator[Round, Results, None]:
 
 
 def _repeat(notes: Notes) -> Generator[Round, Results, None]:
-    """Pairs that failed between good ends, until they pass or have failed often enough."""
-    # Among many, what is left to repeat must not cost rounds beyond those in which somebody may be blamed.
+    """Repeat pairs that failed between good ends until they pass or have failed often enough."""
+    # Among many, what is left to repeat must not cost rounds beyond those in which a unit may be blamed.
     most = notes.needed if len(notes.units) > SOME_UNITS else notes.rounds + 2 * (PATH_FAILURES - 1)
     while notes.rounds < most and (again := apart(notes.questionable())):
         results = yield Round(Phase.CONFIRM, again)

@@ -45,17 +45,17 @@ FINDINGS = {
     "elsewhere": FindingSpec.error(
         "rank 0's host does not reach itself under MASTER_ADDR: the address is another host's."
     ),
-    "nobody": FindingSpec.error(
+    "no-agent": FindingSpec.error(
         "torchrun should serve the store (TORCHELASTIC_USE_AGENT_STORE), but no process listens; an outer or an older "
         "launcher set the variable.",
         same_item=True,
     ),
     **dict.fromkeys(
-        ("refused", "dropped", "unreachable", "stranger"),
+        ("refused", "dropped", "unreachable", "other-process"),
         FindingSpec.error(
             "a host cannot reach rank 0's port: a firewall that rejects or drops, no route, or another machine that "
             "answers under this name. If none of several other hosts can reach it, rank 0's host is blamed (but not "
-            "for `stranger`), and also if it cannot even reach itself. Otherwise the failing links are named, and "
+            "for `other-process`), and also if it cannot even reach itself. Otherwise the failing links are named, and "
             "neither of their ends."
         ),
     ),
@@ -179,7 +179,7 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
         return None
     if rank != 0 and reached.address is not None and is_loopback(reached.address):
         return None
-    return "stranger" if reached.reach is Reach.ACCEPTED else reached.reach.value
+    return "other-process" if reached.reach is Reach.ACCEPTED else reached.reach.value
 
 
 def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
@@ -214,7 +214,7 @@ def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Find
     """The finding that rank 0's host does not reach the store under MASTER_ADDR."""
     where = f"{first.name}:{first.port}{_address(first)}"
     if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
-        word, title = "nobody", "no torchrun serves the store of env://"
+        word, title = "no-agent", "no torchrun serves the store of env://"
         message = f"TORCHELASTIC_USE_AGENT_STORE is set, but no process serves torchrun's store at {where}."
         fix = (
             "Without torchrun: run `unset TORCHELASTIC_USE_AGENT_STORE` in the job script. With torchrun: look in its "
@@ -257,7 +257,7 @@ _ENDS = {
     "refused": "is refused",
     "dropped": "gets no answer",
     "unreachable": "finds no route",
-    "stranger": "is answered by another process",
+    "other-process": "is answered by another process",
 }
 # `first` is one of the failing hosts (`names`), `host` rank 0's.
 _FIREWALLS = (
@@ -271,7 +271,7 @@ _FIXES = {
     "unreachable": "Run `ip route get {address}` and `ip -br addr` on {first}. If there is no route, ask the "
     "administrator to add it, or set MASTER_ADDR to an address of {host} that {names} can reach (`ping ADDRESS`). If "
     "there is one, a firewall answers in its place: as root look at the rules of {host} ({rules} them).",
-    "stranger": "Compare `getent ahosts {name}` on {first} with `ip -br addr` on {host}. If {address} is not an "
+    "other-process": "Compare `getent ahosts {name}` on {first} with `ip -br addr` on {host}. If {address} is not an "
     "address of {host}, set MASTER_ADDR to one in every process (`export MASTER_ADDR=ADDRESS`). If it is, ask the "
     "network administrator which machine, proxy or NAT answers {names} there.",
 }
@@ -283,7 +283,7 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, 
     hosts = seen.world.hosts_of(list(failed))
     names = names_text(hosts)
     # A host that another machine answered did not get as far as rank 0's host.
-    is_rank_0 = got == 0 and of > 1 and why != "stranger"
+    is_rank_0 = got == 0 and of > 1 and why != "other-process"
     so = "There is no third host to compare with, so it is not known which end is at fault."
     if of > 1:
         so = f"{got or 'None'} of {of} other hosts {'reaches' if got == 1 else 'reach'} rank 0, so " + (
@@ -315,7 +315,7 @@ def _address(data: Data) -> str:
 
 
 def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
-    """Of each of the first hosts: address, answer, and after how long."""
+    """The address, answer and time of each of the first hosts."""
     return {
         host: f"{found.reached.address}: {found.reached.reach.value} after {found.reached.seconds:.3f} s"
         for host, data in list(answers.items())[:16]

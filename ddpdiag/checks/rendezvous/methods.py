@@ -90,7 +90,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _methods(seen: Seen[Data]) -> tuple[str, ...]:
-    """Those that may work. A file on one host needs no shared directory."""
+    """The methods that may work; a file on one host needs no shared directory."""
     out = set()
     if not master_port.usable(seen.of(master_port.CHECK)):
         out.add("env")

@@ -49,7 +49,7 @@ class Port(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As NCCL writes it: "mlx5_0:1"."""
+        """The name as NCCL writes it: "mlx5_0:1"."""
         return f"{self.adapter}:{self.number}"
 
     @property
@@ -301,7 +301,7 @@ def tcp_counters(snmp: str) -> dict[str, int]:
 
 
 def _numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Those of the files that hold a number; a port that does not count says "N/A (no PMA)"."""
+    """The numbers in files by name; a port that does not count has "N/A (no PMA)"."""
     found = {name: read_int(folder / name) for name in names}
     return {name: number for name, number in found.items() if number is not None}
 

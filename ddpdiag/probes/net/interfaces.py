@@ -15,7 +15,7 @@ from ddpdiag.probes.net.tcp_connect import answer_within, is_loopback
 
 # What NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 did not exclude virbr).
 _NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
-# TEST-NET-2 of RFC 5737: nobody lives there, so the way to it is the default route.
+# TEST-NET-2 of RFC 5737 has no hosts, so the way to it is the default route.
 _ELSEWHERE = "198.51.100.1"
 _IP = (socket.AF_INET, socket.AF_INET6)
 
@@ -86,7 +86,7 @@ def _udp(address: str) -> socket.socket:
 
 
 def bindable(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Those of the addresses that are this host's own: gloo takes the first of them."""
+    """The addresses that belong to this host; gloo takes the first of them."""
     return tuple(filter(_can_bind, addresses))
 
 
@@ -139,7 +139,7 @@ def wanted(env: Mapping[str, str]) -> Wanted:
 
 
 def library_of(backend: str) -> str:
-    """Whose rule decides which address a job offers over this backend; gloo's, unless it is nccl's own."""
+    """The library whose rule decides which address a job offers over this backend: nccl for nccl, else gloo."""
     return "nccl" if backend == "nccl" else "gloo"
 
 

@@ -40,7 +40,7 @@ _LATE_SECONDS = 1.0
 _RATE_SECONDS = 0.5
 # Of the time that is left, the share for sending: others wait for their turn meanwhile.
 _SENDING_SHARE = 0.4
-# Time for a small size; a way that takes longer for 64 KiB (16 kB/s) is of no use to anybody.
+# Time for a small size; a way that takes longer for 64 KiB (16 kB/s) is of no use.
 _SMALL_SECONDS = 4.0
 
 
@@ -82,7 +82,7 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 class _Pushed(Struct, frozen=True):
-    """So many bytes acknowledged in so many seconds; `segments` of -1: the kernel does not say."""
+    """Bytes acknowledged, and in how many seconds; `segments` is -1 where the kernel does not say."""
 
     bytes: int
     seconds: float
@@ -112,7 +112,7 @@ class Connection:
     def transfer(self, load: memoryview, turn: threading.Lock, *, first: bool, seconds: float) -> bool:
         """Measure the rate while nothing else of ours runs on both hosts; false if one of them was busy.
 
-        All take the turn of the lower number first (`first`: that is ours), so nobody waits in a circle.
+        All take the turn of the lower number first (`first`: that is ours), so that no hosts wait in a circle.
         """
         with contextlib.ExitStack() as held:
             if first and not _take(turn, held):
@@ -274,7 +274,7 @@ def survey(
     addresses: int,
 ) -> tuple[Cell, ...]:
     """One cell for each peer. Done by `end` (monotonic), whatever the others do, and not before they need us no more.
-    `addresses` is how many of ours a caller tries; whoever has not come after that will not come any more.
+    `addresses` is how many of ours a caller tries; a caller that has not connected by then will not connect any more.
 
     First all ways at once with little data, so that blocked ones wait together; then the rates one by one.
     """

@@ -1,7 +1,7 @@
 """A host's answers in the mesh: the protocol by which two hosts measure the way between them, and the listener.
 
 A plain TCP connection, one way at a time. The caller sends requests of a letter and a number, the listener answers:
-- hello: my number in the group, then the listener's token -> a byte. A stranger's token ends the connection.
+- hello: my number in the group, then the listener's token -> a byte. Another token ends the connection.
 - data: so many bytes, then these -> a byte when all are there.
 - turn: wait so many milliseconds at most for the listener's host to be free -> granted or busy.
 - end of the turn, and bye: no answer.
@@ -70,7 +70,7 @@ def receive(sock: socket.socket, count: int, seconds: float) -> bytes:
 class Listener:
     """Listens on the first free one of `ports` (0 is any) until `end` (monotonic); OSError if none is free.
 
-    `turn` is this host's: whoever holds it measures, and nothing else of ours disturbs.
+    `turn` is this host's: its holder measures while nothing else of this run disturbs.
     """
 
     def __init__(self, ports: Iterable[int], turn: threading.Lock, end: float) -> None:
@@ -85,7 +85,7 @@ class Listener:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def wait(self, callers: int, late: float) -> None:
-        """Until all callers have come and gone; after `late` (monotonic) only those are waited for that came."""
+        """Wait until all callers have finished; after `late` (monotonic) only for those that have connected."""
         with self._change:
             while len(self._gone) < callers and (now := time.monotonic()) < self._end:
                 if now >= late and self._gone == self._came:
@@ -111,7 +111,7 @@ class Listener:
         with sock, contextlib.suppress(OSError, ValueError):  # ValueError: a letter that is no request
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             kind, number = REQUEST.unpack(receive(sock, REQUEST.size, STALL_SECONDS))
-            # A stranger has another token.
+            # A process of another run has another token.
             if kind == Request.HELLO.value and receive(sock, TOKEN_BYTES, STALL_SECONDS) == self.token.encode():
                 sock.sendall(DONE)
                 caller = int(number)
@@ -160,7 +160,7 @@ def _listen(ports: Iterable[int]) -> socket.socket:
 def _swallow(sock: socket.socket, count: int) -> None:
     """Take so many bytes and say so; a peer that stops on the way is given up."""
     if count > LARGE:
-        raise ConnectionAbortedError(f"{count} bytes are more than anybody sends")
+        raise ConnectionAbortedError(f"{count} bytes are more than any caller sends")
     buffer = bytearray(min(count, MIB))
     sock.settimeout(2 * STALL_SECONDS)
     while count:

@@ -29,7 +29,7 @@ class Reach(Enum):
     """The ends of a connect, from best to worst as evidence that the host is there."""
 
     ACCEPTED = "accepted"
-    REFUSED = "refused"  # the host is there, nobody listens
+    REFUSED = "refused"  # the host is there, no process listens
     DROPPED = "dropped"  # no answer at all: a firewall, a full backlog, or a host that is down
     UNREACHABLE = "unreachable"  # no route, or something on the way says that there is no such host
     UNKNOWN_NAME = "unknown name"  # the resolver says that there is no such name
@@ -118,7 +118,7 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
         if code == errno.EINPROGRESS:
             is_over = polled(sock, select.POLLOUT, seconds)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else errno.ETIMEDOUT
-        # A connect to a free ephemeral port of this host can meet itself; nobody listens there.
+        # A connect to a free ephemeral port of this host can meet itself; no process listens there.
         if code == 0 and sock.getsockname() == sock.getpeername():
             code = errno.ECONNREFUSED
         source = str(sock.getsockname()[0]) if code == 0 else None
@@ -133,7 +133,7 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
 
 
 def polled(sock: socket.socket, events: int, seconds: float) -> int:
-    """Those of poll's events that the socket has within `seconds`; 0 if none."""
+    """The events of poll that the socket has within `seconds`; 0 if none."""
     poll = select.poll()  # not select: it fails on descriptors over 1023
     poll.register(sock, events)
     return next((seen for _, seen in poll.poll(max(seconds, 0.0) * 1000)), 0)
@@ -147,7 +147,7 @@ def is_loopback(address: str) -> bool:
 
 
 def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
-    """The first of `ports` (0 is any) on which nobody listens now; the caller must bind it soon, or lose it.
+    """The first of `ports` (0 is any) on which no process listens now; the caller must bind it soon, or lose it.
 
     OSError, as bind gives it, if none is free.
     """
@@ -257,7 +257,7 @@ class PortListener:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long until all that are expected came."""
+        """Wait until all expected visitors have connected; false if that takes longer than `seconds`."""
         return self._all_came.wait(max(0.0, seconds))
 
     def close(self) -> None:
