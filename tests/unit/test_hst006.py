@@ -230,25 +230,18 @@ def test_loss_that_rdz004_measured_is_its_finding():
 
 # Any numbers ----------------------------------------------------------------------------------------------------------
 
-NAMES = [*RDMA_COUNTERS, *ETHERNET_COUNTERS, "rx_dropped"]
-COUNTS = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 1 << 40))
+COUNTS = st.dictionaries(st.sampled_from([*RDMA_COUNTERS, *ETHERNET_COUNTERS, "rx_dropped"]), st.integers(0, 1 << 40))
+NAMES = st.sampled_from(["eth0", "docker0", "mlx5_0:1"])
 PORTS = st.lists(
-    st.builds(
-        PortCounters,
-        name=st.sampled_from(["eth0", "eth1", "bond0", "docker0", "mlx5_0:1", "mlx5_1:1"]),
-        rdma=st.booleans(),
-        up=st.sampled_from([True, False, None]),
-        below=st.lists(st.sampled_from(["eth0", "eth1", "bond0"]), max_size=2).map(tuple),
-        counters=COUNTS,
-    ),
-    max_size=5,
+    st.builds(PortCounters, name=NAMES, rdma=st.booleans(), counters=COUNTS),
+    max_size=3,
     unique_by=lambda port: port.name,
 ).map(tuple)
 
 
-def pair(before, after, seconds=30.0, job_ports=("eth0", "mlx5_0:1")):
-    looks = NetworkLook(seconds=5.0, ports=before), NetworkLook(seconds=5.0 + seconds, ports=after)
-    return Pair(*looks, frozenset(job_ports))
+def pair(before, after):
+    looks = NetworkLook(seconds=5.0, ports=before), NetworkLook(seconds=35.0, ports=after)
+    return Pair(*looks, frozenset(("eth0", "mlx5_0:1")))
 
 
 @given(PORTS, st.data())
@@ -259,16 +252,6 @@ def test_counters_that_stay_or_fall_are_no_rise(before, data):
         for port in before
     )
     assert list(counter_deltas(pair(before, before), LIMITS)) == list(counter_deltas(pair(before, lower), LIMITS)) == []
-
-
-@given(PORTS, PORTS, st.floats(0, 1e7))
-def test_a_reported_counter_rose_on_a_port_that_a_job_may_use(before, after, seconds):
-    used = {"eth0", "mlx5_0:1", *(port.name for port in before if port.rdma)}
-    below = {name for port in before for name in port.below}
-    for delta in counter_deltas(pair(before, after, seconds), LIMITS):
-        assert delta.counter is None or (delta.after > delta.before and delta.counter != "rx_dropped")
-        assert delta.used_by_job == (delta.port.name in ("eth0", "mlx5_0:1"))
-        assert delta.port.name in used | below
 
 
 # Both looks -----------------------------------------------------------------------------------------------------------

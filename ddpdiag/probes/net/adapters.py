@@ -177,9 +177,8 @@ def nccl_takes_port(value: str, adapter: str, port: str) -> bool:
 
 
 _NAME_SECONDS = 2.0
-# Of an interface (Documentation/ABI/testing/sysfs-class-net and sysfs-class-net-statistics). carrier_down_count came
-# with Linux 4.16; carrier_changes, which counts ups as well, with 3.15.
-_CARRIER = ("carrier_down_count", "carrier_changes")
+# Of an interface (Documentation/ABI/testing/sysfs-class-net and sysfs-class-net-statistics); since Linux 4.16.
+_CARRIER = ("carrier_down_count",)
 _FRAMES = ("rx_crc_errors", "rx_frame_errors")
 # Of an RDMA port (Documentation/ABI/stable/sysfs-class-infiniband); soft RDMA counts link_downed in hw_counters.
 _COUNTERS = (
@@ -282,14 +281,12 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
         todo += below
         carrier = read_int(folder / "carrier")  # not readable of an interface that was set down
         is_down = carrier is None and read_text(folder / "operstate") == "down"
-        # How often the carrier was lost; where only changes are counted, these.
-        lost = list(_numbers(folder, _CARRIER).items())[:1]
         yield PortCounters(
             name=name,
             pci=pci_of(folder),
             up=False if is_down else None if carrier is None else carrier == 1,
             below=below,
-            counters=dict(lost) | _numbers(folder / "statistics", _FRAMES),
+            counters=_numbers(folder, _CARRIER) | _numbers(folder / "statistics", _FRAMES),
         )
 
 
