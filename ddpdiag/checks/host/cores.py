@@ -1,8 +1,7 @@
 """Cores for every rank.
 
-A rank needs at least one core of its own: its main thread feeds the GPU, and gloo, NCCL's proxy and the data loader
-have more threads. If ranks share one core, or start many more threads than there are cores, every collective waits for
-the threads that are not scheduled.
+A rank needs at least one core: its main thread feeds the GPU, and gloo, NCCL's proxy and the data loader have more
+threads. With too few cores every collective waits for the threads that are not scheduled.
 
 Findings:
 

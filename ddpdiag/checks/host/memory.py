@@ -1,8 +1,6 @@
 """Memory for every rank.
 
-Every rank holds torch, its libraries and its buffers in the host's memory; with a GPU also the memory that CUDA and
-NCCL pin. A rank that runs into the limit of its control group is killed with SIGKILL, and the others report "connection
-closed".
+A rank that runs into the limit of its control group is killed with SIGKILL, and the others report "connection closed".
 
 Findings:
 

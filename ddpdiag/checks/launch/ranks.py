@@ -1,8 +1,6 @@
 """Ranks, as the launcher assigned them.
 
-A job needs each rank from 0 to world size - 1 once, one world size on every rank, and one GPU for each rank. Two
-processes with the same rank overwrite each other's rendezvous keys and hang. If hosts start different numbers of
-processes, the launcher was started with different options. GPUs without a rank are neither used nor tested.
+A job needs each rank from 0 to world size - 1 once, one world size on every rank, and one GPU for each rank.
 
 Findings:
 

@@ -36,9 +36,8 @@ from ddpdiag.text import count
 
 FINDINGS = {
     "torchruns": FindingSpec(
-        "srun started several tasks, and each task started a torchrun that is not connected to the others. Each of "
-        "them trains alone, and several on one host use the same GPUs, or the same port. --ntasks-per-node=1 does not "
-        "help in a job with more tasks than nodes: srun ignores it there, so --nodes and --ntasks are both needed."
+        "srun started several tasks, and each task started a torchrun that is not connected to the others. "
+        "--ntasks-per-node=1 does not help in a job with more tasks than nodes: srun ignores it there."
     ),
     "cpus": FindingSpec.warning(
         "since Slurm 22.05 srun does not take --cpus-per-task from sbatch or salloc (srun(1)), so every task is bound "

@@ -117,7 +117,7 @@ def core_seconds(pid: int, root: Path = PROC) -> float | None:
 
 
 class TcpSocket(Struct, frozen=True):
-    """A TCP socket by its own end, as proc(5) has it; inode "0" is a connection that waits for its end (TIME_WAIT)."""
+    """The local end of a TCP socket, as proc(5) has it; inode "0" is a closed connection in TIME_WAIT."""
 
     family: socket.AddressFamily
     host: str

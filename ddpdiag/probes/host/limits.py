@@ -1,11 +1,10 @@
-"""Limits of this process: resource limits, processors, shared memory, control groups, and what it can move by itself.
+"""Limits of this process: resource limits, processors, shared memory, control groups, and its own throughput.
 
 A limit of a control group (versions 1 and 2) holds for everything below it, so every level from this process's own
 group up to the mount is read, and the one with the least room counts.
 
-What it can move: copies in its memory, and a TCP stream to itself over the loopback interface. gloo sends over TCP on
-one host as well, so these two bound it there; both are rates of this moment, with whatever else runs on the host.
-(Measured, 2 cores: 2 GB/s over loopback, 11 to 15 GB/s copied.)
+Its throughput is that of copies in memory, and of a TCP stream to itself over the loopback interface: gloo sends over
+TCP on one host as well, so these two bound it there. (Measured, 2 cores: 2 GB/s over loopback, 11 to 15 GB/s copied.)
 """
 
 import contextlib
@@ -120,7 +119,7 @@ class Cgroup(Struct, frozen=True, kw_only=True):
     """Limits on this process; None means no limit, or none that could be read.
 
     `cpus` counts processors' worth of time, `memory` is in bytes (page cache that can be dropped is not counted as
-    used), `pids` counts tasks. `oom_kills` counts processes that the kernel killed in this group for want of memory.
+    used), `pids` counts tasks. `oom_kills` counts processes that the kernel killed in this group for lack of memory.
     """
 
     cpus: float | None = None

@@ -15,14 +15,14 @@ from typing import NamedTuple
 from ddpdiag.probes.host.kernel import PROC, age_seconds, environ, open_files, read_text, tcp_sockets
 from ddpdiag.sanitize import words_without_secrets
 
-# Variables that name the job of a process. Nothing else of a stranger's environment is read out.
+# Variables that name the job of a process. Nothing else of another process's environment is kept.
 _JOB_NAMES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 def holder_of(port: int) -> str | None:
     """The holder of a port of this host, as "pid 8123 (torchrun train.py, user bob, for 2.0 h, SLURM_JOB_ID 4711)".
 
-    `None` if nobody does. Listeners come first: an outgoing connection, too, can have a port of the ephemeral range.
+    None without one. Listeners come first: an outgoing connection, too, can have a port of the ephemeral range.
     """
     users = (own for own in tcp_sockets() if own.port == port and own.inode != "0")
     sockets = sorted(users, key=lambda own: not own.listens)
@@ -39,7 +39,7 @@ def holder_of(port: int) -> str | None:
 
 
 def _owner(inode: str) -> int | None:
-    """A process that has the socket open; only our own user's can be seen, unless we are root."""
+    """A process that has the socket open; only root sees those of other users."""
     for process in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # not ours, or gone
             if f"socket:[{inode}]" in open_files(process):
@@ -89,7 +89,7 @@ _LARGEST_BYTES = 8 << 20
 def python_command(module: str, *arguments: str) -> list[str]:
     """The words that run a module in this Python; `with_home` gives the environment to run them in.
 
-    -P: no file in the user's current directory, in which strangers may write, takes the place of a module.
+    -P: no file in the user's current directory, in which other users may write, takes the place of a module.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
@@ -116,8 +116,8 @@ def run_bounded(
 ) -> Said | None:
     """Run it until `end` of the monotonic clock; None if it took longer. OSError if it cannot be started.
 
-    What SIGKILL does not end, stuck in the kernel, is left behind. `given` is its standard input: a secret has no place
-    among arguments, which everybody can list.
+    A child that is stuck in the kernel and survives SIGKILL is left behind. `given` is its standard input, for secrets:
+    every user can list arguments.
     """
     out, err, into = (os.memfd_create(name) for name in ("out", "err", "in"))
     try:

@@ -146,7 +146,7 @@ def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float =
 
 
 _MAX_ENTRIES = 1000
-# What torch's FileStore (2.13) begins with: the length of a key, 4 bytes, and the key that counts the store's users.
+# The first bytes of a FileStore of torch 2.13: the length of a key, 4 bytes, and the key that counts the store's users.
 _STORE = b"\t\0\0\0refcount/"
 
 
