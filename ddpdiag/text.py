@@ -4,8 +4,8 @@ Times and bandwidths step by 1000 (GB/s is 1e9 bytes per second), sizes by 1024 
 columns. Three digits are shown, since no measurement here is better than that. The unit of a figure is the end of its
 name: `busbw_bytes_per_s`, or one of its words between dots: `training.seconds`, `seconds.import`.
 
-Host names come from strangers' recordings, so NodeSet gets only names that mean themselves: never "@group" (its default
-resolver runs shell commands), nor brackets or operators ("n[0-999999999]" would fill the memory).
+Host names come from recordings of other users, and readers paste folded names into commands of Slurm and ClusterShell:
+only names that mean themselves are folded, never "@group", brackets or operators.
 """
 
 import math
@@ -269,8 +269,8 @@ def left_out(number: int, limit: int | None) -> str:
 _MEANS_ITSELF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _DIGITS = re.compile(r"(\d+)")
-# NodeSet folds with overlaps, too, but 4,000 names with four numbers each would take it 108 s.
-_MOST_EXACT, _MOST_DIMENSIONS = 64, 4
+# The last numbers of a name that are folded. NodeSet takes 108 s for 4,000 names with four numbers each.
+_MOST_DIMENSIONS = 4
 _BRACKETED = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
 
 
@@ -296,22 +296,8 @@ def fold_hosts(names: Iterable[str], *, limit: int | None = None) -> str:
 def _fold_hosts(names: tuple[str, ...], limit: int | None) -> str:
     literal = [name for name in names if _MEANS_ITSELF.fullmatch(name)]
     other = [name for name in names if not _MEANS_ITSELF.fullmatch(name)]
-    # The parts between commas outside of brackets.
-    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", _fold(literal))
-    return _join([*(piece for part in parts for piece in _pieces(part)), *(_Piece("", n, "", 1) for n in other)], limit)
-
-
-def _fold(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    if len(names) > _MOST_EXACT or any(len(_DIGITS.findall(name)) > _MOST_DIMENSIONS for name in names):
-        return ",".join(_boxes(names))
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    try:
-        return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
-    except NodeSetException:
-        return ",".join(names)
+    parts = [piece for part in (_boxes(literal) if literal else ()) for piece in _pieces(part)]
+    return _join([*parts, *(_Piece("", name, "", 1) for name in other)], limit)
 
 
 def _boxes(names: Sequence[str]) -> list[str]:

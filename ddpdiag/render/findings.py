@@ -1,7 +1,7 @@
 """Findings for people: the error, the blamed ranks and hosts, the fix, and then the figures.
 
-The fix comes before the evidence, so that the first screen shows all of the first finding but its figures. Many
-different findings begin with an index; those after the first three have only a title, the blamed and the fix.
+The fix comes before the evidence, so that the first screen shows all of the first finding but its figures. Of many
+different findings, those after the first three have only a title, the blamed and the fix.
 
 The figures are those that the message does not have, and with `details` all of them. Without `details` one stack is
 enough, and its first frames: in a hang all ranks but one are at the same place.
@@ -15,7 +15,7 @@ from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.render.blocks import Block, Code, Column, Fold, Items, Table, Text
 from ddpdiag.render.page import MOST_SHOWN, Page, one_line
 from ddpdiag.render.shell import shell_lines
-from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
+from ddpdiag.text import fold_hosts, fold_ranks, label, left_out, listed, quantity
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
@@ -24,11 +24,8 @@ _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity
 SAME_SHOWN = 3
 # Where several codes have many, one of each: beyond so many findings a page is no longer read.
 FINDINGS_SHOWN = 5
-# Errors and warnings of so many codes need no index.
+# Errors and warnings of so many codes are shown in full.
 CODES_SHOWN = 3
-# The hosts of findings that are all alike are a list to paste, up to so many letters.
-_LONGEST_LIST = 1_000
-
 # Names and values of one kind in one line.
 LIST_SHOWN = 8
 # Frames of a stack, the innermost first.
@@ -60,8 +57,6 @@ def write_findings(
     few = SAME_SHOWN if sum(most_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     own = [group for (severity, _), group in groups.items() if severity in severities]
     serious = [group for group in own if group[0].severity is not Severity.NOTE]
-    if len(serious) > CODES_SHOWN:
-        _index(page, serious, details=details)
     earlier: list[Finding] = []
     for number, group in enumerate(own):
         if CODES_SHOWN <= number < len(serious) and not details:
@@ -77,24 +72,10 @@ def write_findings(
         _more(page, group, most, details=details)
 
 
-def _write_headed(page: Page, finding: Finding, text: str, *, style: str = "", indent: int = 0) -> None:
+def _write_headed(page: Page, finding: Finding, text: str, *, style: str = "") -> None:
     """A paragraph behind the severity and code of a finding."""
     lead = f"{finding.severity.value} {one_line(finding.code)}: "
-    page.write(text, style=style, lead=lead, lead_style=_STYLES[finding.severity], indent=indent)
-
-
-def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) -> None:
-    """A line for each code."""
-    rest = "" if details else f"; the first {CODES_SHOWN} kinds in full (--details: all)"
-    counts = [
-        count(number, severity.value)
-        for severity in SEVERITIES
-        if (number := sum(len(group) for group in groups if group[0].severity is severity))
-    ]
-    page.write(f"{' and '.join(counts)}{rest}:", style="bold")
-    for group in groups:
-        _write_headed(page, group[0], _headline(group), indent=2)
-    page.blank()
+    page.write(text, style=style, lead=lead, lead_style=_STYLES[finding.severity])
 
 
 def _headline(group: Sequence[Finding]) -> str:
@@ -157,30 +138,20 @@ def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> No
 
 
 def _more(page: Page, group: Sequence[Finding], shown: int, *, details: bool) -> None:
-    """One line for findings that look like those `shown` before them; many hosts, of all, have a line to paste."""
+    """One line for findings that look like those `shown` before them."""
     findings = group[shown:]
     if not findings:
         return
-    every = _nodes(group)
-    paste = one_line(fold_hosts(every))
-    own_line = paste != one_line(fold_hosts(every, limit=LIST_SHOWN)) and len(paste) <= _LONGEST_LIST
-    names = blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
+    names = blame(findings, LIST_SHOWN) or _nobody(findings)
     place = "in the JSON report" if details else "with --details, or in the JSON report"
     text = f"{len(findings):,} more like these{f': {names}' if names else ''}; {place}"
     _write_headed(page, group[0], text)
-    if own_line:
-        page.write(f"all {count(len(every), 'host')}:", indent=4)
-        page.verbatim(paste, indent=4)
     page.blank()
 
 
-def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for finding in findings for node in finding.hosts))
-
-
-def blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
+def blame(findings: Sequence[Finding], limit: int | None) -> str:
     """The blamed ranks, hosts, GPUs and links: "rank 3; host n1; link n0 -> n1", or empty."""
-    return "; ".join(f"{kind} {one_line(names)}" for kind, names in subjects(findings, limit, hosts=hosts))
+    return "; ".join(f"{kind} {one_line(names)}" for kind, names in subjects(findings, limit))
 
 
 def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iterable[Finding] = ()) -> None:
@@ -267,11 +238,11 @@ def value_text(name: str, value: Value, limit: int | None = None) -> str:
     return one_line(quantity(name, value))
 
 
-def subjects(findings: Iterable[Finding], limit: int | None, *, hosts: bool = True) -> list[tuple[str, str]]:
+def subjects(findings: Iterable[Finding], limit: int | None) -> list[tuple[str, str]]:
     """The blamed subjects by kind, such as [("ranks", "0-2"), ("host", "n1")], each shortened to `limit`."""
     kept = list(findings)
     ranks = {rank for finding in kept for rank in finding.ranks}
-    nodes = _nodes(kept) if hosts else ()
+    nodes = tuple(dict.fromkeys(node for finding in kept for node in finding.hosts))
     gpus = tuple(dict.fromkeys(gpu for finding in kept for gpu in finding.gpus))
     links = tuple(dict.fromkeys(link for finding in kept for link in finding.links))
     kinds = (

@@ -26,18 +26,13 @@ from ddpdiag.render.html.views import Fact, shown_items, view_of, words
 from ddpdiag.render.report import sections
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.sanitize import printable
-from ddpdiag.text import count, fold_hosts, quantity, seconds
+from ddpdiag.text import count, fold_hosts, seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
 _NOTES_SHOWN, _NAMES_SHOWN, _BOXES_SHOWN = 40, 24, 120
-# Below the verdict, where they were measured.
-_KEY_FIGURES = {
-    "training.samples_per_second": "samples a second",
-    "fabric.pair_busbw_bytes_per_s": "busbw of a usual pair",
-}
 
 
 class FindingBox(NamedTuple):
@@ -163,10 +158,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "GPUs", f"{len(gpus):,}"
     yield "backend", world.backend
     yield "launcher", world.launcher
-    for name, value in report.measurements.items():
-        is_busbw = name.startswith("all_reduce.") and name.endswith(".busbw_bytes_per_s")
-        if (name in _KEY_FIGURES or is_busbw) and isinstance(value, int | float):
-            yield _KEY_FIGURES.get(name) or f"all-reduce busbw, {name.split('.')[1]}", quantity(name, value)
     yield "took", f"{seconds(report.seconds)} (limit {seconds(report.budget_seconds)})"
     if report.created:
         yield "run", report.created
