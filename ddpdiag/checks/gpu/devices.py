@@ -29,7 +29,7 @@ from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, leave_out, nvml_fix, ranks_text, xid_fix
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.registry import by_code
-from ddpdiag.model import Finding, Kind, Scalar, Severity
+from ddpdiag.model import Finding, Kind, Severity
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.text import begun, count
@@ -200,15 +200,12 @@ def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:
     return tuple(gpu.uuid for gpu in taken if gpu is not None and gpu.uuid)
 
 
-def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+def report(seen: Seen[Data]) -> Contribution:
     """The GPU that each rank takes."""
     taken = {rank: row.gpu for rank, row in seen.by_rank.items()}
-    return {rank: {"gpu_uuid": gpu.uuid, "gpu_name": gpu.name} for rank, gpu in taken.items() if gpu is not None}
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(columns=columns(seen))
+    return Contribution(
+        columns={rank: {"gpu_uuid": gpu.uuid, "gpu_name": gpu.name} for rank, gpu in taken.items() if gpu is not None}
+    )
 
 
 # The first CUDA process without persistence mode waits for the driver to start every GPU.

@@ -204,9 +204,6 @@ def last_seconds(seen: Seen[KernelLog]) -> float:
 
 skip = devices.skip
 Data = KernelLog
-# The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
-SETTINGS = {
-    # Azure's window; a GPU that failed yesterday may have been repaired since.
-    "window_hours": 2,
-}
+# Azure's window; a GPU that failed yesterday may have been repaired since.
+SETTINGS = {"window_hours": 2}
 CHECK: Check[Data] = Check(__name__, "GPU011", "kernel-log", Stage.GPU, Scope.HOST)

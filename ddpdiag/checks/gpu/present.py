@@ -359,7 +359,7 @@ def _is_closed(host: HostGpus) -> bool:
     return len(sets) > 1 and any(own != together for own in sets)
 
 
-def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+def report(seen: Seen[Data]) -> Contribution:
     """The GPUs of each host with their memory, and the driver."""
     parts = {}
     for host in host_gpus(seen):
@@ -373,12 +373,7 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
             parts[host.ranks[0]] = {"GPU": " and ".join(texts), **({"driver": driver} if driver else {})}
         elif host.functions is not None:
             parts[host.ranks[0]] = {"GPU": NONE, "driver": driver or NONE}
-    return parts
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(inventory=inventory(seen))
+    return Contribution(inventory=parts)
 
 
 CHECK: Check[Data] = Check(__name__, "GPU001", "enumeration", Stage.GPU, Scope.RANK, deadline=10.0)

@@ -162,8 +162,8 @@ _PCIE = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
 class Connections(Struct, frozen=True, kw_only=True):
     """One GPU's links to others and to the host; None is what it does not say. Rates are in one direction.
 
-    `nvlink_switched`: do all links that are up lead to a switch? Else they lead to one other GPU each, and not all GPUs
-    of a host need be next to each other. `nvlink_domain` is that of the `Fabric`.
+    `nvlink_switched` says whether all links that are up lead to a switch. Else they lead to one other GPU each, and not
+    all GPUs of a host need be next to each other. `nvlink_domain` is that of the `Fabric`.
     """
 
     nvlinks: int | None = None

@@ -223,6 +223,10 @@ class Device:
         mode = self.numbers("nvmlDeviceGetMigMode")
         return None if mode is None else bool(mode[0])
 
+    def busy_share(self) -> float | None:
+        """The share of the last moments in which a kernel ran."""
+        return self.of(lambda handle: float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
+
     def text(self, function: str) -> str | None:
         """The text that the function gives."""
         return self._ask(function, lambda: str(getattr(self._nvml, function)(self._handle)))
@@ -311,20 +315,16 @@ def gpu_uses() -> tuple[GpuUse, ...]:
     import pynvml
 
     pynvml.nvmlInit()
-    return tuple(_use(index) for index in range(pynvml.nvmlDeviceGetCount()))
+    return tuple(_use(gpu, device) for gpu, device in opened_gpus(pynvml, lambda _: None))
 
 
-def _use(index: int) -> GpuUse:
-    import pynvml
-
-    handle = supported(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
-    if handle is None:
-        return GpuUse(index=index)
-    device = Device(handle)
+def _use(gpu: Gpu, device: Device | None) -> GpuUse:
+    if device is None:
+        return GpuUse(index=gpu.index)
     used, milliwatts = device.of(memory), device.number("nvmlDeviceGetPowerUsage")
     return GpuUse(
-        index=index,
-        busy_share=supported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+        index=gpu.index,
+        busy_share=device.busy_share(),
         memory_bytes=None if used is None else used[1],
         power_watts=None if milliwatts is None else milliwatts / 1e3,
         pids=tuple(pid for pid, _ in device.processes("Compute") or ()),
