@@ -57,11 +57,6 @@ def compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc")
 
 
-def names() -> list[str]:
-    """The JSON files, without their ending."""
-    return sorted(path.stem for path in SICK.glob("*.json"))
-
-
 def uuid_of(index: int) -> str:
     return f"GPU-{index:08x}-0000-4000-8000-00000000000{index:x}"
 

@@ -98,8 +98,3 @@ def test_a_prohibited_gpu_is_an_error():
     (finding,) = with_fifth(CHECK, compute_mode=2)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU008.prohibited", Severity.ERROR, (uuid_of(5),))
     assert f"nvidia-smi -i {uuid_of(5)} -c DEFAULT" in finding.fix
-
-
-def test_mig_is_a_warning():
-    (finding,) = with_fifth(CHECK, mig=True)
-    assert (finding.code, finding.severity, finding.gpus) == ("GPU008.mig", Severity.WARNING, (uuid_of(5),))

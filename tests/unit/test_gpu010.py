@@ -151,23 +151,6 @@ def test_a_finding_says_a_rise_and_never_a_fall(before, after, seconds):
         assert finding.gpus == (uuid_of(5),)
 
 
-@given(st.tuples(*[COUNTS] * 3))
-def test_equal_counters_are_silent(same):
-    assert fifth(before=counts(same), after=counts(same)) == []
-
-
-@given(st.integers(0, 1 << 20), st.integers(1, 1 << 20))
-def test_every_uncorrectable_error_is_told_whatever_was_there_before(old, rise):
-    (finding,) = fifth(before=memory(uncorrected=old), after=memory(uncorrected=old + rise))
-    assert (finding.evidence["before"], finding.evidence["after"]) == (old, old + rise)
-
-
-@given(st.sets(st.integers(0, 7)))
-def test_exactly_the_gpus_whose_counters_rose_are_named(risen):
-    found = judged(host_of(), host_of({index: memory(uncorrected=1) for index in risen}))
-    assert {gpu for finding in found for gpu in finding.gpus} == {uuid_of(index) for index in risen}
-
-
 @given(st.integers(0, 0xFFF), st.integers(0, 0xFFF))
 def test_only_slowdowns_that_are_new_are_reported(before, after):
     found = fifth(before=clocks(events=before), after=clocks(events=after))

@@ -41,10 +41,6 @@ def judged(log, look=None, *, start=START, options=None, more=()):
     return list(CHECK.judge(met))
 
 
-def test_a_quiet_log_is_silent():
-    assert judged(log_of()) == []
-
-
 def test_a_gpu_that_fell_off_the_bus_is_an_error_that_names_it(golden):
     (finding,) = judged(log_of(xid(79, text=FALLEN)))
     assert (finding.code, finding.severity) == ("GPU011.xid", Severity.ERROR)
@@ -112,11 +108,6 @@ def test_repeated_lines_are_counted(golden):
     golden(finding)
 
 
-def test_two_gpus_are_two_findings_and_the_others_are_not_named():
-    found = judged(log_of(xid(48, 2), xid(48, 5)))
-    assert [finding.gpus for finding in found] == [(uuid_of(2),), (uuid_of(5),)]
-
-
 def test_without_a_first_look_nothing_is_known_to_be_of_this_run():
     (finding,) = judged(log_of(xid(48, line=START + 5)), start=None)
     assert finding.severity is Severity.WARNING
@@ -129,11 +120,6 @@ def test_a_switch_is_named_by_its_address_and_no_gpu_is(golden):
     golden(finding)
     (recent,) = judged(log_of(structs.replace(fatal, line=START + 1)))
     assert (recent.severity, recent.evidence["action"]) == (Severity.ERROR, "reset")
-
-
-def test_what_a_switch_calls_not_fatal_is_a_note_at_any_time():
-    minor = Xid(pci="0000:c1:00", code=12028, text="Non-fatal, Link 32", line=START + 1, seconds=NOW, switch=True)
-    assert [finding.severity for finding in judged(log_of(minor))] == [Severity.NOTE]
 
 
 NONFATAL = "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)"

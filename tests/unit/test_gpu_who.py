@@ -93,21 +93,6 @@ def test_what_torch_says_counts_more_than_the_variable():
     assert blamed(met) == {FIFTH: ((1,), Severity.ERROR)}
 
 
-def test_each_rank_may_name_its_own_gpu():
-    met = job(SICK, [str(7 - rank) for rank in range(8)])
-    assert blamed(met) == {FIFTH: ((2,), Severity.ERROR)}
-
-
-@pytest.mark.parametrize("with_torch", [True, False])
-def test_two_ranks_on_one_gpu_are_both_named(with_torch):
-    torch = [[uuid_of(5)]] * 2 if with_torch else None
-    met = job(SICK, ["5", "5"], torch=torch)
-    assert blamed(met) == {FIFTH: ((0, 1), Severity.ERROR)}
-    if with_torch:
-        (shared,) = [f for f in devices.CHECK.judge(met.of(devices.CHECK)) if f.code == "GPU002.shared"]
-        assert (shared.ranks, shared.gpus) == ((0, 1), FIFTH)
-
-
 def test_a_rank_without_a_gpu_takes_none_and_is_told():
     met = job(SICK, ["5", ""], visible=None)
     arrivals = {r: structs.replace(a, gpus=1 - r) for r, a in met.world.arrivals.items()}
@@ -116,15 +101,6 @@ def test_a_rank_without_a_gpu_takes_none_and_is_told():
     rows = {0: row("5", 1), 1: row("", 0)}
     found = list(present.CHECK.judge(seen_of(present.CHECK, rows, size=2, gpus=1)))
     assert [(f.code, f.severity, f.ranks) for f in found] == [("GPU001.hidden", Severity.ERROR, (1,))]
-
-
-def test_fewer_gpus_than_promised_are_told_and_the_rest_is_still_who_it_is():
-    rows = {rank: structs.replace(row(None, 7, listed(7)), promised=8) for rank in range(8)}
-    found = list(present.CHECK.judge(seen_of(present.CHECK, rows, ranks_per_node=8, gpus=7)))
-    assert [(f.code, f.severity) for f in found] == [("GPU001.fewer", Severity.ERROR)]
-    look = host_of({5: memory(uncorrected=1)}, count=7)
-    met = job(look, [None] * 8, gpus=listed(7), visible=7)
-    assert blamed(met) == {FIFTH: ((5,), Severity.ERROR)}
 
 
 # Slices ---------------------------------------------------------------------------------------------------------------
@@ -206,9 +182,3 @@ def test_whatever_the_order_the_sick_gpu_and_its_rank_are_named(order, sick, by_
     assert {card.health.uuid: card.takers for card in cards_of(met)} == {
         uuid_of(index): (rank,) for rank, index in enumerate(order)
     }
-
-
-@given(st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True), st.integers(0, 7))
-def test_a_gpu_outside_the_job_is_never_judged(order, sick):
-    met = job(host_of({sick: memory(uncorrected=1)}), [",".join(map(str, order))] * len(order))
-    assert set(blamed(met)) == ({(uuid_of(sick),)} if sick in order else set())

@@ -94,11 +94,6 @@ def test_a_log_that_is_not_there_or_closed_says_so(golden, tmp_path):
     assert last_line(tmp_path / "missing") is None
 
 
-def test_an_empty_log_is_read_well(tmp_path):
-    log = log_of(tmp_path)
-    assert (log.xids, log.last, log.error) == ((), None, None)
-
-
 def test_where_it_lies():
     assert str(kmsg_path({})) == "/dev/kmsg"
     assert str(kmsg_path({"DDPDIAG_KMSG": "/host/kmsg"})) == "/host/kmsg"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdiag.probes.gpu.nvml import Device, ListedGpu, Trouble, enumerate_gpus, sysfs_address
+from ddpdiag.probes.gpu.nvml import Device, Trouble, enumerate_gpus, sysfs_address
 
 
 class NVMLError(Exception):
@@ -22,9 +22,6 @@ class DriverNotLoaded(NVMLError): ...
 
 
 class Mismatch(NVMLError): ...
-
-
-class Lost(NVMLError): ...
 
 
 class NotSupported(NVMLError): ...
@@ -64,21 +61,6 @@ def enumerated(monkeypatch, **changes):
     return enumerate_gpus(lambda _: None)
 
 
-def test_a_gpu_is_described_and_what_it_lacks_is_none(monkeypatch):
-    seen = enumerated(monkeypatch)
-    assert seen.driver == "580.95.05"
-    assert seen.gpus == (
-        ListedGpu(
-            index=0,
-            name="NVIDIA H100",
-            uuid="GPU-1",
-            pci="0000:1b:00.0",
-            memory_bytes=80 << 30,
-            mig=None,
-        ),
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "trouble"),
     [
@@ -90,16 +72,6 @@ def test_a_gpu_is_described_and_what_it_lacks_is_none(monkeypatch):
 )
 def test_why_nvml_does_not_start_is_told_apart(monkeypatch, error, trouble):
     assert enumerated(monkeypatch, nvmlInit=raising(error)).trouble is trouble
-
-
-def test_a_lost_gpu_does_not_hide_the_others(monkeypatch):
-    def handle(index):
-        if index == 1:
-            raise Lost("GPU is lost")
-        return index
-
-    seen = enumerated(monkeypatch, nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=handle)
-    assert [gpu.error for gpu in seen.gpus] == [None, "GPU is lost", None]
 
 
 def test_an_old_library_gives_memory_in_its_first_form(monkeypatch):
