@@ -50,27 +50,6 @@ def test_rows_that_nccl_tests_printed(size: int, microseconds: float, algbw_gb: 
     assert busbw("all_reduce", size, microseconds / 1e6, 8) / 1e9 == pytest.approx(busbw_gb, rel=1e-3)
 
 
-@pytest.mark.parametrize(("size", "count"), [(128, 4), (256, 8), (512, 16)])
-def test_sizes_and_counts_that_nccl_tests_printed(size: int, count: int) -> None:
-    """reduce_scatter_perf on 8 GPUs; below 128 bytes it printed 0 and 0, where we move one element."""
-    assert counts("reduce_scatter", size, 4, 8) == Counts(size, count, 8 * count, count)
-    assert counts("reduce_scatter", 8, 4, 8) == Counts(32, 1, 8, 1)
-
-
-def test_a_time_of_zero_is_no_bandwidth() -> None:
-    assert algbw(8, 0.0) == busbw("all_reduce", 8, 0.0, 2) == 0.0
-
-
-@relaxed
-@given(collectives, worlds)
-def test_a_factor_is_between_none_and_two(collective: str, ranks: int) -> None:
-    assert 0.0 <= factor(collective, ranks) < 2.0
-
-
-def test_one_rank_moves_nothing() -> None:
-    assert factor("all_reduce", 1) == factor("all_gather", 1) == 0.0
-
-
 def test_an_unknown_collective_is_an_error() -> None:
     with pytest.raises(ValueError, match="gather_all"):
         factor("gather_all", 2)
@@ -93,6 +72,9 @@ def test_an_unknown_collective_is_an_error() -> None:
         ("all_gather", 8, 2, Counts(8, 1, 1, 2)),
         ("all_to_all", 8, 8, Counts(32, 1, 8, 8)),
         ("reduce_scatter", 24, 2, Counts(24, 3, 6, 3)),
+        # As reduce_scatter_perf printed them on 8 GPUs.
+        ("reduce_scatter", 128, 8, Counts(128, 4, 32, 4)),
+        ("reduce_scatter", 512, 8, Counts(512, 16, 128, 16)),
     ],
 )
 def test_what_a_size_of_floats_comes_to(collective: str, wanted: int, ranks: int, expected: Counts) -> None:
@@ -112,20 +94,3 @@ def test_buffers_are_never_empty_and_hold_the_size(collective: str, wanted: int,
 def test_what_is_moved_comes_to_itself(collective: str, wanted: int, element: int, ranks: int) -> None:
     got = counts(collective, wanted, element, ranks)
     assert counts(collective, got.size_bytes, element, ranks) == got
-
-
-@relaxed
-@given(collectives, sizes, elements, worlds)
-def test_no_more_is_moved_than_was_wanted_where_every_rank_has_an_element(
-    collective: str, wanted: int, element: int, ranks: int
-) -> None:
-    got = counts(collective, wanted, element, ranks)
-    assert got.size_bytes <= max(wanted, element * ranks)
-
-
-@relaxed
-@given(collectives, sizes, st.integers(0, 1 << 20), elements, worlds)
-def test_more_is_never_less(collective: str, wanted: int, more: int, element: int, ranks: int) -> None:
-    smaller, larger = (counts(collective, size, element, ranks) for size in (wanted, wanted + more))
-    assert smaller.size_bytes <= larger.size_bytes
-    assert (smaller == larger) == (smaller.size_bytes == larger.size_bytes)

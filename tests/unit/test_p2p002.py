@@ -17,7 +17,7 @@ from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p import paths as p2p001
 from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
-from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
+from ddpdiag.model import Event, EventKind, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.probes.gpu.health import Look
 
@@ -125,6 +125,7 @@ def test_what_is_no_fault_is_silent(count, host):
             id="one word of one way, however fast",
         ),
         pytest.param(host_of(pairs=all_of(2, {"wrong": 9})), (2,), id="all ways of a GPU"),
+        pytest.param(host_of(gpus={3: {"wrong_to": 8}}), (3,), id="from the host's memory"),
         pytest.param(
             host_of(pairs={link: {"wrong": 9} for link in permutations(range(4), 2)}), (), id="all ways, as by an IOMMU"
         ),
@@ -136,14 +137,10 @@ def test_what_is_no_fault_is_silent(count, host):
 )  # fmt: skip
 def test_wrong_words_are_an_error_that_names_the_gpus_or_the_host_alone(golden, host, gpus):
     (finding,) = judged(host, host_of(host=1))
-    assert (finding.code, finding.severity, finding.hosts) == ("P2P002.wrong", Severity.ERROR, ("n0",))
+    code = "P2P002.wrong" if gpus != (3,) else "P2P002.host-wrong"
+    assert (finding.code, finding.severity, finding.hosts) == (code, Severity.ERROR, ("n0",))
     assert finding.gpus == tuple(map(uuid_of, gpus))
     golden(finding)
-
-
-def test_wrong_words_from_the_host_are_an_error():
-    (finding,) = judged(host_of(gpus={3: {"wrong_to": 8}}))
-    assert (finding.code, finding.gpus) == ("P2P002.host-wrong", (uuid_of(3),))
 
 
 # Rates ----------------------------------------------------------------------------------------------------------------
@@ -252,11 +249,6 @@ def test_a_gpu_that_nvml_does_not_number_keeps_torchs():
     assert copy.rows == ("GPU 0", "cuda:1")
 
 
-def test_thresholds_can_be_set():
-    options = Options(settings={"P2P002.asymmetric_ratio": "0.3", "P2P002.slow_ratio": "0.1"})
-    assert judged(host_of(rates=all_of(1, 15 * GB)), options=options) == []
-
-
 @given(st.dictionaries(st.sampled_from(list(permutations(range(4), 2))), st.floats(-1e12, 1e12), max_size=12))
 def test_any_rates_are_judged_and_no_stranger_is_named(rates):
     for finding in judged(host_of(rates=rates)):
@@ -265,12 +257,6 @@ def test_any_rates_are_judged_and_no_stranger_is_named(rates):
 
 
 # To and from the host -------------------------------------------------------------------------------------------------
-
-
-def test_a_gpu_slower_than_its_siblings_is_named(golden):
-    (finding,) = judged(host_of(gpus={1: {"to_bytes_per_s": 25 * GB}}))
-    assert (finding.code, finding.severity, finding.gpus) == ("P2P002.host-slow", Severity.WARNING, (uuid_of(1),))
-    golden(finding)
 
 
 def with_slots(*changes, rate=50 * GB):
@@ -311,20 +297,12 @@ def test_in_a_virtual_machine_the_slot_that_it_shows_promises_nothing(count):
     assert {finding.code for finding in in_a_guest(count, virtual=False)} == {"P2P002.host-slow"}
 
 
-def test_in_a_virtual_machine_one_odd_gpu_of_eight_is_named():
-    (finding,) = in_a_guest(8, gpu5={"from_bytes_per_s": 5 * GB})
-    assert (finding.code, finding.gpus) == ("P2P002.host-slow", (uuid_of(5),))
-    assert finding.evidence["expected_bytes_per_s"] == 12 * GB
-
-
-def test_a_narrow_link_is_the_cause(golden):
-    narrow = {"width": 8, "width_max": 16}
-    shape = {"size": 4, "ranks_per_node": 4, "gpus": 4}
-    look = Look(gpus=tuple(healthy(index, **(pcie(**narrow) if index == 2 else {})) for index in range(4)))
-    met = world(4, {0: host_of(gpus={2: {"to_bytes_per_s": 26 * GB}})})
-    (finding,) = CHECK.judge(together(met, seen_of(memory_errors.CHECK, {0: look}, **shape)))
-    assert (finding.code, finding.gpus) == ("P2P002.host-slow", (uuid_of(2),))
+def test_a_gpu_slower_than_its_siblings_is_named(golden):
+    (finding,) = judged(host_of(gpus={1: {"to_bytes_per_s": 25 * GB}}))
+    assert (finding.code, finding.severity, finding.gpus) == ("P2P002.host-slow", Severity.WARNING, (uuid_of(1),))
     golden(finding)
+    (odd,) = in_a_guest(8, gpu5={"from_bytes_per_s": 5 * GB})
+    assert (odd.gpus, odd.evidence["expected_bytes_per_s"]) == ((uuid_of(5),), 12 * GB)
 
 
 def test_a_slot_that_is_not_known_promises_nothing():
@@ -363,12 +341,29 @@ def stuck(**changes):
     return ProcessState(**({"pid": 7, "state": "R", "step_seconds": 20.0} | changes))
 
 
-@pytest.mark.parametrize("status", [Status.HUNG, Status.DIED, Status.RAISED, Status.UNHEARD])
-def test_whatever_ends_a_copy_names_both_gpus(golden, status):
-    (finding,) = CHECK.judge(ended(status, process=stuck(), error="CUDA error: unspecified launch failure"))
-    assert (finding.code, finding.severity) == (f"P2P002.{status.value}", Severity.ERROR)
-    assert (finding.gpus, finding.ranks) == ((uuid_of(0), uuid_of(1)), (0, 1))
-    assert finding.env == {}
+COPY, RANKS = "copy GPU 0 -> GPU 1", (0, 1)
+ENDS = {
+    **{f"{status.value}": ({"status": status}, COPY, RANKS) for status in (Status.HUNG, Status.DIED, Status.UNHEARD)},
+    "raised": (
+        {"status": Status.RAISED, "error": "OutOfMemoryError: CUDA out of memory. Tried\nmore"}, COPY, RANKS
+    ),
+    "through the host": ({"status": Status.HUNG}, "copy GPU 0 -> host -> GPU 1", RANKS),
+    "survives its kill": (
+        {"status": Status.HUNG, "process": stuck(survived=True, state="D")}, COPY, RANKS
+    ),
+    "before any copy": ({"status": Status.HUNG, "so_far": None}, "context", (0,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("end", "at", "ranks"), ENDS.values(), ids=ENDS)
+def test_what_ends_a_copy_names_its_gpus(golden, end, at, ranks):
+    error = "CUDA error: unspecified launch failure" if end["status"] is Status.DIED else ""
+    seen = ended(**({"process": stuck(), "error": error} | end), at=at)
+    (finding,) = CHECK.judge(seen)
+    assert (finding.code, finding.severity) == (f"P2P002.{end['status'].value}", Severity.ERROR)
+    assert (finding.gpus, finding.ranks) == (tuple(map(uuid_of, ranks)) if len(ranks) > 1 else (), ranks)
+    assert (finding.hosts, finding.env) == (("n0",), {})
+    assert CHECK.plan(seen) == ()
     golden(finding)
 
 
@@ -378,31 +373,6 @@ def test_what_cuda_has_no_peer_mappings_for_is_not_tested_and_no_fault(golden):
     (finding,) = judged(structs.replace(met, pairs=kept), count=10)
     assert (finding.code, finding.severity) == ("P2P002.untested", Severity.NOTE)
     golden(finding)
-
-
-def test_what_a_failure_said_is_shown(golden):
-    (finding,) = CHECK.judge(ended(Status.RAISED, error="OutOfMemoryError: CUDA out of memory. Tried\nmore"))
-    assert finding.code == "P2P002.raised"
-    golden(finding)
-
-
-def test_a_hang_before_any_copy_names_the_host():
-    seen = ended(Status.HUNG, "context", so_far=None, process=stuck())
-    (finding,) = CHECK.judge(seen)
-    assert (finding.gpus, finding.hosts, finding.ranks) == ((), ("n0",), (0,))
-    assert CHECK.plan(seen) == ()
-
-
-def test_a_process_that_survives_its_kill_asks_for_a_reboot(golden):
-    (finding,) = CHECK.judge(ended(Status.HUNG, process=stuck(survived=True, state="D")))
-    assert finding.code == "P2P002.hung"
-    golden(finding)
-
-
-def test_a_way_through_the_host_that_hangs_is_no_matter_of_peer_access():
-    (finding,) = CHECK.judge(ended(Status.HUNG, "copy GPU 0 -> host -> GPU 1", process=stuck()))
-    assert finding.gpus == (uuid_of(0), uuid_of(1))
-    assert finding.env == {}
 
 
 def test_a_rank_that_was_still_taking_steps_is_not_condemned():
@@ -430,11 +400,6 @@ def test_a_lost_rank_is_named_elsewhere():
     assert list(CHECK.judge(seen)) == []
 
 
-def test_who_was_told_to_stop_did_not_fail():
-    seen = ended(Status.HUNG, process=stuck(), told=True)
-    assert [finding.code for finding in CHECK.judge(seen) if finding.severity is Severity.ERROR] == []
-
-
 def test_what_there_was_no_time_for_is_unknown(golden):
     (finding,) = judged(host_of(2, done=3), count=2)
     assert (finding.code, finding.evidence) == ("P2P002.unmeasured", {"done": 3, "of": 4})
@@ -450,6 +415,11 @@ def groups(seen):
 
 def test_one_rank_of_each_host_tries():
     assert groups(world(4, hosts=2)) == [((0,), (4,))]
+    assert groups(world(4, {0: host_of()})) == []
+    nothing = {0: devices.Data(torch="2.13+cpu")}
+    seen = seen_of(devices.CHECK, nothing, gpus=2, ranks_per_node=1).of(CHECK)
+    assert CHECK.plan(seen) == ()
+    assert "GPU002" in skip_text(CHECK, seen)
 
 
 def test_ranks_that_see_gpus_of_their_own_try_one_after_the_other():
@@ -476,34 +446,12 @@ def test_ranks_that_share_a_gpu_do_not_see_other_ones():
     assert [matrix.columns for matrix in CHECK.report(seen).matrices] == [("GPU 0",)]
 
 
-def test_it_is_tried_once():
-    assert groups(world(4, {0: host_of()})) == []
-
-
-def test_without_torchs_view_the_counts_decide():
-    together_, own = (seen_of(CHECK, {}, size=4, ranks_per_node=4, gpus=gpus) for gpus in (4, 1))
-    bare = [Seen(s.world, CHECK, structs.replace(s.recording, trials=())) for s in (together_, own)]
-    assert [groups(seen) for seen in bare] == [[((0,),)], [((0,),)]]
-
-
-def test_where_torch_shows_nothing_nothing_is_tried():
-    rows = {0: devices.Data(torch="2.13+cpu")}
-    seen = seen_of(devices.CHECK, rows, gpus=2, ranks_per_node=1).of(CHECK)
-    assert CHECK.plan(seen) == ()
-    assert "GPU002" in skip_text(CHECK, seen)
-
-
 def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is_blamed(golden):
     finding, _ = judged(Copies(), Copies())
     assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
     assert (finding.ranks, finding.hosts, finding.of_the_run) == ((), (), True)
     golden(finding)
     assert not list(CHECK.report(world(4, {0: Copies()})).matrices)
-
-
-def test_a_host_without_gpus_does_not_hide_what_the_other_one_shows():
-    own = host_of(pairs={(0, 1): {"wrong": 1}})
-    assert {finding.code for finding in judged(own, Copies())} == {"P2P002.wrong", "P2P002.unmeasured"}
 
 
 def test_no_gpu_is_no_ground(golden):
@@ -520,16 +468,8 @@ def test_the_matrix_has_every_pair_and_no_diagonal():
     assert copy.cells == ((None, 30 * GB), (USUAL, None))
     assert (host.name, host.rows) == ("p2p.host.n0", ("to-device", "from-device"))
     assert host.cells == ((50 * GB, 50 * GB), (50 * GB, 50 * GB))
-
-
-def test_one_gpu_has_no_pairs():
-    seen = world(1, {0: host_of(1)})
-    assert [matrix.name for matrix in CHECK.report(seen).matrices] == ["p2p.host.n0"]
-    assert list(CHECK.judge(seen)) == []
-
-
-def test_figures_are_the_slowest_and_the_median():
-    found = CHECK.report(world(4, {0: host_of(rates={(0, 1): 30 * GB})})).figures
-    assert found["p2p.copy.min_bytes_per_s"] == 30 * GB
-    assert found["p2p.copy.median_bytes_per_s"] == USUAL
-    assert found["p2p.host.min_bytes_per_s"] == 50 * GB
+    alone = CHECK.report(world(1, {0: host_of(1)}))
+    assert [matrix.name for matrix in alone.matrices] == ["p2p.host.n0"]
+    figures = CHECK.report(world(4, {0: host_of(rates={(0, 1): 30 * GB})})).figures
+    found = [figures[f"p2p.{name}_bytes_per_s"] for name in ("copy.min", "copy.median", "host.min")]
+    assert found == [30 * GB, USUAL, 50 * GB]

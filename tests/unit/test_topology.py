@@ -16,33 +16,26 @@ from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import leaf_of, read_topology
 
 
-def read(tmp_path, text: str) -> dict[str, str]:
-    file = tmp_path / "leaves"
-    file.write_text(text)
-    return read_topology(str(file))
-
-
-def test_a_host_and_its_leaf_stand_on_each_line(tmp_path):
-    text = "# made by hand\nn0 leaf0\n\n  n1\tleaf0  # moved in May\nn[2-3] leaf1\n"
-    assert read(tmp_path, text) == {"n0": "leaf0", "n1": "leaf0", "n2": "leaf1", "n3": "leaf1"}
-
-
-def test_slurms_own_file_is_understood(tmp_path):
-    text = (
-        "SwitchName=s0 Nodes=n[0-1,07] LinkSpeed=100\n"
-        "switchname=s1 nodes=n2,gpu-[1-2] # a comment\n"
-        "SwitchName=top \\\n  Switches=s[0-1]\n"
-    )
-    leaves = {"n0": "s0", "n1": "s0", "n07": "s0", "n2": "s1", "gpu-1": "s1", "gpu-2": "s1"}
-    assert read(tmp_path, text) == leaves
-
-
-def test_blocks_are_domains_too(tmp_path):
-    assert read(tmp_path, "BlockName=b1 Nodes=a[1-2]\nBlockSizes=2,4\n") == {"a1": "b1", "a2": "b1"}
-
-
-def test_a_host_on_several_switches_of_slurms_counts_for_the_first(tmp_path):
-    assert read(tmp_path, "SwitchName=s0 Nodes=n0\nSwitchName=s1 Nodes=n[0-1]\n") == {"n0": "s0", "n1": "s1"}
+@pytest.mark.parametrize(
+    ("text", "leaves"),
+    [
+        (
+            "# made by hand\nn0 leaf0\n\n  n1\tleaf0  # moved in May\nn[2-3] leaf1\n",
+            {"n0": "leaf0", "n1": "leaf0", "n2": "leaf1", "n3": "leaf1"},
+        ),
+        (
+            "SwitchName=s0 Nodes=n[0-1,07] LinkSpeed=100\nswitchname=s1 nodes=n2,gpu-[1-2] # a comment\n"
+            "SwitchName=top \\\n  Switches=s[0-1]\n",
+            {"n0": "s0", "n1": "s0", "n07": "s0", "n2": "s1", "gpu-1": "s1", "gpu-2": "s1"},
+        ),
+        ("BlockName=b1 Nodes=a[1-2]\nBlockSizes=2,4\n", {"a1": "b1", "a2": "b1"}),
+        ("SwitchName=s0 Nodes=n0\nSwitchName=s1 Nodes=n[0-1]\n", {"n0": "s0", "n1": "s1"}),
+    ],
+    ids=["by hand", "Slurm's own file", "blocks", "the first of several switches"],
+)
+def test_a_file_says_on_which_leaf_a_host_is(tmp_path, text, leaves):
+    (tmp_path / "leaves").write_text(text)
+    assert read_topology(str(tmp_path / "leaves")) == leaves
 
 
 @pytest.mark.parametrize(
@@ -106,31 +99,22 @@ def test_names_in_the_file_may_have_a_domain_or_none(given, host, leaf):
     assert leaves_of(world) == ({leaf: (host,)} if leaf else {})
 
 
-# Slurm ---------------------------------------------------------------------------------------------------------------
-
-
-def told(address: str, pattern: str, host: str = "node7") -> str:
-    return leaf_of({"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}, host)
-
-
-def test_the_switch_above_the_host_is_its_leaf():
-    assert told("root.leaf3.node7", "switch.switch.node") == "leaf3"
-    assert told("s[0-1].leaf3.node7", "switch.switch.node") == "leaf3"
-    assert told("block2.node7", "block.node") == "block2"
-
-
-def test_a_name_with_dots_is_one_name():
-    assert told("root.leaf3.node7.cluster.org", "switch.switch.node") == "leaf3"
-    assert told("root.leaf3.node7", "switch.switch.node", host="node7.cluster.org") == "leaf3"
-
-
-def test_variables_of_another_host_are_not_believed():
-    assert told("root.leaf3.node1", "switch.switch.node") == ""
-
-
-def test_without_a_tree_there_is_no_leaf():
-    assert told("node7", "host") == ""
-    assert leaf_of({}, "node7") == ""
-    assert told("root.leaf3.node7", "") == ""
-    assert told("leaf3.node7", "switch.switch.node") == ""
-    assert told("leaf3.switch7", "node.switch", host="switch7") == ""
+@pytest.mark.parametrize(
+    ("address", "pattern", "host", "leaf"),
+    [
+        ("root.leaf3.node7", "switch.switch.node", "node7", "leaf3"),
+        ("s[0-1].leaf3.node7", "switch.switch.node", "node7", "leaf3"),
+        ("block2.node7", "block.node", "node7", "block2"),
+        ("root.leaf3.node7.cluster.org", "switch.switch.node", "node7", "leaf3"),
+        ("root.leaf3.node7", "switch.switch.node", "node7.cluster.org", "leaf3"),
+        ("root.leaf3.node1", "switch.switch.node", "node7", ""),
+        ("node7", "host", "node7", ""),
+        ("root.leaf3.node7", "", "node7", ""),
+        ("leaf3.node7", "switch.switch.node", "node7", ""),
+        ("leaf3.switch7", "node.switch", "switch7", ""),
+    ],
+)
+def test_slurms_variables_say_on_which_leaf_a_host_is(address, pattern, host, leaf):
+    variables = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    assert leaf_of(variables, host) == leaf
+    assert leaf_of({}, host) == ""
