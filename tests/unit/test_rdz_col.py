@@ -1,12 +1,9 @@
 """Rendezvous, names and all-reduce, judged."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of, skip_text, together, with_arrivals, world_of
 
-from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.rendezvous import coordinator_name, master_port, shared_dir
@@ -28,54 +25,40 @@ def codes(findings: list[Finding]) -> list[str]:
     return [finding.code for finding in findings]
 
 
-@given(st.integers(2, 10_000), st.floats(1e-6, 100), st.integers(1, 1 << 40))
-def test_busbw_is_as_nccl_tests_defines_it(ranks: int, seconds: float, size: int) -> None:
-    assert busbw("all_reduce", size, seconds, ranks) == pytest.approx(size / seconds * 2 * (ranks - 1) / ranks)
-
-
-def test_right_values_are_silent() -> None:
-    assert (
-        list(all_reduce.judge(seen_of(all_reduce.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"})))
-        == []
-    )
-
-
-def test_wrong_values_everywhere_blame_nobody(golden) -> None:
-    seen = seen_of(all_reduce.CHECK, {rank: reduced(wrong=7) for rank in range(4)}, params={"backend": "gloo"})
-    (finding,) = all_reduce.judge(seen)
-    assert (finding.code, finding.ranks) == ("COL001.wrong", ())
-    golden(finding)
-
-
 def spoilt(*, wrong_from: tuple[int, ...] = (), ranks: int = 4) -> all_reduce.Data:
-    """A rank whose sum is wrong, and which heard these ranks' broadcasts wrong."""
+    """A rank with a wrong sum that received the broadcasts of the ranks in `wrong_from` wrong."""
     return structs.replace(reduced(7, ranks=ranks), senders=ranks, wrong_from=wrong_from)
 
 
-def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host(golden) -> None:
-    rows = {rank: spoilt(wrong_from=(2,) if rank != 2 else ()) for rank in range(4)}
-    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
-    assert (finding.ranks, finding.hosts) == ((2,), ("n1",))
-    assert finding.evidence["wrong_from"] == ["ranks 0-1,3: wrong from rank 2"]
+def test_right_values_are_silent() -> None:
+    seen = seen_of(all_reduce.CHECK, {0: reduced(), 1: reduced()}, params={"backend": "gloo"})
+    assert list(all_reduce.judge(seen)) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "links"),
+    [
+        pytest.param([reduced(wrong=7)] * 4, (), (), id="everywhere"),
+        pytest.param([reduced(wrong=1), *[reduced()] * 3], (0,), (), id="one of four"),
+        pytest.param([reduced(), reduced(wrong=1)], (), (), id="one of two"),
+        pytest.param(
+            [spoilt(wrong_from=() if rank == 2 else (2,)) for rank in range(4)],
+            (2,),
+            (),
+            id="broadcasts of one of four",
+        ),
+        pytest.param(
+            [spoilt(wrong_from=(1,), ranks=2), spoilt(ranks=2)],
+            (),
+            ("rank 1 -> rank 0",),
+            id="broadcasts of one of two",
+        ),
+    ],
+)
+def test_wrong_values_blame_the_rank_that_sends_them(golden, rows, ranks, links) -> None:
+    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, dict(enumerate(rows)), params={"backend": "gloo"}))
+    assert (finding.code, finding.ranks, finding.links) == ("COL001.wrong", ranks, links)
     golden(finding)
-
-
-def test_of_two_ranks_the_way_is_named_and_neither_of_them() -> None:
-    rows = {0: spoilt(wrong_from=(1,), ranks=2), 1: spoilt(ranks=2)}
-    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
-    assert (finding.ranks, finding.hosts, finding.links) == ((), (), ("rank 1 -> rank 0",))
-
-
-def test_wrong_values_on_one_rank_of_four_blame_it() -> None:
-    rows = {rank: reduced(wrong=int(rank == 0)) for rank in range(4)}
-    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
-    assert finding.ranks == (0,)
-
-
-def test_wrong_values_on_one_rank_of_two_cannot_be_pinned() -> None:
-    rows = {0: reduced(), 1: reduced(wrong=1)}
-    (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
-    assert finding.ranks == ()
 
 
 def test_the_slowest_rank_stands_in_the_figures_and_every_rank_in_its_row() -> None:
