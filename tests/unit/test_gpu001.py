@@ -33,14 +33,13 @@ def healthy(count, host=0, **changes):
 
 # NVML's own texts.
 ERRORS = {
-    Trouble.NO_LIBRARY: "NVML Shared Library Not Found",
-    Trouble.NO_DRIVER: "Driver Not Loaded",
+    Trouble.ABSENT: "NVML Shared Library Not Found",
     Trouble.MISMATCH: "Driver/library version mismatch",
     Trouble.OTHER: "Unknown Error",
 }
 
 
-def without(trouble=Trouble.NO_LIBRARY, **changes):
+def without(trouble=Trouble.ABSENT, **changes):
     return Data(nvml=Enumeration(trouble=trouble, error=ERRORS[trouble]), **changes)
 
 
@@ -49,11 +48,11 @@ def test_all_gpus_there_is_silent():
 
 
 def test_a_host_without_any_sign_of_a_gpu_is_a_cpu_host():
-    assert found(without(), without(Trouble.NO_DRIVER)) == []
+    assert found(without()) == []
 
 
 def test_a_gpu_on_the_bus_without_a_driver_is_an_error_that_names_host_and_pci_id(golden):
-    (finding,) = found(without(Trouble.NO_DRIVER, functions=functions(1, driver=None)))
+    (finding,) = found(without(functions=functions(1, driver=None)))
     assert (finding.code, finding.severity, finding.hosts) == ("GPU001.fewer", Severity.ERROR, ("n0",))
     assert finding.evidence["pci"] == ["0000:0b:00.0"]
     golden(finding)

@@ -75,7 +75,7 @@ def test_the_sentence_speaks_of_the_host(golden):
 def test_a_finding_blames_the_host_and_no_rank(golden):
     (finding,) = report(100 << 20).findings
     assert (finding.code, finding.ranks, finding.hosts) == ("HST002.short", (), ("n0",))
-    lacking = present.Data(nvml=Enumeration(trouble=Trouble.NO_LIBRARY, error="NVML Shared Library Not Found"))
+    lacking = present.Data(nvml=Enumeration(trouble=Trouble.ABSENT, error="NVML Shared Library Not Found"))
     seen = seen_of(present.CHECK, {0: lacking}, size=1, options=Options(alone=True, expect_gpus=8))
     (fewer,) = present.judge(seen)
     assert (fewer.code, fewer.ranks, fewer.hosts) == ("GPU001.fewer", (), ("n0",))

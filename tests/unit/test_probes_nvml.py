@@ -64,8 +64,8 @@ def enumerated(monkeypatch, **changes):
 @pytest.mark.parametrize(
     ("error", "trouble"),
     [
-        (LibraryNotFound(), Trouble.NO_LIBRARY),
-        (DriverNotLoaded(), Trouble.NO_DRIVER),
+        (LibraryNotFound(), Trouble.ABSENT),
+        (DriverNotLoaded(), Trouble.ABSENT),
         (Mismatch(), Trouble.MISMATCH),
         (NVMLError("Unknown Error"), Trouble.OTHER),
     ],
@@ -85,7 +85,7 @@ def test_an_old_library_gives_memory_in_its_first_form(monkeypatch):
 
 def test_a_missing_pynvml_is_an_answer(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert enumerate_gpus(lambda _: None).trouble is Trouble.NO_LIBRARY
+    assert enumerate_gpus(lambda _: None).trouble is Trouble.ABSENT
 
 
 def test_bus_ids_are_spelled_as_sysfs_does():

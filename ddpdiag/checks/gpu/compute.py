@@ -89,7 +89,6 @@ class Unit(NamedTuple):
     card: Card
     runs: tuple[Compute, ...]
     run_pids: frozenset[int]
-    is_slice: bool
     model: tuple[str, int | None] | None
 
 
@@ -130,7 +129,7 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
         is_slice = bool(card.health.mig) or " MIG " in first.device
         model = None if is_slice or used[first.uuid or ""] > 1 else (first.device, first.processors)
         measured = tuple(run for run in each if run.flop_per_s) or (first,)
-        units.append(Unit(rank, card, measured, frozenset(pids[host.name]), is_slice, model))
+        units.append(Unit(rank, card, measured, frozenset(pids[host.name]), model))
     return tuple(units)
 
 
@@ -189,17 +188,12 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def _takers(seen: Seen[Data]) -> list[int]:
     """Ranks that torch shows a GPU to, one for each GPU; all that may use one where torch was not asked (GPU002)."""
     known = seen.of(devices.CHECK).by_rank
-    ranks: list[int] = []
-    taken: set[str] = set()
+    takers: dict[object, int] = {}
     for rank in seen.world.living:
         gpu = known[rank].gpu if rank in known else None
-        if gpu is None and (rank in known or not seen.world.arrivals[rank].gpus):
-            continue
-        uuid = gpu.uuid if gpu is not None else None
-        if uuid is None or uuid not in taken:
-            ranks.append(rank)
-            taken |= {uuid} if uuid else set()
-    return ranks
+        if gpu is not None or (rank not in known and seen.world.arrivals[rank].gpus):
+            takers.setdefault((gpu and gpu.uuid) or rank, rank)
+    return list(takers.values())
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
@@ -258,7 +252,7 @@ def _shortfalls(seen: Seen[Data], units: Sequence[Unit]) -> list[list[Shortfall]
 
 
 def _is_throttled(unit: Unit) -> bool:
-    return not unit.is_slice and all(map(harmful_events, unit.runs))
+    return all(map(harmful_events, unit.runs))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:

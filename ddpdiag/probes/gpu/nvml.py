@@ -33,8 +33,7 @@ T = TypeVar("T")
 class Trouble(Enum):
     """Why NVML gave nothing."""
 
-    NO_LIBRARY = "no library"
-    NO_DRIVER = "no driver"
+    ABSENT = "no library or no driver"
     MISMATCH = "driver and library differ"
     OTHER = "other"
 
@@ -114,14 +113,12 @@ def is_exclusive() -> bool:
 
 def _trouble(error: BaseException | None) -> Trouble:
     if isinstance(error, ImportError):
-        return Trouble.NO_LIBRARY
+        return Trouble.ABSENT
     import pynvml
 
     match error:
-        case pynvml.NVMLError_LibraryNotFound():
-            return Trouble.NO_LIBRARY
-        case pynvml.NVMLError_DriverNotLoaded():
-            return Trouble.NO_DRIVER
+        case pynvml.NVMLError_LibraryNotFound() | pynvml.NVMLError_DriverNotLoaded():
+            return Trouble.ABSENT
         case pynvml.NVMLError_LibRmVersionMismatch():
             return Trouble.MISMATCH
         case _:
