@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import Job, Start, free_port, torchrun
+from jobs import Job, Start, torchrun
 
 BENCH = ("-m", "ddpdiag", "allreduce-bench", "--json", "{json}")
 SHORT = ("-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "1")
@@ -135,23 +135,9 @@ def test_an_unknown_backend_is_one_sentence(start):
 
 
 @pytest.mark.deep
-def test_torchrun_with_four_ranks(start):
-    check_whole(start(*torchrun(4), *BENCH, *SHORT), 4)
-
-
-@pytest.mark.deep
-def test_two_shells(start):
-    place = ("--world-size", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    second, first = (start(*BENCH, *SHORT, "--rank", rank, *place) for rank in ("1", "0"))
-    check_whole(first, 2)
-    assert second.wait() == 0
-    assert second.stdout == ""
-
-
-@pytest.mark.deep
 def test_every_collective_in_every_dtype(start):
-    options = ("-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "-d", ",".join(DTYPES), "--nproc-per-node", "3")
-    job = start(*BENCH, *options, "--collective", ",".join(COLLECTIVES))
+    options = ("-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "-d", ",".join(DTYPES))
+    job = start(*torchrun(3), *BENCH, *options, "--collective", ",".join(COLLECTIVES))
     assert job.wait(120) == 0, job.told()
     found = job.report["bench"]["rows"]
     assert len({(row["collective"], row["dtype"]) for row in found}) == len(COLLECTIVES) * len(DTYPES)

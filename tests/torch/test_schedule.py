@@ -96,21 +96,6 @@ def test_every_rank_has_an_equal_share_and_at_least_one_image():
         assert len(next(training.batches(10_000, schedule, ranks - 1, ranks))) == share
 
 
-def test_one_epoch_gives_every_image_once_over_all_ranks():
-    schedule = Schedule(steps=1, global_batch=8, learning_rate=1.0)
-    shards = [training.batches(32, schedule, rank, 2) for rank in range(2)]
-    assert sorted(index for shard in shards for _ in range(4) for index in next(shard)) == list(range(32))
-
-
-def test_few_images_wrap_around_in_a_new_order():
-    schedule = Schedule(steps=1, global_batch=8, learning_rate=1.0)
-    stream = training.batches(8, schedule, 0, 1)
-    first, second = next(stream), next(stream)
-    assert sorted(first) == sorted(second) == list(range(8))
-    assert first != second
-    assert len(next(training.batches(3, schedule, 99, 100))) == 1
-
-
 def test_the_learning_rate_rises_once_and_falls_to_nearly_nothing():
     schedule = SCHEDULES[Depth.QUICK]
     rates = [schedule.rate(step) for step in range(schedule.steps)]

@@ -174,43 +174,29 @@ def test_a_row_has_its_numbers():
     assert row.deviation == pytest.approx(0.0, abs=1e-12)
 
 
-def test_another_loss_is_wrong_and_who_ended_with_other_parameters_is_named(golden):
-    ends = {(S.DDP, rank): {"end": "b" if rank == 2 else "a"} for rank in range(4)}
-    seen = ran(world(4, S.DDP), off={(S.DDP, 2): (0, 0.5, 0.5, 0.5)}, changed=ends)
+HALF = (0, 0.5, 0.5, 0.5)
+ENDS = {(S.DDP, rank): {"end": "b" if rank == 2 else "a"} for rank in range(4)}
+TIED = {(S.DDP, rank): {"end": str(rank % 2)} for rank in range(4)}
+WRONG = {
+    "a rank that ended with other parameters": (S.DDP, {2: HALF}, ENDS, (2,)),
+    "a rank whose own loss alone is off": (S.DDP, {2: HALF}, {}, ()),
+    "half of the ranks is no minority": (S.DDP, {1: (0.5,)}, TIED, ()),
+    "a rank that began with other parameters": (
+        S.FSDP,
+        dict.fromkeys(range(4), (0.5,) * 4),
+        {(S.FSDP, 1): {"start": "b"}},
+        (1,),
+    ),
+    "the last stage of a pipeline alone has a loss": (S.PIPELINE, {3: (0, 0, 0.5)}, {}, ()),
+    "no number": (S.DDP, {0: (0, math.nan)}, {}, ()),
+}
+
+
+@pytest.mark.parametrize(("strategy", "off", "changed", "ranks"), WRONG.values(), ids=WRONG)
+def test_a_loss_that_differs_is_wrong_and_other_parameters_are_blamed(golden, strategy, off, changed, ranks):
+    seen = ran(world(4, strategy), off={(strategy, rank): own for rank, own in off.items()}, changed=changed)
     (found,) = findings(seen)
-    assert (found.code, found.severity, found.ranks) == ("TRN002.wrong", Severity.ERROR, (2,))
-    assert found.evidence["deviation"] == pytest.approx(0.125)
-    golden(found)
-
-
-def test_a_rank_whose_loss_is_off_is_not_blamed_for_that_alone():
-    (found,) = findings(ran(world(4, S.DDP), off={(S.DDP, 2): (0, 0.5, 0.5, 0.5)}))
-    assert (found.code, found.ranks) == ("TRN002.wrong", ())
-
-
-def test_half_of_the_ranks_is_no_minority(golden):
-    ends = {(S.DDP, rank): {"end": str(rank % 2)} for rank in range(4)}
-    (found,) = findings(ran(world(4, S.DDP), off={(S.DDP, 1): (0.5,)}, changed=ends))
-    assert (found.code, found.ranks) == ("TRN002.wrong", ())
-    golden(found)
-
-
-def test_a_rank_that_began_with_other_weights_is_named(golden):
-    off = {(S.FSDP, rank): (0.5,) * 4 for rank in range(4)}
-    (found,) = findings(ran(world(4, S.FSDP), off=off, changed={(S.FSDP, 1): {"start": "b"}}))
-    assert (found.code, found.ranks) == ("TRN002.wrong", (1,))
-    golden(found)
-
-
-def test_the_last_stage_of_a_pipeline_alone_has_a_loss_and_is_not_blamed_for_it(golden):
-    (found,) = findings(ran(world(4, S.PIPELINE), off={(S.PIPELINE, 3): (0, 0, 0.5)}))
-    assert (found.code, found.ranks) == ("TRN002.wrong", ())
-    golden(found)
-
-
-def test_what_is_no_number_is_wrong(golden):
-    (found,) = findings(ran(world(2, S.DDP), off={(S.DDP, 0): (0, math.nan)}))
-    assert found.code == "TRN002.wrong"
+    assert (found.code, found.severity, found.ranks) == ("TRN002.wrong", Severity.ERROR, ranks)
     golden(found)
 
 
