@@ -128,12 +128,6 @@ def test_a_page_is_silent_and_fits_everywhere_and_keeps_nobody_from_reading(open
     assert own.page.locator("h1").count() == 1
 
 
-def test_axe_would_find_what_is_hard_to_read(opened):
-    own = opened(HANG)
-    own.page.add_style_tag(content=".lead { color: #bbb !important }")
-    assert "color-contrast" in {kind for kind, *_ in own.barriers()}
-
-
 @pytest.mark.deep
 @pytest.mark.alone
 def test_16384_hosts_open_in_two_seconds(opened, file):

@@ -101,19 +101,10 @@ def test_a_documented_command_is_understood(words: tuple[str, ...]) -> None:
         )
 
 
-def test_an_option_that_does_not_exist_would_be_noticed() -> None:
-    with pytest.raises(Exception, match="--no-such-option"):
-        parsed("check", "--no-such-option")
-
-
 def test_a_budget_in_which_nothing_can_be_measured_is_refused() -> None:
     with pytest.raises(Exception, match="x>=5"):
         parsed("check", "--budget", "4.9")
     assert parsed("check", "--budget", "5")["budget"] == 5
-
-
-def test_values_are_repeated_or_separated_by_commas() -> None:
-    assert split(("gpu,collective", "host")) == ("gpu", "collective", "host")
 
 
 def test_a_path_that_json_cannot_hold_is_refused(golden) -> None:
@@ -156,11 +147,6 @@ def test_a_report_that_cannot_be_shown_is_explained(golden, stream: io.TextIOBas
         shown_on(stream)
     assert caught.value.exit_code == ExitCode.UNKNOWN  # of a run that is FIT
     golden(str(caught.value))
-
-
-def test_an_output_that_cannot_be_written_leaves_the_verdict() -> None:
-    assert Unwritten("", ExitCode.UNFIT).exit_code == ExitCode.UNFIT
-    assert Unwritten("", ExitCode.INTERRUPTED).exit_code == ExitCode.INTERRUPTED
 
 
 def test_what_a_name_holds_is_no_command_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,13 +209,6 @@ def test_colour_is_for_terminals_unless_somebody_says_otherwise(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert terminal(stream, when)[1] is expected
-
-
-def test_without_standard_streams_an_exit_code_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    complain("nobody reads this")
-    assert guarded(lambda: 3) == 3
 
 
 def test_a_full_disk_is_no_bug(golden, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,10 +121,6 @@ def test_a_card_is_added_without_touching_code() -> None:
     assert (names(found), found.sightings[0].tasks) == (["boom"], (3,))
 
 
-def test_a_card_without_a_role_is_a_cause() -> None:
-    assert read_cards(CARD.replace('role = "cause"\n', "")) == read_cards(CARD)
-
-
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
@@ -302,10 +298,6 @@ def test_who_lost_the_memory_of_a_rank_that_died_echoes_it() -> None:
     assert found.sightings[1].card.role is Role.ECHO
 
 
-def test_ten_logs_are_kept() -> None:
-    assert len(LOGS) == 10
-
-
 def test_a_cause_outranks_echoes_that_were_printed_before() -> None:
     assert names(explained(PEER * 3, PORT)) == ["port-taken", "peer-closed"]
 
@@ -314,10 +306,6 @@ def test_repeats_are_one_sighting_with_all_who_printed_them() -> None:
     found = explained(*(b"[rank%d]: [x/pair.cc:553] Connection closed by peer [1]\n" % rank for rank in (5, 0, 5)))
     (one,) = found.sightings
     assert (one.count, one.line, one.last_line, one.ranks) == (3, 1, 3, (0, 5))
-
-
-def test_exceptions_of_different_kinds_are_told_apart() -> None:
-    assert len(explained(RAISED, b"[rank2]: KeyError: 'x'\n", RAISED).sightings) == 2
 
 
 @pytest.mark.parametrize(
@@ -371,10 +359,6 @@ def test_colours_progress_bars_and_broken_utf8_hide_nothing() -> None:
     found = explained(b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mTCPStore\x1b[0m: address already \x1b[1min use\xff\n")
     assert names(found) == ["port-taken"]
     assert "\x1b" not in render([found], width=80, color=False)
-
-
-def test_a_carriage_return_before_the_line_end_is_no_line() -> None:
-    assert explained(b"a\r\nb\r\n" + PORT).sightings[0].line == 3
 
 
 @relaxed

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from benches import bench as benched
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,13 +9,10 @@ from msgspec import structs
 from reports import finding_of, fit
 
 from ddpdiag.cli.outputs import features_of
-from ddpdiag.compare import command as comparison
-from ddpdiag.compare.reports import Comparison, Side
-from ddpdiag.comparison import Change, Direction
 from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown
-from ddpdiag.render.markup import Piece, fitting, listed, said, size, tabled
+from ddpdiag.render.markup import Piece, fitting, said, size
 
 # GitHub: "body is too long (maximum is 65536 characters)".
 GITHUB_TAKES = 65_536
@@ -92,12 +88,6 @@ def test_of_a_long_finding_the_beginning_is_shown_and_how_much_is_missing(golden
     golden(note, *(line for line in text.splitlines() if "Mend it." in line))
 
 
-def test_an_ordinary_finding_is_shown_whole() -> None:
-    text = markdown.render(fit(findings=(finding_of(message="m" * 1_900, fix="r" * 900, title="t" * 300),)))
-    assert all(part in text for part in ("m" * 1_900, "r" * 900, "t" * 300))
-    assert left_out(text) == ""
-
-
 def test_the_table_of_a_benchmark_ends_with_how_many_rows_are_missing(golden) -> None:
     bench = benched("gloo")
     report = fit(bench=structs.replace(bench, rows=bench.rows[:1] * 900))
@@ -108,16 +98,6 @@ def test_variables_are_all_there_or_none(golden) -> None:
     text = markdown.render(fit(workarounds={f"NCCL_{number}": "1" * 90 for number in range(1_000)}))
     assert "export" not in text
     golden(left_out(text))
-
-
-@pytest.mark.parametrize("direction", list(Direction))
-def test_of_two_runs_that_differ_in_everything_the_first_changes_are_shown(golden, direction: Direction) -> None:
-    side = Side(source="s" * 9_000, run_id="r", created="c", verdict="fit", sentence="@" * 90_000)
-    changes = tuple(Change(direction=direction, name=f"n{n}", text="&" * 3_000) for n in range(4_000))
-    found = Comparison(old=side, new=side, changes=changes, compared=9, sentence="s", exit_code=1)
-    text = comparison.as_markdown(found)
-    assert len(text) < GITHUB_TAKES
-    golden(left_out(text).splitlines()[-1])
 
 
 def test_what_does_not_fit_is_named(golden) -> None:
@@ -136,9 +116,3 @@ def test_what_does_not_fit_is_named(golden) -> None:
 def test_a_sentence_is_as_long_as_it_may_be_and_says_what_is_missing(text: str, most: int) -> None:
     shown = said(text, most)
     assert size((shown.partition(" ... (")[0],)) <= most + 1
-
-
-def test_a_table_without_room_for_a_row_says_how_many_there_are(golden) -> None:
-    golden("\n".join(tabled(("a" * 50,), [("b",)], "rank", total=3, most=40)))
-    assert tabled(("a",), [], "rank", total=0, most=40) == []
-    assert listed(["- a", "- b"], "note", total=2, most=40) == ["- a", "- b"]

@@ -143,16 +143,6 @@ def test_every_command_that_reports_takes_quiet_and_colour(name):
     assert {"-q", "--quiet", "--color"} <= options
 
 
-@pytest.mark.parametrize("words", ["explain COL001", "explain 'NCCL WARN Duplicate GPU detected'"])
-def test_the_command_line_decides_on_colours(words):
-    shown = {
-        when: CliRunner().invoke(app, [*shlex.split(words), "--color", when], env={"NO_COLOR": "1"}).output
-        for when in ("auto", "always", "never")
-    }
-    assert "\x1b[" in shown["always"], "wins over NO_COLOR"
-    assert "\x1b[" not in shown["never"] + shown["auto"]
-
-
 def completed(words):
     """What a shell completes the last of `words` to."""
     typed = shlex.split(f"ddpdiag {words}") + ([""] if words.endswith(" ") else [])
@@ -181,14 +171,3 @@ def completed(words):
 )
 def test_a_shell_completes_values(words, values):
     assert completed(words) == values
-
-
-def test_the_version_is_printed():
-    done = CliRunner().invoke(app, ["--version"])
-    assert (done.exit_code, done.output.split()[0]) == (0, "ddpdiag")
-
-
-def test_commands_have_their_short_names():
-    commands = typer.main.get_command(app)
-    assert CliRunner().invoke(app, ["bench", "--help"]).exit_code == 0
-    assert "bench" not in commands.commands

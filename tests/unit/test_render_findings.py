@@ -22,13 +22,6 @@ def told(*findings: Finding, details: bool = False) -> str:
     return plain(report, details=details).partition("\n\n")[2].rpartition("\n\nFIT:")[0]
 
 
-def test_a_message_of_500_characters_wraps():
-    message = " ".join(f"word{number:04d}" for number in range(56))
-    lines = plain(fit(findings=(finding_of(message=message),))).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert message in " ".join(" ".join(lines).split())
-
-
 @pytest.mark.parametrize("severity", Severity, ids=lambda severity: severity.value)
 def test_nobody_blamed_is_said_where_somebody_is_looked_for(golden, severity):
     golden(told(finding_of(severity)))
@@ -56,12 +49,6 @@ ERRORS = tuple(structs.replace(own, severity=Severity.ERROR) for own in INFOS)
 def test_of_findings_of_one_code_some_are_shown_and_the_others_counted(golden, findings):
     golden(told(*findings))
     assert told(*findings, details=True).count("a title") == len(findings)
-
-
-def test_two_of_a_code_are_both_shown_however_many_others_there_are():
-    codes = [f"COL00{number}.slow" for number in range(3)]
-    findings = tuple(finding_of(code=code) for code in codes for _ in range(2))
-    assert plain(fit(findings=findings)).count("a title") == 6
 
 
 WORDS = st.text(max_size=80)
@@ -107,11 +94,6 @@ def test_of_a_finding_that_a_card_explains_only_the_card_is_shown_unless_all_is_
     report = fit(findings=(finding_of(code="RUN003.raised", evidence=evidence),))
     assert "connect" not in plain(report)
     assert "connect" in render(report, color=False, width=80, details=True)
-
-
-def test_a_message_is_shown_beyond_its_title_and_names_stay_small():
-    assert beyond("the port is taken", "The port is taken: by another job.") == "By another job."
-    assert beyond("the port is taken", "The port is taken. gloo fails.") == "gloo fails."
 
 
 ROWS = ["rank 2: hung at 'post', sleeping in _forever (user.py); posted nothing", "ranks 0-1, 3: hung at 'wait'"]

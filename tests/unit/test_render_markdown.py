@@ -110,20 +110,6 @@ def test_the_verdict_says_that_the_job_is_degraded() -> None:
     assert markdown.render(report()).startswith("**FIT:** ")
 
 
-def test_columns_of_ranks_have_one_unit_and_a_caption() -> None:
-    rows = tuple({"rank": rank, "forward_seconds": 0.01, "wait_seconds": 0.01} for rank in range(4))
-    text = markdown.render(report(ranks=rows))
-    assert "| forward ms |" in text
-    assert "| 10.0 |" in text
-    assert "optimizer + wait: one training step" in text
-
-
-def test_details_are_closed_and_tables_are_drawn() -> None:
-    text = markdown.render(report())
-    assert text.count("<details>") == text.count("</details>") > 0
-    assert "table_open" in {token.type for token in tokens(text)}
-
-
 def test_a_summary_is_html() -> None:
     assert folded("all_reduce over gloo", ["x"])[1] == "<summary>all_reduce over gloo</summary>"
     assert "\\" not in folded("a_b*c|d`e`[f]~!{g}", ["x"])[1]

@@ -10,7 +10,6 @@ from reports import finding_of, fit
 
 from ddpdiag.codec import pretty
 from ddpdiag.model import Matrix, Severity
-from ddpdiag.render.matrices import alike
 from ddpdiag.render.terminal import render
 
 RATES = (None, 24.3e9, 335.7e9, 0.0, 5.01e6)
@@ -64,11 +63,6 @@ def test_a_host_that_differs_is_shown_beside_the_others(golden):
     golden(tables(*(matrix(f"n{number}", size=2, cell="PIX" if number == 3 else "NV18") for number in range(8))))
 
 
-def test_a_name_with_dots_is_one_host():
-    (own,) = alike([matrix("gpu1.example.org")])
-    assert (own.what, own.hosts) == ("p2p.topology", ("gpu1.example.org",))
-
-
 def test_many_tables_are_shown_only_where_a_host_is_warned_of(golden):
     every = [rates(f"n{number}", size=number + 2) for number in range(5)]
     warned = finding_of(Severity.WARNING, code="P2P002.slow", hosts=("n3",))
@@ -81,13 +75,6 @@ def test_other_checks_findings_and_good_to_know_ones_show_none():
     other = finding_of(Severity.ERROR, code="GPU003.sram", hosts=("n3",))
     known = finding_of(Severity.NOTE, code="P2P001.acs", hosts=("n3",))
     assert tables(*every, findings=(other, known)) == tables(*every)
-
-
-def test_a_thousand_hosts_that_are_all_warned_of_do_not_fill_the_screen(golden):
-    every = [rates(f"n{number}", size=2) for number in range(64)]
-    every = [structs.replace(own, cells=((float(index),) * 2,) * 2) for index, own in enumerate(every)]
-    warned = finding_of(Severity.WARNING, code="P2P002.slow", hosts=tuple(f"n{number}" for number in range(64)))
-    golden(tables(*every, findings=(warned,)))
 
 
 def test_json_has_all_of_them_and_no_number_that_json_lacks():

@@ -47,38 +47,10 @@ def test_plain_text_is_ascii_without_escape_codes_and_fits_80_columns(report):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_plain_text_does_not_depend_on_the_environment(monkeypatch):
-    before = plain(unfit())
-    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "40", "TTY_COMPATIBLE": "1", "TERM": "dumb"}.items():
-        monkeypatch.setenv(name, value)
-    assert plain(unfit()) == before
-
-
 def test_colour_adds_escape_codes_and_nothing_else():
     text = render(unfit(), color=True, width=80)
     assert "\x1b[1;31mUNFIT" in text
     assert [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()] == plain(unfit()).splitlines()
-
-
-def test_colour_wins_over_no_color(monkeypatch):
-    # Who calls decides; NO_COLOR is read at the edge.
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "dumb")
-    assert "\x1b[" in render(unfit(), color=True, width=80)
-
-
-def test_errors_come_first_and_the_sentence_last():
-    text = plain(unfit())
-    places = ("error COL001.slow", "warning HST002.many", "ok    launch", "note TRN001.step", "rank  state")
-    assert sorted(places, key=text.index) == list(places)
-    assert text.index("Fix: ") < text.index("warning HST002.many")
-    end = " ".join(text.rstrip().split("\n\n")[-1].split())
-    workarounds = "export GLOO_SOCKET_IFNAME=eth1 export NCCL_SOCKET_IFNAME=eth1,ib0"
-    assert end == f"UNFIT: {unfit().sentence} Fix: {SLOW.fix} {workarounds}"
-
-
-def test_a_report_of_one_screen_says_once_what_to_do():
-    assert plain(unfit(stages=(), ranks=(), findings=(SLOW,))).count("Fix: Compare") == 1
 
 
 def test_a_stage_that_ran_but_was_not_done_is_not_ok():
@@ -90,12 +62,6 @@ def test_a_stage_that_was_not_done_to_the_end_says_how_far_it_came():
     undone = structs.replace(check("HST002", "threads", "host"), statuses={})
     report = fit(stages=(stage("host", "part"),), checks=(check("HST001", "memory", "host"), undone))
     assert "??    host    0.40 s  part; 1 check, 1 not run\n" in plain(report)
-
-
-def test_the_mark_alone_says_how_a_stage_ended():
-    text = plain(fit())
-    assert "ok    launch        0.05 s  1 check\n" in text
-    assert "skip  gpu                -  2 checks\n" in text
 
 
 def test_a_host_name_of_60_characters_is_shown_whole():
@@ -141,16 +107,6 @@ def test_a_strangers_escape_codes_do_not_reach_the_terminal():
         assert "\\x1b]0;x\\x07" in text
 
 
-def test_skipped_checks_share_their_reason():
-    assert "not checked: 3 checks (no NVIDIA GPU on any host); all with --details\n" in plain(fit())
-    assert "skip  no NVIDIA GPU on any host: GPU001, GPU004, COL003\n" in plain(fit(), details=True)
-
-
-def test_two_skipped_checks_are_named():
-    text = plain(fit(checks=(check("A", "a", "host", "no a"), check("B", "b", "host", "no b; or a"))))
-    assert "not checked: A (no a), B (no b; or a)\n" in text
-
-
 def test_of_many_reasons_those_of_most_checks_are_told():
     reasons = ("a", "b", "b", "b", "c", "d", "d", "d", "e")
     checks = tuple(check(f"X{n}", "x", "host", because) for n, because in enumerate(reasons))
@@ -175,42 +131,12 @@ def test_the_verdict_comes_first_and_then_when_which_run_and_by_what():
     assert plain(unfit(created="some day")).splitlines()[1].startswith("some day, run ")
 
 
-def test_one_rank_on_one_host():
-    report = fit(world=WorldLine(size=1, hosts=("n0",), launcher="hand", backend="nccl"), ranks=(rank_row(0),))
-    assert plain(report).startswith("ddpdiag: FIT: 1 rank on 1 host (n0), hand, nccl\n")
-
-
-def test_columns_without_values_are_left_out():
-    rows = tuple({"rank": r, "local_rank": r, "host": "n0", "gpu_uuid": None, "x_bytes": None} for r in range(4))
-    assert "rank  host" not in plain(unfit(ranks=rows), details=True)
-
-
-def test_the_blamed_rank_is_marked_in_the_table():
-    row = next(line for line in plain(unfit()).splitlines() if "FAIL" in line and "n1" in line)
-    assert row.split()[:3] == ["3", "FAIL", "n1"]
-
-
 def test_16384_ranks_fit_a_screen():
     report = large(16384, findings=(SLOW, *(finding_of(ranks=(rank,)) for rank in range(16384))))
     text = plain(report)
     assert text.count("\n") < 64
     assert "16,384 ranks on 2,048 hosts (node[0000-2047])" in text
     assert "16,368 more ranks" in text
-
-
-def test_of_many_ranks_the_slowest_is_shown_first():
-    rows = re.split("rank +(?:state +)?host", plain(unfit(ranks=large(1024).ranks, findings=())))[1].splitlines()
-    assert rows[1].split()[0] == "777"
-
-
-def test_what_a_silent_rank_does_not_say_is_not_zero():
-    ranks = tuple(rank_row(r, busbw_bytes_per_s=None if r == 20 else 1e9) for r in range(32))
-    first = plain(unfit(ranks=ranks, findings=())).split("rank  host")[1].splitlines()[1]
-    assert first.split()[:4] == ["20", "n10", "2,140", "-"]
-
-
-def test_a_stage_with_warnings_was_looked_at():
-    assert "warn  host    0.40 s" in plain(fit(stages=(stage("host", "warning"),)))
 
 
 # A line to paste ------------------------------------------------------------------------------------------------------
