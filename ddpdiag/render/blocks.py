@@ -25,7 +25,7 @@ neutralise texts, and escape them. Words between backticks are code.
 
 | painter | shortens | has besides |
 |---|---|---|
-| terminal (`terminal/painter.py`) | tables beyond 16 rows, unless `--details`; leaves out folds and charts | colours |
+| terminal (`painter.py`) | tables beyond 16 rows, unless `--details`; leaves out folds and charts | colours |
 | Markdown (`markup.py`) | what does not fit a comment on GitHub; leaves out charts | folds |
 | HTML (`html/`) | tables beyond 400 rows | sorting, search, bars, coloured matrices, charts |
 """

@@ -103,14 +103,15 @@ def beyond(title: str, message: str) -> str:
         return message
     rest = message[len(title) :]
     if match := _BETWEEN.match(rest):
-        told = rest[match.end() :]
+        beyond_it = rest[match.end() :]
     elif match := _ASIDE.match(rest):
-        told = f"{match[1]}{rest[match.end() :]}"
+        beyond_it = f"{match[1]}{rest[match.end() :]}"
     else:
         return message
     # A name stays as it is written, and so does a sentence.
     is_sentence = rest.startswith(".")
-    return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() and not is_sentence else told
+    has_word = beyond_it.partition(" ")[0].isalpha()
+    return beyond_it[:1].upper() + beyond_it[1:] if has_word and not is_sentence else beyond_it
 
 
 def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
@@ -118,11 +119,11 @@ def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) 
         # A note blames none.
         word = "about: " if findings[0].severity is Severity.NOTE else "blamed: "
         page.write(names, indent=4, lead=word, lead_style="bold")
-    elif nobody := _nobody(findings):
-        page.write(f"{nobody}: the evidence cannot decide", indent=4)
+    elif sentence := _without_blame(findings):
+        page.write(f"{sentence}: the evidence cannot decide", indent=4)
 
 
-def _nobody(findings: Sequence[Finding]) -> str:
+def _without_blame(findings: Sequence[Finding]) -> str:
     """That no rank, host, GPU or link is to blame, where one should be."""
     of_all = all(finding.severity is Severity.NOTE or finding.of_the_run for finding in findings)
     return "" if of_all else "no rank, host, GPU or link is blamed"
@@ -142,7 +143,7 @@ def _more(page: Page, group: Sequence[Finding], shown: int, *, details: bool) ->
     findings = group[shown:]
     if not findings:
         return
-    names = blame(findings, LIST_SHOWN) or _nobody(findings)
+    names = blame(findings, LIST_SHOWN) or _without_blame(findings)
     place = "in the JSON report" if details else "with --details, or in the JSON report"
     text = f"{len(findings):,} more like these{f': {names}' if names else ''}; {place}"
     _write_headed(page, group[0], text)
@@ -278,7 +279,7 @@ def finding_blocks(finding: Finding) -> Iterator[Block]:
     yield Text(finding.message)
     if names := blame((finding,), _NAMES_SHOWN):
         yield Text(names, "About" if finding.severity is Severity.NOTE else "Blamed")
-    elif _nobody((finding,)):
+    elif _without_blame((finding,)):
         yield Text("none: the evidence names no single rank, host, GPU or link", "Blamed")
     if finding.fix:
         yield Text(finding.fix, "Fix")

@@ -81,13 +81,13 @@ def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     """Failing hosts are left out as well: with one pasted line, all hosts that are left are healthy."""
     share = max(report.hosts.slow[name] for name in slow)
     are = "host is" if len(slow) == 1 else "hosts are up to"
-    told = f"{len(slow):,} {are} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
+    sentence = f"{len(slow):,} {are} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
     bad = report.hosts.failing
     listed = fold_hosts((*bad, *slow) if report.world.scheduler else slow)
     if not report.world.scheduler:
-        return f"{told}:", listed
+        return f"{sentence}:", listed
     too = " and the failing ones" if bad else ""
-    return f"{told}. Without {'it' if len(slow) == 1 else 'them'}{too}:", (
+    return f"{sentence}. Without {'it' if len(slow) == 1 else 'them'}{too}:", (
         f"srun {_rest(report, (*bad, *slow))}--exclude={quote(listed)} ..."
     )
 
