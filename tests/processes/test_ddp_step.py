@@ -1,4 +1,7 @@
-"""One step of DistributedDataParallel with a fault in one rank: named, with the class."""
+"""One step of DistributedDataParallel with a fault in one rank, and training beside busy processes: named, with why."""
+
+import subprocess
+import sys
 
 import pytest
 from jobs import CHECK, Start
@@ -38,3 +41,20 @@ def check_named(start: Start, fault: str, deadline: str, **variables: str) -> No
     # A busy machine may make a healthy rank late as well; nobody else is said to be wrong.
     assert {*findings} <= {code, "TRN003.straggler"}
     job.check_left_nothing()
+
+
+@pytest.mark.deep
+@pytest.mark.alone
+def test_processes_that_take_the_cores_are_named(start: Start) -> None:
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        options = ("--nproc-per-node", "2", "--select", "LCH003,TRN001", "--json", "{json}")
+        job = start(*CHECK, *options, DDPDIAG_SET="TRN001.others_share=0.2")
+        assert job.wait(100) == 0, job.told()
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+    (found,) = job.report["findings"]
+    assert (found["code"], job.report["degraded"]) == ("TRN001.stolen-cores", True)
+    assert {process.pid for process in burning} <= {*found["evidence"]["pids"]}

@@ -34,6 +34,7 @@ from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.programs import CoreUse, CoreWatch
 
 FINDINGS = {
     "weights": FindingSpec.warning(
@@ -51,7 +52,7 @@ FINDINGS = {
         "a rank's own work is above `ratio` (1.10) times the median, by 2 ms at least, and it waits less than the "
         "median, in `windows` (80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The "
         "part that is longer gives the class: data (files, decoding), compute, cores (the process has less of its "
-        "cores than others), clocks (GPU005 found them held down). Where more than two "
+        "cores than others: the processes there are named), clocks (GPU005 found them held down). Where more than two "
         "ranks share a core, none is named.",
         slows=True,
     ),
@@ -70,6 +71,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     proof: Proof | None = None
     steps: Steps | None = None
+    core_use: CoreUse | None = None
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -111,8 +113,9 @@ def measure(ctx: Context) -> Data:
         ranks_per_core = (ctx.place.local_world_size or 1) / len(os.sched_getaffinity(0))
         is_crowded = not training.all_agree(ranks_per_core <= USUAL_RANKS_PER_CORE, device)
         windows = _CROWDED_WINDOWS if is_crowded else _WINDOWS
+        watch = CoreWatch(whole_host=not ctx.place.local_rank)
         steps = watch_steps(ctx, digits, device, windows)
-        return Data(proof=proof, steps=steps)
+        return Data(proof=proof, steps=steps, core_use=watch.use())
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -123,7 +126,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if steps := _steps(seen):
         heat = (finding for finding in seen.findings_of("GPU005") if finding.code in _HELD_DOWN)
         throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
-        yield from step_findings(seen, steps, throttled, (seen.number("ratio"), seen.number("windows")))
+        uses = {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use is not None}
+        yield from step_findings(seen, steps, throttled, uses, (seen.number("ratio"), seen.number("windows")))
 
 
 def _steps(seen: Seen[Data]) -> dict[int, Steps]:

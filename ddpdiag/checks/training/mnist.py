@@ -13,7 +13,8 @@ Fix: exclude the hosts of the named ranks, and run `ddpdiag check --stage gpu,co
 `--set TRN001.accuracy=0.9`, `--set TRN001.loss_share=0.9` (the last loss at most this share of the first).
 
 Confirm by hand: Train any DDP example on the same hosts, and compare a hash of the parameters of all ranks:
-`sum(p.double().sum() for p in model.parameters())` printed with repr.
+`sum(p.double().sum() for p in model.parameters())` printed with repr. Beside it, `top` shows other processes, and
+`mpstat -P ALL 1` steal time.
 
 Sources: LeCun et al., Gradient-based learning applied to document recognition, 1998 (MNIST); Li et al., PyTorch
 Distributed: Experiences on accelerating data parallel training, VLDB 2020.
@@ -28,9 +29,11 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Sta
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_cores
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.programs import CoreUse, CoreWatch
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun, count
 
@@ -47,6 +50,13 @@ FINDINGS = {
     "inaccurate": FindingSpec.error(
         "all ranks agree, but the network learned nothing: gradients are not averaged, or images and labels do not "
         "belong together."
+    ),
+    "stolen-cores": FindingSpec.warning(
+        "processes that are not the job's use `others_share` (20 %) of the cores on which the ranks of a host may run "
+        "(twice that where the ranks are more than these cores), and a rank waits for a core in `waited_share` (10 %) "
+        "of the time in which it could run. They are named as far as they can be seen. Or the hypervisor gives as much "
+        "to other virtual machines.",
+        slows=True,
     ),
 }
 
@@ -80,9 +90,10 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's training."""
+    """One rank's training, and the use of its cores meanwhile."""
 
     training: Training
+    core_use: CoreUse | None = None
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -92,34 +103,36 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def measure(ctx: Context) -> Data:
-    """Train over the job's backend."""
+    """Train, and watch the cores."""
     from ddpdiag.workloads import mnist, training
     from ddpdiag.workloads.group import process_group
 
     ctx.step("read the digits")
     digits = mnist.load()
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
+        watch = CoreWatch(whole_host=not ctx.place.local_rank)
         trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
-        return Data(
-            training=Training(
-                first_loss=trained.first_loss,
-                last_loss=trained.last_loss,
-                accuracy=trained.accuracy,
-                test_loss=trained.test_loss,
-                steps=len(trained.losses),
-                samples=trained.samples,
-                first_bad_step=trained.first_bad_step,
-                checksum=trained.checksum,
-                training_seconds=trained.seconds,
-            )
+        result = Training(
+            first_loss=trained.first_loss,
+            last_loss=trained.last_loss,
+            accuracy=trained.accuracy,
+            test_loss=trained.test_loss,
+            steps=len(trained.losses),
+            samples=trained.samples,
+            first_bad_step=trained.first_bad_step,
+            checksum=trained.checksum,
+            training_seconds=trained.seconds,
         )
+        return Data(training=result, core_use=watch.use())
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """The first of: not finite, different parameters, nothing learnt."""
+    """Stolen cores, then the first of: not finite, different parameters, nothing learnt."""
     trained = _trained(seen)
     if not trained:
         return
+    uses = {rank: own.core_use for rank, own in seen.by_rank.items() if own.core_use is not None}
+    yield from stolen_cores(seen, uses, seen.number("others_share"), seen.number("waited_share"))
     numbers = [number for own in trained.values() for number in (own.first_loss, own.last_loss, own.test_loss)]
     if any(own.first_bad_step is not None for own in trained.values()) or not all(map(math.isfinite, numbers)):
         # NaN has many bit patterns, so different checksums would say nothing.
@@ -235,5 +248,7 @@ def report(seen: Seen[Data]) -> Contribution:
 SETTINGS = {
     "loss_share": LOSS_SHARE,
     "accuracy": ACCURACY[Depth.QUICK],
+    "others_share": OTHERS_SHARE,
+    "waited_share": WAITED_SHARE,
 }
 CHECK: Check[Data] = Check(__name__, "TRN001", "ddp-mnist", Stage.TRAINING, Scope.WORLD, Kind.TORCH, deadline=60)

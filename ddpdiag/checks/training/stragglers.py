@@ -12,9 +12,11 @@ from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.training.stolen_cores import processes_beside, processes_text
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.model import Finding
 from ddpdiag.model.measurements import Steps, Window
+from ddpdiag.probes.host.programs import CoreUse
 from ddpdiag.text import times_text
 
 D = TypeVar("D")
@@ -125,6 +127,7 @@ def step_findings(
     seen: Seen[D],
     steps: Mapping[int, Steps],
     throttled: Set[str],
+    uses: Mapping[int, CoreUse],
     limits: tuple[float, float],
 ) -> Iterator[Finding]:
     """Stragglers by their own work. `throttled` are GPUs with clocks held down.
@@ -138,12 +141,14 @@ def step_findings(
             continue
         rank, gpus = own.rank, devices.uuids_of(seen, [own.rank])
         why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
+        beside = processes_beside(seen, rank, uses) if why in (Why.COMPUTE, Why.CORES) else ()
+        why = Why.CORES if beside else why
         yield seen.finding(
             "straggler",
             f"all ranks wait for rank {rank}: {_CLASSES[why]}",
             f"Rank {rank} on {seen.world.host_of(rank)} is {times_text(own.ratio)} slower than the others "
             f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms of work in a training step), and they wait for it "
-            "in the all-reduce.",
+            f"in the all-reduce.{f' On its cores {processes_text(beside)}.' if beside else ''}",
             ranks=(rank,),
             gpus=gpus,
             evidence={

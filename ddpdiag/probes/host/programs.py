@@ -1,4 +1,4 @@
-"""Other programs and processes of this host: the holder of a port, a bounded run, torchrun's error file."""
+"""Other programs and processes of this host: holders of a port or a core, a bounded run, torchrun's error file."""
 
 import contextlib
 import json
@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdiag.probes.host.kernel import PROC, age_seconds, environ, open_files, read_text, tcp_sockets
+from msgspec import Struct
+
+from ddpdiag.probes.host.kernel import PROC, age_seconds, environ, names_in, open_files, read_text, stat_of, tcp_sockets
 from ddpdiag.sanitize import words_without_secrets
 
 # Variables that name the job of a process. Nothing else of another process's environment is kept.
@@ -80,6 +82,123 @@ def span_text(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+# A process that uses less of a core is not recorded, nor are more than so many.
+_LEAST_CORES, _MOST_PROCESSES = 0.02, 32
+
+
+class BusyProcess(Struct, frozen=True, kw_only=True):
+    """A process by the cores that it used on average, and the last one; `command` is "[name]" if it is not shown."""
+
+    pid: int
+    cores: float
+    last_core: int | None
+    user: str
+    command: str
+
+
+class CoreUse(Struct, frozen=True, kw_only=True):
+    """The use of the cores during `seconds`, as one rank's process saw it.
+
+    `own_seconds` is its processor time; `waited_seconds` is how long its threads could run and had no core, None if the
+    kernel does not say. `pids` are the process and its parent. Only one rank of a host reads the rest: the seconds that
+    each core was busy, and that the hypervisor gave it to others (steal), by its number; and the busiest processes.
+    """
+
+    seconds: float
+    own_seconds: float
+    waited_seconds: float | None
+    pids: tuple[int, ...]
+    busy_seconds: dict[int, float] = {}
+    steal_seconds: dict[int, float] = {}
+    processes: tuple[BusyProcess, ...] = ()
+
+    @property
+    def waited_share(self) -> float | None:
+        """The share of the time in which its threads could run that they waited for a core."""
+        if self.waited_seconds is None:
+            return None
+        return self.waited_seconds / max(1e-9, self.waited_seconds + self.own_seconds)
+
+
+class CoreWatch:
+    """Watches the use of the cores from its construction on; those of the whole host if `whole_host`."""
+
+    def __init__(self, *, whole_host: bool, root: Path = PROC) -> None:
+        self._whole_host, self._root = whole_host, root
+        self._ticks_per_second = os.sysconf("SC_CLK_TCK")
+        self._processes = self._ticks()
+        self._cores = self._core_ticks()
+        self._waited = _waited_seconds(root)
+        self._own, self._begin = time.process_time(), time.monotonic()
+
+    def use(self) -> CoreUse:
+        """The use since the construction."""
+        seconds, own = max(1e-9, time.monotonic() - self._begin), time.process_time() - self._own
+        waited, cores = _waited_seconds(self._root), self._core_ticks()
+        deltas = {
+            core: [max(0, now - then) / self._ticks_per_second for now, then in zip(ticks, old, strict=True)]
+            for core, ticks in cores.items()
+            if (old := self._cores.get(core)) is not None
+        }
+        return CoreUse(
+            seconds=seconds,
+            own_seconds=own,
+            waited_seconds=None if waited is None or self._waited is None else max(0.0, waited - self._waited),
+            pids=(os.getpid(), os.getppid()),
+            busy_seconds={core: busy for core, (busy, _) in deltas.items()},
+            steal_seconds={core: steal for core, (_, steal) in deltas.items() if steal},
+            processes=tuple(self._busiest(seconds)),
+        )
+
+    def _busiest(self, seconds: float) -> Iterator[BusyProcess]:
+        used = {}
+        for process, (ticks, core) in self._ticks().items():
+            # One that is new has used all of its time since.
+            since = (ticks - self._processes.get(process, (0, core))[0]) / self._ticks_per_second
+            used[process] = since / seconds, core
+        for (pid, _), (cores, core) in sorted(used.items(), key=lambda item: -item[1][0])[:_MOST_PROCESSES]:
+            folder = self._root / str(pid)
+            name, fields = stat_of(folder)
+            # Ranks that share a fork server have one parent.
+            if cores < _LEAST_CORES or len(fields) < 2 or fields[1] == str(os.getppid()):
+                continue
+            with contextlib.suppress(OSError):  # it has ended
+                user, command = user_name(folder.stat().st_uid), _command(pid, self._root) or f"[{name}]"
+                yield BusyProcess(pid=pid, cores=cores, last_core=core, user=user, command=command)
+
+    def _ticks(self) -> dict[tuple[int, str], tuple[int, int]]:
+        """Ticks on a core and the last core of each process, by pid and start; fields of proc_pid_stat(5)."""
+        found: dict[tuple[int, str], tuple[int, int]] = {}
+        for name in filter(str.isdecimal, names_in(self._root) or () if self._whole_host else ()):
+            _, fields = stat_of(self._root / name)
+            if len(fields) > 36:
+                found[int(name), fields[19]] = int(fields[11]) + int(fields[12]), int(fields[36])
+        return found
+
+    def _core_ticks(self) -> dict[int, tuple[int, int]]:
+        """Ticks in which each core was busy (user, nice, system) and stolen, by its number; proc_stat(5).
+
+        Interrupts are left out: those of the ranks' own messages are among them.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for line in (read_text(self._root / "stat") or "").splitlines() if self._whole_host else ():
+            name, *fields = line.split()
+            if name.startswith("cpu") and name[3:].isdecimal() and len(fields) > 7:
+                found[int(name[3:])] = sum(map(int, fields[:3])), int(fields[7])
+        return found
+
+
+def _waited_seconds(root: Path) -> float | None:
+    """Seconds for which threads of this process could run and waited for a core; None if the kernel does not say.
+
+    The second field of /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst).
+    """
+    threads = [(read_text(path) or "").split() for path in (root / "self" / "task").glob("*/schedstat")]
+    times = [(int(fields[0]), int(fields[1])) for fields in threads if len(fields) > 1]
+    # Without its accounting the kernel writes zeros.
+    return sum(waited for _, waited in times) / 1e9 if any(ran for ran, _ in times) else None
 
 
 _BURY_SECONDS = 0.2
