@@ -113,24 +113,6 @@ def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
     assert not any(member in INSIDE for one in tried for member in one.step.members)
 
 
-def test_inside_and_between_hosts_at_once() -> None:
-    known = ground(hosts=TWO_HOSTS, across=ACROSS)
-
-    def answer(step: Step, before: int) -> Tried:
-        needed = frozenset({"SHM"}) if step.part is Part.HOSTS else frozenset({"SHM", PLUGIN.name})
-        return broken_unless(known, needed)(step, before)
-
-    end, _ = played(known, answer)
-    assert (end.kind, names(end.members)) == (Kind.FOUND, ["SHM", PLUGIN.name])
-
-
-def test_what_the_error_names_is_tried_first_and_alone() -> None:
-    known = ground(named=(NVLS,))
-    end, tried = played(known, broken_unless(known, frozenset({"NVLS"})))
-    assert names(end.members) == ["NVLS"]
-    assert [one.step.set for one in tried if one.step.part is Part.WHOLE] == ["", "NVLS", "NVLS", "NVLS"]
-
-
 def test_what_the_error_names_is_no_end_of_the_search() -> None:
     known = ground(named=(NVLS,), inside=(NVLS, *(own for own in INSIDE if own is not NVLS)))
     end, tried = played(known, broken_unless(known, frozenset({"SHM"})))
@@ -162,18 +144,6 @@ def test_what_fails_once_is_transient() -> None:
     known = ground()
     end, tried = played(known, lambda step, _: Tried(step, busbw=1e9))
     assert (end.kind, len(tried)) == (Kind.TRANSIENT, CONFIRMED)
-
-
-def test_what_fails_again_is_not() -> None:
-    known = ground()
-
-    def answer(step: Step, before: int) -> Tried:
-        if not step.members and step.part is Part.WHOLE:
-            return Tried(step) if before == 0 else Tried(step, "hung", failed=ONE_HOST)
-        return broken_unless(known, frozenset({"P2P"}))(step, before)
-
-    end, _ = played(known, answer)
-    assert (end.kind, names(end.members)) == (Kind.FOUND, ["P2P"])
 
 
 def test_what_worked_and_then_fails_is_not_recommended() -> None:

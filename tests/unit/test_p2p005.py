@@ -74,21 +74,6 @@ def test_a_path_without_direct_copies_that_is_faster_is_the_cause_and_the_fix(go
     golden(finding)
 
 
-def test_a_path_without_direct_copies_that_is_no_faster_is_no_cause():
-    finding = only(1.3 * GB, 1.3 * GB, 2 * GB)
-    assert (finding.evidence["causes"], "NCCL_P2P_DISABLE" in finding.fix) == ([], False)
-
-
-def test_a_call_of_a_slow_path_takes_a_moment():
-    (trial,) = CHECK.plan(run(0.05 * GB))
-    assert 4 << 20 <= trial.params["bytes"] <= 0.4 * 0.05 * GB
-
-
-def test_the_threshold_can_be_set():
-    options = Options(settings={"P2P005.far_ratio": "0.001"})
-    assert judged(1.3 * GB, 1.3 * GB, options=options) == []
-
-
 # What is a warning only -----------------------------------------------------------------------------------------------
 
 
@@ -202,11 +187,6 @@ def test_an_all_reduce_far_below_nvlinks_between_hosts_is_found_though_its_cards
 
 def causes(*rates, **more):
     return only(*rates, **more).evidence["causes"]
-
-
-def test_without_a_cause_in_the_data_none_is_guessed():
-    assert causes(1.3 * GB, 1.3 * GB) == []
-    assert "This run shows no cause." in only(1.3 * GB, 1.3 * GB).message
 
 
 def test_variables_that_nccl_was_given_are_the_cause(golden):

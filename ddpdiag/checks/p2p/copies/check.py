@@ -302,31 +302,21 @@ def untestable(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator
     """Hosts with pairs of GPUs that one process cannot copy between, which is no fault of theirs."""
     by_rank = {copies.rank: copies for copies in all_copies}
     taken = [by_rank[outcome.rank] for outcome in failed(seen) if _is_taken(outcome, by_rank.get(outcome.rank))]
-    for copies_there, reason, fix in (
-        (
-            [copies for copies in all_copies if not copies.alone],
-            "each rank sees only some of the host's GPUs",
-            "make all GPUs visible to every rank (Slurm: --gpu-bind=none)",
-        ),
-        (
-            taken,
-            "the GPUs allow one process each (compute mode 'exclusive process', GPU008), and the ranks use them",
-            "run `nvidia-smi -c DEFAULT` as root",
-        ),
-        (
-            [copies for copies in all_copies if copies.refused],
-            f"CUDA allows a GPU only 8 peers in one process ('{NO_PEERS_LEFT}')",
-            "show each rank at most 9 GPUs",
-        ),
+    for copies_there, reason in (
+        ([own for own in all_copies if not own.alone], "each rank sees only some of the GPUs (Slurm: --gpu-bind=none)"),
+        (taken, "the GPUs allow one process each (compute mode 'exclusive process', GPU008), and the ranks use them"),
+        ([own for own in all_copies if own.refused], f"CUDA allows a GPU only 8 peers there ('{NO_PEERS_LEFT}')"),
     ):
         if nodes := list(dict.fromkeys(copies.host.name for copies in copies_there)):
-            pairs = [copies.link_label(link) for copies in copies_there for link in copies.refused]
             yield seen.finding(
                 "untested",
                 "not all pairs of GPUs can be tested in one process",
                 f"{names_text(nodes)}: {reason}. Only the collectives test the other pairs.",
-                evidence={"hosts": [*nodes], "pairs": [*pairs]},
-                fix=f"Nothing to do for the job. To have each pair measured, {fix}.",
+                evidence={
+                    "hosts": [*nodes],
+                    "pairs": [own.link_label(link) for own in copies_there for link in own.refused],
+                },
+                fix="Nothing to do for the job.",
             )
 
 

@@ -183,7 +183,7 @@ def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome
 def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Tried:
     rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
     failed = tuple(group for group in trial.groups if any(rank not in rows or rows[rank].wrong for rank in group))
-    # Of those that were not told to stop, the one with the worst end.
+    # Of those that were not stopped by the run, the one with the worst end.
     ended = [outcomes[rank] for group in failed for rank in group if rank in outcomes]
     own = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
     worst = min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
