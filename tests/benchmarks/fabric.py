@@ -12,9 +12,7 @@ of groups in one. The conditions:
     3 to N hosts                       log-uniformly, 0 to a quarter of them 25 % slower
     congested leaves                   correlated: on 0.5 % of the leaves of 32 hosts congestion begins in each round,
                                        halves all that goes there, and stays with 50 %; 1 % of hosts 25 % slower. No
-                                       host is at fault for it, though it fails with partner after partner. Where
-                                       the leaves are known, a leaf may be named as a whole: its hosts do not count
-                                       as blamed then (the finding does list those of them that failed)
+                                       host is at fault for it, though it fails with partner after partner
     narrow uplinks                     congestion by the tests themselves: those of 0.5 % of the leaves carry half of
                                        what their hosts can send; 1 % of hosts 25 % slower
     congested leaves to the end        as congested leaves, but congestion that began once stays
