@@ -143,7 +143,7 @@ def _processes(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator
     left, limit, whose = min((*in_group, *of_user), default=(needed, needed, ""))
     if left >= needed:
         return
-    # What is in use now, and what the ranks need.
+    # The number in use now, and that which the ranks need.
     enough = limit - left + needed
     failed = [o.rank for o in seen.recording.outcomes if o.rank in host.ranks and lacked_processes(o)]
     said = f" {begun(ranks_text(sorted({*failed})))} could not start one." if failed else ""

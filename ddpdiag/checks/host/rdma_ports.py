@@ -3,12 +3,12 @@
 NCCL uses every InfiniBand or RoCE port that is up and that NCCL_IB_HCA allows, and does not report the others: a host
 with 7 of 8 ports, or with one port at half its rate, slows down all hosts. Hosts are compared with hosts that have the
 same models of GPUs, and what more than half of them have is expected. A host alone is compared with itself: ports of
-one board and link layer. What is alike on all hosts is not reported (disabled ports, a frontend card).
+one board and link layer. Ports that are alike on all hosts are not reported (disabled ones, a frontend card).
 
 Findings:
 
-Virtual functions that are down, ports of EFA (neither InfiniBand nor Ethernet) and GIDs of iWARP are not judged. What
-happens to a port during the run is HST006's, interfaces and their addresses are RDZ003's, and what NCCL chose P2P004's.
+Virtual functions that are down, ports of EFA (neither InfiniBand nor Ethernet) and GIDs of iWARP are not judged. Counters
+of ports are HST006's, interfaces and their addresses RDZ003's, and NCCL's choice P2P004's.
 
 Causes: a cable or transceiver, a switch port, a card that fell off the bus, a port that was disabled, no subnet manager
 (state INIT), an interface without an address, NCCL_IB_HCA of another cluster.

@@ -1,6 +1,6 @@
 """RDMA adapters of this host as /sys shows them: model, firmware, PCI address and GIDs.
 
-What a port's link does (state, rate) is read in `adapters.py`. What cannot be read is None.
+State and rate of a port's link are read in `adapters.py`. None is a value that cannot be read.
 """
 
 import contextlib
