@@ -7,8 +7,8 @@ one board and link layer. Ports that are alike on all hosts are not reported (di
 
 Findings:
 
-Virtual functions that are down, ports of EFA (neither InfiniBand nor Ethernet) and GIDs of iWARP are not judged. Counters
-of ports are HST006's, interfaces and their addresses RDZ003's, and NCCL's choice P2P004's.
+Virtual functions that are down, ports of EFA (neither InfiniBand nor Ethernet) and GIDs of iWARP are not judged.
+Counters of ports are HST006's, interfaces and their addresses RDZ003's, and NCCL's choice P2P004's.
 
 Causes: a cable or transceiver, a switch port, a card that fell off the bus, a port that was disabled, no subnet manager
 (state INIT), an interface without an address, NCCL_IB_HCA of another cluster.
