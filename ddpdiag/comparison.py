@@ -73,7 +73,7 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
     """The number of figures that were compared, and the changes."""
     if (why := incomparable(old.shape, new.shape)) is not None:
         return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
-    of_all = {(each.name, each.rank) for each in old.figures} & {(each.name, each.rank) for each in new.figures}
+    of_all = {each.name for each in old.figures} & {each.name for each in new.figures}
     busy = least_busy(old, new)
     changes: list[Change] = []
     count = sum(not isinstance(find(old.series, curve), str) for curve in new.series)
@@ -126,12 +126,12 @@ class Shift(NamedTuple):
     is_beyond: bool
 
 
-def _shifted(name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
+def _shifted(name: str, text: str, change: Shift) -> Change:
     old, new, ratio, noise, _ = change
     direction = Direction.REGRESSION if ratio > 1 else Direction.IMPROVEMENT
     if noise is None:  # a single value, whose noise is not known, is reported and not judged
         direction = Direction.NEUTRAL
-    return Change(direction=direction, name=name, text=text, ranks=ranks, old=old, new=new, ratio=ratio, noise=noise)
+    return Change(direction=direction, name=name, text=text, old=old, new=new, ratio=ratio, noise=noise)
 
 
 def _percent(ratio: float) -> str:
@@ -149,24 +149,23 @@ def median_without(ordered: Sequence[float], value: float) -> float:
 
 
 def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
-    before = {(figure.name, figure.rank): figure for figure in old.figures}
+    before = {figure.name: figure for figure in old.figures}
     for figure in new.figures:
-        was = before.get((figure.name, figure.rank))
+        was = before.get(figure.name)
         shifted = shift(was, figure) if was is not None else None
         if shifted is None or not shifted.is_beyond:
             continue
         then, now = (_value_text(figure, value) for value in (shifted.old, shifted.new))
         spread = "its spread is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
         text = f"{figure.title}: {then} -> {now} ({_percent(shifted.new / shifted.old)}; {spread})"
-        yield _shifted(figure.name, text, () if figure.rank is None else (figure.rank,), shifted)
+        yield _shifted(figure.name, text, shifted)
 
 
 def _value_text(figure: Figure, value: float) -> str:
     """The value with the unit at the end of the figure's name; a rate without one counts whole things."""
     if not figure.is_rate:
         return time_text(value)
-    has_unit = figure.name.endswith(("_flop_per_s", "_bytes_per_s"))
-    return quantity(figure.name, value) if has_unit else f"{value:,.0f} /s"
+    return quantity(figure.name, value) if figure.name.endswith("_bytes_per_s") else f"{value:,.0f} /s"
 
 
 def shift(old: Figure, new: Figure) -> Shift | None:

@@ -8,8 +8,6 @@ from typing import Any
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Section
-from ddpdiag.checks.gpu import compute
-from ddpdiag.checks.gpu.compute import MEMORY, batches_of
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import ddp_step, mnist
@@ -19,8 +17,6 @@ from ddpdiag.model.measurements import Steps
 from ddpdiag.model.options import Figure, Sampling, Snapshot
 
 _VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
-# The repeats of more ranks would be megabytes of the report.
-_MOST_RANKS = 1_024
 # Another one in every run, whatever it runs on.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
 
@@ -40,7 +36,6 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
             *_training(seen),
             *(figure for section in sections for figure in section.figures),
             *_all_reduce(seen),
-            *_arithmetic(seen),
         ),
         series=tuple(series for section in sections for series in section.series),
         busy_share=None if world.gpus else min(shares, default=None),
@@ -73,11 +68,6 @@ def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
         yield Figure(name="step.usual_seconds", title=title, values=tuple(middle), sampling=Sampling.REPEATS)
 
 
-def _rounded(value: float) -> float:
-    """The value with six significant digits: the report holds it for every rank, and no clock is more exact."""
-    return float(f"{value:.6g}")
-
-
 def _training(seen: Seen[Any]) -> Iterator[Figure]:
     speed = mnist.figures(seen.of(mnist.CHECK)).get("training.samples_per_second")
     if isinstance(speed, int | float) and speed:
@@ -108,28 +98,6 @@ def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
                 values=(own.min, own.median, own.p95),
                 sampling=Sampling.SUMMARY,
             )
-
-
-def _arithmetic(seen: Seen[Any]) -> Iterator[Figure]:
-    """The batches of each rank's GPU, one run after the other; nothing of a fleet, where these are too many."""
-    rates: dict[tuple[int, str], list[float]] = {}
-    for row in seen.of(compute.CHECK).rows:
-        # A host that was asked alone has several GPUs for one rank, and nothing to be compared with.
-        if len(row.data.devices) == 1:
-            for name, values in batches_of(row.data.devices[0]).items():
-                rates.setdefault((row.place.rank, name), []).extend(map(_rounded, values))
-    if len({rank for rank, _ in rates}) > _MOST_RANKS:
-        return
-    for (rank, name), repeats in sorted(rates.items()):
-        copies = name == MEMORY
-        yield Figure(
-            name=f"compute.{name}_{'bytes' if copies else 'flop'}_per_s",
-            title=f"{'copies within the memory' if copies else f'products in {name}'} of rank {rank}",
-            rank=rank,
-            values=tuple(repeats),
-            sampling=Sampling.REPEATS,
-            is_rate=True,
-        )
 
 
 def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:

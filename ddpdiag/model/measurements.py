@@ -20,6 +20,26 @@ class Proof(Struct, frozen=True, kw_only=True):
     witnessed: dict[int, tuple[float, ...]]
 
 
+class Training(Struct, frozen=True, kw_only=True):
+    """The training of TRN001 on one rank.
+
+    `first_loss` (mean over ranks) is that of the first step, `last_loss` the mean over the last few; `accuracy` and
+    `test_loss` are over all ranks and test images. `samples` counts this rank's training images in the
+    `training_seconds` of all steps but the first, which warms up. `first_bad_step` is the first step in which this
+    rank's own loss or gradient, before any exchange, was not finite. `checksum` is the SHA-256 of the parameters.
+    """
+
+    first_loss: float
+    last_loss: float
+    accuracy: float
+    test_loss: float
+    steps: int
+    samples: int
+    first_bad_step: int | None
+    checksum: str
+    training_seconds: float
+
+
 class Window(Struct, frozen=True):
     """Mean seconds of a few steps: images to tensors; forward pass; backward pass; the all-reduce; the optimizer.
 

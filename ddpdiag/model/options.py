@@ -22,15 +22,14 @@ class Sampling(Enum):
 class Figure(Struct, frozen=True, kw_only=True):
     """One figure of a run, compared with itself in another run.
 
-    `name` is for scripts, with the unit at its end, `title` for people; `rank` is None where it is the whole world's.
-    Less is better, unless the unit is a rate (`is_rate`).
+    `name` is for scripts, with the unit at its end, `title` for people. Less is better, unless the unit is a rate
+    (`is_rate`).
     """
 
     name: str
     title: str
     values: tuple[float, ...]
     sampling: Sampling
-    rank: int | None = None
     is_rate: bool = False
 
 

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
 from ddpdiag.model import Depth
+from ddpdiag.model.measurements import Training
 from ddpdiag.model.trial import Context
 from ddpdiag.workloads.collectives import least
 from ddpdiag.workloads.devices import synchronize
@@ -62,35 +63,6 @@ SCHEDULES = {
     Depth.STANDARD: Schedule(steps=250, global_batch=64, learning_rate=9e-3),
     Depth.DEEP: Schedule(steps=250, global_batch=64, learning_rate=9e-3),
 }
-
-
-class TrainingData(Struct, frozen=True, kw_only=True):
-    """The results of training on one rank.
-
-    `losses` are means over all ranks, one per step; `accuracy` is the share of test images that were recognised, over
-    all ranks; `samples` counts this rank's training images in `seconds`, those of all steps but the first.
-    `first_bad_step` is the first step in which this rank's own loss or gradient, before any exchange, was not finite.
-    `checksum` is the SHA-256 of the parameters.
-    """
-
-    losses: tuple[float, ...]
-    accuracy: float
-    test_loss: float
-    samples: int
-    seconds: float
-    first_bad_step: int | None
-    checksum: str
-
-    @property
-    def first_loss(self) -> float:
-        """Loss of the first step, before anything was learnt: near ln 10."""
-        return self.losses[0]
-
-    @property
-    def last_loss(self) -> float:
-        """Mean loss of the last steps."""
-        last = self.losses[-LAST_STEPS:]
-        return sum(last) / len(last)
 
 
 def network(
@@ -179,8 +151,11 @@ def all_agree(yes: bool, device: torch.device) -> bool:
     return bool(least([int(yes)], device)[0])
 
 
-def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device) -> TrainingData:
-    """Train and evaluate over the default process group; every rank of it calls this. Errors are torch's own."""
+def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device) -> tuple[tuple[float, ...], Training]:
+    """Train and evaluate over the default process group; every rank of it calls this. Errors are torch's own.
+
+    The losses are means over all ranks, one per step.
+    """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ctx.step("build DistributedDataParallel")
     model = DistributedDataParallel(
@@ -201,12 +176,15 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
     metrics = torch.cat([losses / world_size, scores])
     dist.all_reduce(metrics)
     *mean_losses, correct, test_loss, tests = metrics.tolist()
-    return TrainingData(
-        losses=tuple(mean_losses),
+    last = mean_losses[-LAST_STEPS:]
+    return tuple(mean_losses), Training(
+        first_loss=mean_losses[0],
+        last_loss=sum(last) / len(last),
         accuracy=correct / tests,
         test_loss=test_loss / tests,
+        steps=schedule.steps,
         samples=(schedule.steps - 1) * schedule.rank_batch(world_size),
-        seconds=seconds,
+        training_seconds=seconds,
         first_bad_step=first_bad_step,
         checksum=checksum(model.module),
     )

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of
 
-from ddpdiag.checks.training.mnist import CHECK, Data, Training
+from ddpdiag.checks.training.mnist import CHECK, Data
 from ddpdiag.model import Depth, Finding, Options, Severity, Status
+from ddpdiag.model.measurements import Training
 
 GOOD = Training(
     first_loss=2.35,

@@ -5,8 +5,8 @@ compared. A difference counts only beyond the noise that the repeats of both run
 work of the median rank in a training step counts from 40 % on, and the quartiles of both runs must not overlap. The
 all-reduce counts from 50 % on, beyond twice the spread of the calls of either run (from the quickest to the 95th
 percentile), and the quickest call of one run must be slower than the 95th percentile of the other. Images per second in
-training have no repeats: a change by 50 % is reported and not judged. A rank that falls behind its peers is a finding
-of TRN003.
+training have no repeats: a change by 50 % is reported and not judged. A rank or GPU that falls behind its peers is a
+finding of TRN003 or GPU012.
 
 Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that the ranks had at least 90 % of their cores
 in both runs; otherwise the report states that they were not.
@@ -40,7 +40,7 @@ from ddpdiag.model import Finding
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "worse": FindingSpec.warning("the world, the GPU of a rank, or a benchmark is slower than in the baseline."),
+    "worse": FindingSpec.warning("the world, or a benchmark, is slower than in the baseline."),
     "incomparable": FindingSpec.not_seen(
         "the runs have different numbers of ranks or hosts, another backend, or a benchmark of other hardware or "
         "sizes, so that something was not compared."
@@ -80,7 +80,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 "worse",
                 f"slower than the baseline: {change.name}",
                 f"{begun(change.text)}. The baseline is of {old.created}.",
-                ranks=change.ranks,
                 evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
                 fix=RUN_AGAIN,
             )

@@ -32,6 +32,7 @@ from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_cores
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
+from ddpdiag.model.measurements import Training
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.programs import CoreUse, CoreWatch
 from ddpdiag.stats import odd_ones_out
@@ -69,26 +70,6 @@ ACCURACY = {Depth.QUICK: 0.90, Depth.STANDARD: 0.95, Depth.DEEP: 0.95}
 LOSS_SHARE = 0.9
 
 
-class Training(Struct, frozen=True, kw_only=True):
-    """Numbers of one rank's training.
-
-    `first_loss` (mean over ranks) is that of the first step, `last_loss` the mean over the last few; `accuracy` and
-    `test_loss` are over all ranks and test images. `samples` counts this rank's training images in the
-    `training_seconds` of all steps but the first, which warms up. `first_bad_step` is the first step in which this
-    rank's own loss or gradient, before any exchange, was not finite.
-    """
-
-    first_loss: float
-    last_loss: float
-    accuracy: float
-    test_loss: float
-    steps: int
-    samples: int
-    first_bad_step: int | None
-    checksum: str
-    training_seconds: float
-
-
 class Data(Struct, frozen=True, kw_only=True):
     """One rank's training, and the use of its cores meanwhile."""
 
@@ -111,19 +92,8 @@ def measure(ctx: Context) -> Data:
     digits = mnist.load()
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         watch = CoreWatch(whole_host=not ctx.place.local_rank)
-        trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
-        result = Training(
-            first_loss=trained.first_loss,
-            last_loss=trained.last_loss,
-            accuracy=trained.accuracy,
-            test_loss=trained.test_loss,
-            steps=len(trained.losses),
-            samples=trained.samples,
-            first_bad_step=trained.first_bad_step,
-            checksum=trained.checksum,
-            training_seconds=trained.seconds,
-        )
-        return Data(training=result, core_use=watch.use())
+        _, trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
+        return Data(training=trained, core_use=watch.use())
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
