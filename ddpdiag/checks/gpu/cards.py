@@ -167,7 +167,7 @@ def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
         # A slice does not name its GPU: known if only one is cut.
         fitting = [gpu.uuid or "" for gpu in gpus if gpu.mig]
         return (fitting[0],) if len(fitting) == 1 else None
-    named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.name, gpu.uuid) for gpu in gpus])
+    named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.uuid) for gpu in gpus])
     if any(name.isdecimal() for name in named) and len({gpu.name for gpu in gpus}) > 1:
         return None
     return tuple(uuids[int(name)] if name.isdecimal() else name for name in named)

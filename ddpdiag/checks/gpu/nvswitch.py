@@ -32,7 +32,9 @@ FINDINGS = {
         "driver, or a switch is down. A warning where torch's CUDA started on a GPU that has not joined yet, as it "
         "does on one that was given to a virtual machine without its switches."
     ),
-    "fabric-health": FindingSpec("joined, but NVML calls its health unhealthy (an error) or its capacity limited."),
+    "fabric-health": FindingSpec(
+        "the GPU has joined, but NVML calls its fabric unhealthy (an error) or its capacity limited (a warning)."
+    ),
     "recovery": FindingSpec(
         "the driver requests a reset, a reboot or a drain after an error (Xid 154 reports the same in `dmesg`)."
     ),

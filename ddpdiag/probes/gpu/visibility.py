@@ -30,7 +30,6 @@ class ProcGpu(Struct, frozen=True):
     into slices (MIG)."""
 
     pci: str
-    model: str | None
     uuid: str | None
     sliced: bool = False
 
@@ -88,7 +87,7 @@ def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
         # Instances of MIG are gi1 and so on (NVIDIA's MIG User Guide, "Device Nodes and Capabilities").
         parts = names_in(nvidia / "capabilities" / f"gpu{minor}" / "mig") or ()
         sliced = any(part.startswith("gi") for part in parts)
-        gpus.append((ProcGpu(name, facts.get("Model"), known, sliced), minor))
+        gpus.append((ProcGpu(name, known, sliced), minor))
     return gpus
 
 
