@@ -122,14 +122,13 @@ class Line(Struct, frozen=True):
 class Chart(Struct, frozen=True, kw_only=True):
     """Curves over `x`, which is drawn in powers of two; `x` and `y` are names that end in their unit ("size_bytes").
 
-    Only HTML draws it: its numbers are also in a table. `log`: `y` is drawn in powers of ten.
+    Only HTML draws it: its numbers are also in a table.
     """
 
     title: str
     x: str
     y: str
     lines: tuple[Line, ...]
-    log: bool = False
 
 
 class Matrix(Struct, frozen=True):

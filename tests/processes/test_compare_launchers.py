@@ -29,9 +29,9 @@ def test_every_launcher_starts_the_same_training(start):
 
 @pytest.mark.deep
 def test_a_signal_ends_all_and_what_was_measured_is_reported(start):
-    job = start(*COMPARE, *SHORT, "--nproc-per-node", "1")
+    job = start(*COMPARE, *SHORT, "--budget", "400", "--nproc-per-node", "1")
     # The second method; the first one is the command torchrun.
-    job.wait_until(lambda: any("torch.distributed.run" in process.command for process in processes(job.mark)), 90)
+    job.wait_until(lambda: any("torch.distributed.run" in process.command for process in processes(job.mark)), 110)
     job.process.send_signal(signal.SIGINT)
     assert job.wait(150) == 130, job.told()
     first, *others = job.report["rows"]

@@ -21,14 +21,12 @@ _DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
 
 def drawable(chart: Chart) -> list[Line]:
     """The first lines, without points that no axis can show."""
-    lines = (
-        Line(own.name, tuple(point for point in own.points if _fits(chart, *point)), own.dashed) for own in chart.lines
-    )
+    lines = (Line(own.name, tuple(point for point in own.points if _fits(*point)), own.dashed) for own in chart.lines)
     return [line for line in lines if line.points][:_LINES_SHOWN]
 
 
-def _fits(chart: Chart, x: float, y: float) -> bool:
-    return math.isfinite(x) and x > 0 and math.isfinite(y) and (y > 0 if chart.log else y >= 0) and y < 1e30
+def _fits(x: float, y: float) -> bool:
+    return 0 < x < math.inf and 0 <= y < 1e30
 
 
 def svg_of(chart: Chart) -> str:
@@ -48,23 +46,18 @@ def _axes_and_lines(chart: Chart, lines: Sequence[Line]) -> Iterator[str]:
     xs = sorted({math.log2(x) for line in lines for x, _ in line.points})
     values = [y for line in lines for _, y in line.points]
     unit = column_unit(chart.y, values)
-    low = math.floor(math.log10(min(values))) if chart.log else 0.0
-    high = max(math.ceil(math.log10(max(values))), low + 1) if chart.log else max(values) or 1.0
+    high = max(values) or 1.0
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = (math.log2(x) - xs[0]) / (xs[-1] - xs[0]) if xs[-1] > xs[0] else 0.5
-        up = ((math.log10(y) if chart.log else y) - low) / (high - low)
-        return _LEFT + across * (right - _LEFT), bottom - up * (bottom - _TOP)
+        return _LEFT + across * (right - _LEFT), bottom - y / high * (bottom - _TOP)
 
     yield _text(0, 11, f"{label(chart.y)} {unit.symbol}".strip())
-    ticks = (
-        [10.0**power for power in range(int(low), int(high) + 1)] if chart.log else [*_round_steps(high / unit.size)]
-    )
-    for tick in ticks:
-        y = place(2 ** xs[0], tick if chart.log else tick * unit.size)[1]
+    for tick in _round_steps(high / unit.size):
+        y = place(2 ** xs[0], tick * unit.size)[1]
         yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="var(--line)"/>'
-        yield _text(_LEFT - 5, y + 4, _short(tick / unit.size if chart.log else tick), "end")
+        yield _text(_LEFT - 5, y + 4, _short(tick), "end")
     for number, tick in enumerate(shown := xs[:: max(1, -(-len(xs) // _TICKS))]):
         x, side = place(2**tick, values[0])[0], "start" if number == 0 else "middle"
         yield _text(x, bottom + 15, quantity(chart.x, round(2**tick)), "end" if x > right - 20 and number else side)
