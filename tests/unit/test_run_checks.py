@@ -167,6 +167,12 @@ def test_a_crash_shows_how_the_process_ended_and_its_last_words(golden) -> None:
     golden(finding)
 
 
+def test_a_limit_of_processor_time_has_its_own_fix() -> None:
+    dead = outcome(2, Status.DIED, error="killed by SIGXCPU", at="all_reduce 4 B: post")
+    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), dead))))
+    assert (finding.code, finding.ranks, "ulimit -t" in finding.fix) == ("RUN003.died", (2,), True)
+
+
 def test_a_rank_that_sent_no_result_explains_the_others(golden) -> None:
     waiting = [outcome(rank, Status.HUNG, told=True, at="all_reduce 4 B: wait") for rank in (0, 1, 3)]
     silent = outcome(2, Status.UNHEARD, error="its process reported nothing")

@@ -193,6 +193,11 @@ def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
             )
         case Status.HUNG, "D":
             return f"Run `dmesg -T` on {hosts}: a driver or file system there does not answer."
+        case Status.DIED, _ if "SIGXCPU" in _own_words(outcome):
+            return (
+                f"A process on {hosts} used all the processor time that its limit allows (`ulimit -t` shows it). Run "
+                "`ulimit -t unlimited` in the job script before the ranks start."
+            )
         case Status.DIED | Status.UNHEARD, _:
             words = last_words(outcome.detail).rstrip(".")
             output = f" Its last output: {words}." if words else ""
