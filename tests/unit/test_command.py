@@ -37,10 +37,6 @@ def received(*words: str, before: dict[str, object] | None = None) -> Colours:
     return seen[0]
 
 
-def test_what_is_not_given_has_its_default():
-    assert received() == Colours(paint="red", set_=("a", "b"), coats=None, dry=False)
-
-
 def test_what_is_given_is_taken_under_each_of_its_names():
     given = received("-p", "blue", "--set", "x", "--set", "y", "--coats", "2", "--dry")
     assert given == Colours(paint="blue", set_=("x", "y"), coats=2, dry=True)

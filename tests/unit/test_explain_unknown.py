@@ -160,10 +160,6 @@ def test_texts_that_only_show_that_a_process_died_say_so() -> None:
     assert [card.name for card in died if card.vague != "process" and not card.fallback] == []
 
 
-def test_an_exception_wins_over_a_wait_of_another_rank() -> None:
-    assert roles(explained("[rank1]: ValueError: x", f"[rank0]: {WAIT}"))[0] == ("exception", "failure")
-
-
 def test_a_warning_is_the_failure_only_where_nothing_else_is() -> None:
     assert not explained(WARNING).is_explained
     assert roles(explained(WARNING, SYSTEM))[0] == ("unknown-nccl-warning", "failure")

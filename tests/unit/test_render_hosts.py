@@ -54,8 +54,3 @@ def test_folded_ranks_unfold(ranks):
         first, _, last = piece.partition("-")
         unfolded |= set(range(int(first), int(last or first) + 1))
     assert unfolded == ranks
-
-
-@given(st.lists(st.text(max_size=20)), st.integers(0, 5))
-def test_any_names_fold(names, limit):
-    assert isinstance(fold_hosts(names, limit=limit), str)

@@ -46,12 +46,6 @@ def test_sizes_step_by_1024(value, text):
     assert units.byte_count(value) == text
 
 
-def test_shares_and_rates():
-    assert units.percent(0.42) == "42 %"
-    assert units.percent(0) == "0 %"
-    assert units.per_second(312.4) == "312 /s"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -107,11 +101,6 @@ def test_a_column_has_one_unit():
     unit = units.column_unit("busbw_bytes_per_s", [1.07e9, 2e6, None, math.nan])
     assert unit.symbol == "GB/s"
     assert [units.cell(value, unit) for value in (1.07e9, 2e6, math.nan)] == ["1.07", "0.00200", "nan"]
-
-
-def test_a_column_without_numbers_has_its_base_unit():
-    assert units.column_unit("latency_seconds", [None]).symbol == "s"
-    assert units.column_unit("model", ["H200"]).symbol == ""
 
 
 @given(st.floats(min_value=1e-8, max_value=1e15))
