@@ -35,7 +35,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
     by_sweep = [(sweep, tuple(rows(sweep))) for sweep in done]
     every = tuple(row for _, own in by_sweep for row in own)
     found = tuple(one for sweep, own in by_sweep for one in series(seen, sweep, own))
-    rates, checked = [row.busbw_bytes_per_s for row in every], [row.wrong for row in every if row.wrong is not None]
+    checked = [row.wrong for row in every if row.wrong is not None]
     notes = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
     notes += [
         f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
@@ -49,7 +49,6 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
         series=found,
         ranks=tuple(line for sweep in done for line in ranks(seen, sweep)),
         notes=tuple(dict.fromkeys(notes)),
-        average_busbw_bytes_per_s=sum(rates) / len(rates) if rates else None,
         wrong=sum(checked) if checked else None,
         complete=len(done) == wanted and all(_is_whole(seen, sweep) for sweep in done),
         sentence=summary(found),

@@ -360,7 +360,7 @@ class BenchRank(Struct, frozen=True, kw_only=True):
 class BenchReport(Struct, frozen=True, kw_only=True):
     """A benchmark, judged. `notes` are lines for people: sizes that were dropped, fewer calls, series cut short.
 
-    `average_busbw_bytes_per_s` is nccl-tests' footer: the mean over all rows. `wrong` is None if nothing was checked.
+    `wrong` is None if nothing was checked.
     """
 
     asked: Bench
@@ -368,7 +368,6 @@ class BenchReport(Struct, frozen=True, kw_only=True):
     series: tuple[Series, ...]
     ranks: tuple[BenchRank, ...]
     notes: tuple[str, ...]
-    average_busbw_bytes_per_s: float | None
     wrong: int | None
     complete: bool
     sentence: str

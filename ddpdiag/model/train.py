@@ -32,8 +32,8 @@ class Strategy(Enum):
 class Ended(Enum):
     """The outcome of a strategy.
 
-    WRONG: it trains, but not the same network as one process alone. UNFINISHED: the time was too short to know.
-    NOT_COMPARED: it ran, and there is no loss of one process to compare with.
+    WRONG: it trains, but not the same network as one process alone. UNFINISHED: the time was too short to know, or
+    there is no loss of one process to compare with.
     """
 
     WORKS = "works"
@@ -41,7 +41,6 @@ class Ended(Enum):
     HANGS = "hangs"
     FAILS = "fails"
     UNFINISHED = "not finished"
-    NOT_COMPARED = "not compared"
     NOT_POSSIBLE = "not possible here"
 
 

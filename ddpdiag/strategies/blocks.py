@@ -14,7 +14,6 @@ _MARKS = {
     Ended.HANGS: Mark.ERROR,
     Ended.FAILS: Mark.ERROR,
     Ended.UNFINISHED: Mark.WARNING,
-    Ended.NOT_COMPARED: Mark.WARNING,
     Ended.NOT_POSSIBLE: Mark.DIM,
 }
 

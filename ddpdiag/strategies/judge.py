@@ -47,7 +47,7 @@ class Run(NamedTuple):
     def rate(self) -> float | None:
         """Images per second of all ranks; they wait for each other, so the slowest sets the time."""
         seconds = max((own.seconds for own in self.data.values()), default=0.0)
-        if self.ended not in (Ended.WORKS, Ended.WRONG, Ended.NOT_COMPARED) or seconds <= 0:
+        if self.ended not in (Ended.WORKS, Ended.WRONG) or seconds <= 0:
             return None
         return self.batch * next(iter(self.data.values())).timed_steps / seconds
 
@@ -123,7 +123,7 @@ def _compared(seen: Seen[Data], run: Run) -> Run:
     if run.strategy is Strategy.SINGLE:
         return run
     if not (alone := reference(seen)):
-        return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses to compare with")
+        return run._replace(ended=Ended.UNFINISHED, reason="single gave no losses to compare with")
     apart = [abs(loss - right) for loss, right in zip(losses, alone, strict=False)]
     run = run._replace(deviation=max(apart, default=math.inf))
     bad_step = next((step for step, each in enumerate(apart) if each > seen.number("tolerance")), None)
@@ -220,9 +220,6 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 yield _wrong(seen, run)
             case Ended.HANGS | Ended.FAILS:
                 yield _broken(seen, run)
-            case Ended.NOT_COMPARED:
-                fix = "Run `ddpdiag train --strategy single` first, and correct the problems that it reports."
-                yield _unmeasured(seen, f"{run.strategy.value} was not compared with one process", run.reason, fix)
             case Ended.UNFINISHED:
                 fix = (
                     f"Run again with more time (--set {run.trial.code}.deadline_seconds="

@@ -96,14 +96,12 @@ def bench(*backends: str, collectives: tuple[str, ...] = ("all_reduce",), **fiel
     """A sweep of all sizes over each backend (gloo unless said otherwise)."""
     pairs = [(backend, collective) for backend in backends or ("gloo",) for collective in collectives]
     rows = tuple(row(size, backend, collective) for backend, collective in pairs for size in SIZES)
-    busbws = [each.busbw_bytes_per_s for each in rows]
     whole = BenchReport(
         asked=Bench(maxbytes=SIZES[-1], stepfactor=4.0, backend=backends),
         rows=rows,
         series=tuple(series_of(backend, collective) for backend, collective in pairs),
         ranks=tuple(bench_rank(r, backend, collective) for backend, collective in pairs for r in range(RANKS)),
         notes=("20 calls of 128 MiB would have taken longer than the budget: there were 7",),
-        average_busbw_bytes_per_s=sum(busbws) / len(busbws),
         wrong=0,
         complete=True,
         sentence="all_reduce over gloo reaches 1.04 GB/s.",
@@ -130,7 +128,7 @@ def slow(**fields) -> Report:
 
 def unmeasured(**fields) -> Report:
     """One that never began."""
-    empty = bench(rows=(), series=(), ranks=(), notes=(), average_busbw_bytes_per_s=None, wrong=None, complete=False)
+    empty = bench(rows=(), series=(), ranks=(), notes=(), wrong=None, complete=False)
     sentence = "The ranks never met, so nothing was measured."
     report = fit(verdict=Verdict.UNKNOWN, exit_code=3, sentence=sentence, bench=empty)
     return structs.replace(report, **fields)

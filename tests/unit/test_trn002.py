@@ -203,7 +203,7 @@ def test_a_loss_that_differs_is_wrong_and_other_parameters_are_blamed(golden, st
 def test_single_that_is_no_number_is_wrong_and_nothing_is_compared():
     seen = ran(world(2, S.DDP), changed={(S.SINGLE, 0): {"losses": (2.3, math.nan, math.nan, math.nan)}})
     assert [found.code for found in findings(seen)] == ["TRN002.wrong", "TRN002.unmeasured"]
-    assert rows(seen) == {S.SINGLE: Ended.WRONG, S.DDP: Ended.NOT_COMPARED}
+    assert rows(seen) == {S.SINGLE: Ended.WRONG, S.DDP: Ended.UNFINISHED}
 
 
 def test_a_tolerance_that_was_set_counts():
