@@ -65,9 +65,9 @@ _LEAST_SHARE = 0.1
 
 
 def outliers(values: Sequence[float]) -> frozenset[int]:
-    """The places of values that lie far from the median, for what the others scatter: modified z-score above 3.5.
+    """The places of values that lie far from the median, beside the spread of the others: modified z-score above 3.5.
 
-    Less than a tenth of the median is no matter, however quiet the others are. Of two values nobody is far.
+    Less than a tenth of the median is never far. Of two values neither is.
     """
     if len(values) < 3:
         return frozenset()

@@ -68,11 +68,6 @@ def byte_count(value: float | None) -> str:
     return _pretty(value, _BYTES)
 
 
-def per_second(value: float | None) -> str:
-    """A rate of whole things: "312 /s"."""
-    return _pretty(value, _PER_SECOND)
-
-
 def percent(share: float | None) -> str:
     """A share of one: 0.42 is "42 %"."""
     return _pretty(share, _SHARE)
