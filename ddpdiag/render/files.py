@@ -1,8 +1,7 @@
 """Writing of texts: to a file, whole or not at all, or to a terminal or pipe, as far as it takes them.
 
 A file is written under another name in the same folder and then renamed, so that readers never see a partial file and
-a full disk leaves the old one. A link is replaced and never followed, so that no other user's link leads the report
-elsewhere. A pipe or a device is written to directly: it must not be replaced.
+a full disk leaves the old one. A pipe or a device is written to directly: it must not be replaced.
 """
 
 import errno
@@ -20,6 +19,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.sanitize import without_commands
 
 STANDARD_OUTPUT = "-"
+_MOST_LINKS = 40  # as the kernel (MAXSYMLINKS)
 # What our tables and rich's bars are made of beyond ASCII, for streams that lack it: letters as wide as it, or columns
 # would be torn.
 _PLAIN = str.maketrans(
@@ -39,10 +39,12 @@ def write(path: str, content: str | bytes) -> None:
             # Opening a named pipe without a reader would wait for ever; with O_NONBLOCK it fails.
             descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
             with os.fdopen(descriptor, "wb") as file:
-                _refuse_other_users(target, os.fstat(descriptor).st_uid)
+                _refuse_other_users(target, os.fstat(descriptor))
                 os.set_blocking(descriptor, True)
                 file.write(data)
         else:
+            if target.exists():
+                _refuse_other_users(target, target.stat())
             _replace(target, data)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
@@ -53,20 +55,20 @@ def check_writable(path: str) -> None:
     if path == STANDARD_OUTPUT:
         return
     try:
-        if _is_special(target := _target(path)):
+        if (target := _target(path)).exists():
+            _refuse_other_users(target, target.stat())
+        if _is_special(target):
             if os.path.isdir(target):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not os.access(target, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            _refuse_other_users(target, target.stat().st_uid)
             return
         temporary, descriptor = _open_beside(target)
         os.close(descriptor)
         temporary.unlink()
-        # In a folder like /tmp all users may make files, but only its owner may replace one.
+        # In a folder like /tmp everybody may make files, but only its owner may replace one.
         folder, user = target.parent.stat(), os.geteuid()
-        is_sticky = os.path.lexists(target) and folder.st_mode & stat.S_ISVTX
-        if is_sticky and user not in (0, folder.st_uid, target.lstat().st_uid):
+        if target.exists() and folder.st_mode & stat.S_ISVTX and user not in (0, folder.st_uid, target.stat().st_uid):
             raise PermissionError(errno.EPERM, f"only its owner may replace it in {target.parent}")
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
@@ -98,16 +100,39 @@ def _say(text: str, stream: TextIO | None) -> None:
 
 
 def _target(path: str) -> Path:
+    """The file that `path` means: a link stays a link, and what it points to is replaced."""
     if not path:
         raise ValueError("the name is empty")
-    return Path(path)
+    return _followed(Path.cwd(), Path(path), _MOST_LINKS)
 
 
-def _refuse_other_users(target: Path, owner: int) -> None:
-    """PermissionError for a named pipe that another user made in a folder like /tmp."""
+def _followed(folder: Path, path: Path, left: int) -> Path:
+    """`path`, as seen from `folder`, without links.
+
+    PermissionError if another user made one in a folder like /tmp, as with fs.protected_symlinks (proc(5)), which not
+    every kernel has switched on.
+    """
+    for part in path.parts:
+        step = folder.parent if part == os.pardir else folder / part
+        # Links below /proc lead to open files and have no target of their own: /dev/stdout ends there.
+        if part == os.pardir or step.is_relative_to("/proc") or not step.is_symlink():
+            folder = step
+            continue
+        above, link = folder.stat(), step.lstat()
+        if above.st_mode & stat.S_ISVTX and link.st_uid not in (os.geteuid(), above.st_uid):
+            raise PermissionError(errno.EACCES, f"{step} is a link that user {link.st_uid} made")
+        if left == 0:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        folder = _followed(folder, step.readlink(), left - 1)
+    return folder
+
+
+def _refuse_other_users(target: Path, file: os.stat_result) -> None:
+    """PermissionError for a file or named pipe that another user made in a folder like /tmp, as for a link there."""
     folder = target.parent.stat()
-    if folder.st_mode & stat.S_ISVTX and owner not in (os.geteuid(), folder.st_uid):
-        raise PermissionError(errno.EACCES, f"{target} is no plain file, but one that user {owner} made")
+    if folder.st_mode & stat.S_ISVTX and file.st_uid not in (os.geteuid(), folder.st_uid):
+        kind = "a file" if stat.S_ISREG(file.st_mode) else "no plain file, but one"
+        raise PermissionError(errno.EACCES, f"{target} is {kind} that user {file.st_uid} made")
 
 
 def _is_special(path: Path) -> bool:

@@ -55,25 +55,65 @@ def by_a_stranger(path: Path) -> Path:
     return path
 
 
-def test_a_link_of_another_user_is_replaced_and_its_target_stays(sticky: Path, victim: Path) -> None:
+def direct(sticky: Path, victim: Path) -> Path:
     path = sticky / "report.json"
     path.symlink_to(victim)
     by_a_stranger(path)
-    files.check_writable(str(path))
+    return path
+
+
+def through_a_folder(sticky: Path, victim: Path) -> Path:
+    (sticky / "out").symlink_to(victim.parent)
+    by_a_stranger(sticky / "out")
+    return sticky / "out" / victim.name
+
+
+def behind_our_own(sticky: Path, victim: Path) -> Path:
+    path = victim.parent / "report.json"
+    path.symlink_to(direct(sticky, victim))
+    return path
+
+
+@pytest.mark.parametrize("made", [direct, through_a_folder, behind_our_own])
+def test_no_output_goes_through_a_link_of_a_stranger(made: Callable, sticky: Path, victim: Path) -> None:
+    path = made(sticky, victim)
+    for write in (lambda: files.write(str(path), "report"), lambda: files.check_writable(str(path))):
+        with pytest.raises(UsageError, match=f"is a link that user {STRANGER} made"):
+            write()
+    assert victim.read_text() == "untouched"
+
+
+def test_our_own_links_are_followed(sticky: Path, victim: Path) -> None:
+    path = sticky / "report.json"
+    path.symlink_to(os.path.relpath(victim, sticky))
     files.write(str(path), "report")
-    assert (path.is_symlink(), path.read_text(), victim.read_text()) == (False, "report", "untouched")
+    assert (path.is_symlink(), victim.read_text()) == (True, "report")
 
 
-def test_no_output_goes_to_a_pipe_of_another_user(sticky: Path) -> None:
+def test_links_without_end_are_refused(sticky: Path) -> None:
+    (sticky / "a").symlink_to("b")
+    (sticky / "b").symlink_to("a")
+    with pytest.raises(UsageError, match="symbolic links"):
+        files.write(str(sticky / "a"), "report")
+
+
+def a_file(path: Path) -> None:
+    path.write_text("theirs")
+
+
+@pytest.mark.parametrize("made", [a_file, os.mkfifo])
+def test_no_output_goes_to_a_file_or_pipe_of_a_stranger(made: Callable[[Path], None], sticky: Path) -> None:
     path = sticky / "report.html"
-    os.mkfifo(path)
+    made(path)
     by_a_stranger(path)
-    # A reader at the other end of the pipe receives nothing.
+    before = path.stat()
+    # Who waits at the other end of a pipe may read nothing.
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     for write in (lambda: files.write(str(path), "report"), lambda: files.check_writable(str(path))):
         with pytest.raises(UsageError, match=f"that user {STRANGER} made"):
             write()
-    assert os.read(reader, 100) == b""
+    assert path.stat().st_ino == before.st_ino
+    assert os.read(reader, 100) in (b"", b"theirs")
     os.close(reader)
 
 
