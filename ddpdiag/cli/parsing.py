@@ -16,9 +16,17 @@ R = TypeVar("R")
 
 # The command that `ddpdiag watch` starts may have empty arguments.
 _FREE = "command"
+# Names that other programs (torchrun, accelerate, deepspeed, mpirun, srun) have for our options.
+_RANKS_OF_A_HOST = "--nproc-per-node"
+_ELSEWHERE = {
+    **dict.fromkeys(("-n", "--np", "--nproc", "--nprocs", "--num-procs", "--num-processes"), _RANKS_OF_A_HOST),
+    **dict.fromkeys(("--ntasks", "--ntasks-per-node"), _RANKS_OF_A_HOST),
+    **dict.fromkeys(("--gpus", "--ngpus", "--num-gpus", "--gpus-per-node"), _RANKS_OF_A_HOST),
+    **dict.fromkeys(("--timeout", "--time"), "--budget"),
+}
 # Flags of nccl-tests that `allreduce-bench` does not have, with what it does instead.
 _NOT_OF_NCCL_TESTS = {
-    **dict.fromkeys(("-g", "-t", "--ngpus", "--nthreads"), "one process drives one GPU; use --nproc-per-node"),
+    **dict.fromkeys(("-g", "-t", "--ngpus", "--nthreads"), f"one process drives one GPU; use {_RANKS_OF_A_HOST}"),
     **dict.fromkeys(("-z", "--blocking"), "calls are pipelined on GPUs and waited for on CPUs"),
     **dict.fromkeys(("-a", "--average"), "a row shows the slowest rank"),
     **dict.fromkeys(("-m", "--agg-iters"), "calls are issued one by one"),
@@ -151,6 +159,10 @@ def sentence_of(error: Exception, program: str) -> str:
     unknown = getattr(error, "option_name", None)
     if unknown in _NOT_OF_NCCL_TESTS and context and any("--minbytes" in p.opts for p in context.command.params):
         return f"{unknown}: ddpdiag does not have this flag of nccl-tests: {_NOT_OF_NCCL_TESTS[unknown]}"
+    if unknown and context and hasattr(error, "possibilities"):  # click sorts these, the nearest first
+        known = {name for parameter in context.command.params for name in parameter.opts}
+        meant = [name for name in (_ELSEWHERE.get(unknown), *(error.possibilities or ())) if name in known]
+        message = f"no such option: {unknown}" + (f"; did you mean {meant[0]}?" if meant else "")
     path = context.command_path if context is not None else program
     message = re.sub(r"^Invalid value for '(-[\w-]+)'", r"\1", message)
     see = " See" if message.endswith("?") else "; see"

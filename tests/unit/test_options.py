@@ -107,6 +107,7 @@ def test_nccl_without_a_gpu_has_a_fix(golden, monkeypatch, version):
 # Each is one line on standard error, and nothing else.
 MISTAKES = (
     *("chek", "--bogus", "check --bogus", "check --budgt 3", "check --budget", "check --budget x", "check extra"),
+    *("check --nprocs 2", "check -np 2", "train --num_gpus=2", "host --gpus 2", "check --timeout 30"),
     *("check --stage gpus", "check --select FOO001", "check --backend ncll", "check --nproc-per-node many", "explain"),
     *("bench -g 8", "bench --datatype float8", "compare one.jsonl", "simulate --hosts 1", "train --strategy dpp"),
     *("check --budget -5", "check --color sometimes", "check --depth quik", "check --strict=3"),
