@@ -9,11 +9,13 @@ import sys
 import threading
 import tokenize
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from msgspec import Struct
+from rich.cells import cell_len
 
 from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
@@ -52,7 +54,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
     """The findings by file and line; `errors` are sentences on files that could not be read.
 
     The title of a finding is the name of its rule. Its evidence has `path`, `line` and `column`, both from 1, the
-    `source` line, and where that calls a function that goes wrong, `helper_line` and `helper_source`.
+    `source` line, and where that calls a function that goes wrong, `helper_line`, `helper_column` and `helper_source`.
     """
 
     scripts: tuple[Script, ...]
@@ -180,7 +182,7 @@ def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None)
         line, column, shown = _place(lines, hit.node)
         evidence: dict[str, Scalar | list[Scalar]] = {"path": path, "line": line, "column": column, "source": shown}
         if hit.helper is not None:
-            evidence["helper_line"], _, evidence["helper_source"] = _place(lines, hit.helper)
+            evidence["helper_line"], evidence["helper_column"], evidence["helper_source"] = _place(lines, hit.helper)
         findings[line, column, rule.code, hit.message] = Finding(
             code=rule.code,
             severity=hit.severity or rule.severity,
@@ -203,7 +205,7 @@ def _place(lines: Sequence[str], node: ast.AST) -> tuple[int, int, str]:
     line = getattr(node, "lineno", 1)
     text = lines[line - 1]
     before = text.encode("utf-8", "surrogatepass")[: getattr(node, "col_offset", 0)].decode("utf-8", "replace")
-    return line, len(before) + 1, text.strip()[:_LONGEST_LINE]
+    return line, len(before) + 1, text.rstrip()[:_LONGEST_LINE]
 
 
 @contextmanager
@@ -285,15 +287,24 @@ def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
 
 
 def _write_finding(drawn: Page, finding: Finding) -> None:
-    """The place and the code on one line, as editors read it; below it the message, the source line and the fix."""
-    found = finding.evidence
-    place = f"{one_line(str(found['path']))}:{found['line']}:{found['column']}: "
+    """The place and the code on one line, as editors read it; below it the message, the source and the fix."""
+    found: Mapping[str, Any] = finding.evidence
+    place = f"{one_line(found['path'])}:{found['line']}:{found['column']}: "
     drawn.verbatim(place, (finding.severity.value, _STYLES[finding.severity]), f" {finding.code} {finding.title}")
     drawn.write(one_line(finding.message), indent=_INDENT)
-    drawn.verbatim((f"{found['line']} | ", "dim"), one_line(str(found["source"])), indent=_INDENT)
+    _write_source(drawn, found["line"], found["column"], found["source"], _STYLES[finding.severity])
     if "helper_line" in found:
-        drawn.verbatim((f"{found['helper_line']} | ", "dim"), one_line(str(found["helper_source"])), indent=_INDENT)
+        drawn.write(f"in line {found['helper_line']}:", indent=_INDENT, lead="Note: ", lead_style="bold")
+        helper = found["helper_line"], found["helper_column"], found["helper_source"]
+        _write_source(drawn, *helper, _STYLES[Severity.NOTE])
     drawn.write(one_line(finding.fix), indent=_INDENT, lead="Fix: ", lead_style="bold")
+
+
+def _write_source(drawn: Page, line: int, column: int, source: str, style: str) -> None:
+    """A source line with its number, and a caret below the column."""
+    text, before = (one_line(part.replace("\t", "    ").replace("\f", "")) for part in (source, source[: column - 1]))
+    drawn.verbatim((f"{line} | ", "dim"), text, indent=_INDENT)
+    drawn.verbatim((f"{' ' * len(str(line))} | ", "dim"), " " * cell_len(before), ("^", style), indent=_INDENT)
 
 
 def _counts(report: LintReport, *, details: bool) -> str:
