@@ -292,16 +292,16 @@ def lint(
     "ddpdiag explain TRN001.diverged",
     'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
     "ddpdiag explain slurm-123.out",
-    "ddpdiag explain logs/*/*/*/stderr.log   (torchrun --log-dir logs --redirects 3)",
+    "ddpdiag explain logs/   (torchrun --log-dir logs --redirects 3)",
     "cat rank*.log | ddpdiag explain -",
 )
 def explain(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="CODE|NAME|TEXT|FILE|-",
+            metavar="CODE|NAME|TEXT|FILE|DIR|-",
             help="The code of a check, finding or lint rule, the name of a check, an error text, or logs "
-            "('-': standard input).",
+            "(of a folder its text files; '-': standard input).",
             autocompletion=completion(codes_and_names),
         ),
     ],

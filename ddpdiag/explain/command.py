@@ -5,8 +5,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import islice
 
-from ddpdiag.cli.edge import standard_input
+from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.manual import code_of, manual_page
 from ddpdiag.cli.options import Color, DisplayOptions
 from ddpdiag.cli.outputs import show, terminal
@@ -20,6 +21,8 @@ _CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
 # Suffixes of logs.
 _SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18
+_HEAD_BYTES = 1024
+_MOST_FILES = 4096  # torchrun's two files for each of 2,048 ranks
 
 
 def run(words: Sequence[str], how: DisplayOptions = _DEFAULT) -> int:
@@ -29,8 +32,9 @@ def run(words: Sequence[str], how: DisplayOptions = _DEFAULT) -> int:
         _show_page(code, how.color)
         return ExitCode.FIT
     if all(map(_is_log, words)):
-        names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in words}
-        return _show([explain_log(_pieces(log, quiet=how.quiet), names[log]) for log in words], how)
+        logs = [log for word in words for log in (_logs(word) if os.path.isdir(word) else [word])]
+        names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in logs}
+        return _show([explain_log(_pieces(log, quiet=how.quiet), names[log]) for log in logs], how)
     missing = next((word for word in words if _is_missing_log(word)), None)
     if missing is not None and any(map(_is_log, words)):
         raise UsageError(f"{readable(missing)}: no such file")
@@ -50,11 +54,45 @@ def run(words: Sequence[str], how: DisplayOptions = _DEFAULT) -> int:
 
 
 def _is_log(word: str) -> bool:
-    return word == "-" or os.path.isfile(word)
+    return word == "-" or os.path.isfile(word) or os.path.isdir(word)
 
 
 def _is_missing_log(word: str) -> bool:
     return not _is_log(word) and ("/" in word or word.endswith(_SUFFIXES))
+
+
+def _logs(folder: str) -> list[str]:
+    """The text files below a folder, among its first `_MOST_FILES` files; UsageError if there is none."""
+    files = list(islice(_files(folder), _MOST_FILES + 1))
+    if len(files) > _MOST_FILES:
+        complain(f"{readable(folder)} has more than {_MOST_FILES:,} files; the others are not read")
+    logs = [path for path in files[:_MOST_FILES] if _is_text(path)]
+    if not logs:
+        raise UsageError(f"{readable(folder)}: no text file in this folder")
+    return logs
+
+
+def _files(folder: str) -> Iterator[str]:
+    """The plain files below a folder, in the order of their names; links and hidden files are left out."""
+    for path, inner, names in os.walk(folder, onerror=lambda error: _leave_out(error.filename, error)):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        files = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
+        yield from (file for file in files if os.path.isfile(file) and not os.path.islink(file))
+
+
+def _is_text(path: str) -> bool:
+    """Whether a file has content, of which the beginning has no zero byte."""
+    try:
+        with open_file(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        _leave_out(path, error)
+        return False
+    return bool(head) and b"\0" not in head
+
+
+def _leave_out(path: str, error: OSError) -> None:
+    complain(f"cannot read {readable(path)}: {error.strerror or error}; it is left out")
 
 
 def _show(found: Sequence[Explanation], how: DisplayOptions) -> int:

@@ -1,6 +1,7 @@
 """`ddpdiag explain`, as it is typed: codes, names, texts, logs, pipes."""
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.manual import Page, as_markdown
 from ddpdiag.errors import UsageError
+from ddpdiag.explain import command
 from ddpdiag.explain.command import run
 
 LOG = Path(__file__).parent.parent / "recordings" / "logs" / "rank_raises.log"
@@ -97,6 +99,26 @@ def test_several_logs_are_shown_and_those_without_a_known_text_at_the_end(capsys
     golden(capsys.readouterr().out)
     assert run(["rank1.log", "rank1.log"]) == 3
     golden(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("logs")
+def test_a_folder_is_its_text_files(tmp_path, capsys, monkeypatch, golden) -> None:
+    run_folder = tmp_path / "logs" / "none_x1" / "attempt_0"  # as torchrun --log-dir makes it
+    for rank in ("0", "1"):
+        (run_folder / rank).mkdir(parents=True)
+        (run_folder / rank / "stdout.log").write_text("step 1\n")
+        (run_folder / rank / "stderr.log").touch()
+    (run_folder / "1" / "stderr.log").write_text("[rank1]: ValueError: batch of 3 images\n")
+    (run_folder / "core").write_bytes(b"\x7fELF\0")
+    os.mkfifo(run_folder / "a.fifo")
+    (run_folder / "link.log").symlink_to(tmp_path / "rank0.log")
+    (run_folder / "loop").symlink_to(tmp_path / "logs")
+    assert run(["logs"]) == 0
+    golden(capsys.readouterr().out)
+    monkeypatch.setattr(command, "_MOST_FILES", 2)  # a core dump and an empty file
+    with pytest.raises(UsageError, match="logs: no text file in this folder"):
+        run(["rank0.log", "logs"])
+    assert capsys.readouterr().err == "ddpdiag: logs has more than 2 files; the others are not read\n"
 
 
 @pytest.mark.usefixtures("logs")
