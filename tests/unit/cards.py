@@ -47,16 +47,6 @@ def seen(*looks, **world):
     return seen_of(memory_errors.CHECK, rows, **({"size": 8 * len(looks), "ranks_per_node": 8, "gpus": 8} | world))
 
 
-def judged(check, *looks, **world):
-    """The findings of `check` on these hosts."""
-    return list(check.judge(seen(*looks, **world).of(check)))
-
-
-def with_fifth(check, **changes):
-    """The findings where GPU 5 of 8 differs so."""
-    return judged(check, host_of({5: changes}))
-
-
 def memory(**changes):
     return {"memory": structs.replace(healthy(0).memory, **changes)}
 
