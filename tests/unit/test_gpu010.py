@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from cards import LINKS, clocks, healthy, host_of, memory, pcie, uuid_of
+from cards import clocks, healthy, host_of, links, memory, pcie, uuid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -35,10 +35,6 @@ def fifth(*, before=None, after=None, **more):
     return judged(host_of({5: before or {}}), host_of({5: after or {}}), **more)
 
 
-def links(**changes):
-    return {"nvlinks": tuple(structs.replace(link, **changes.get(f"link{link.number}", {})) for link in LINKS)}
-
-
 def test_what_stays_as_it_is_is_silent():
     sick = {5: memory(uncorrected=7, corrected=900, remaps=3, remap_pending=True)}
     assert judged(host_of(sick), host_of(sick)) == []
@@ -58,7 +54,7 @@ RISES = (
     ("pcie-replays", Severity.WARNING, "monitor", pcie(replays=450)),
     ("nvlink-errors", Severity.WARNING, "monitor", links(link3={"errors": 2})),
     ("remapped", Severity.ERROR, "reset", memory(remaps=4)),
-    ("nvlink-down", Severity.ERROR, "reset", links(link3={"up": False})),
+    ("nvlink-down", Severity.ERROR, "reset", links(down=[3])),
     ("slowdown", Severity.WARNING, "monitor", clocks(events=0x81, celsius=61)),
 )
 
@@ -83,29 +79,27 @@ def test_a_few_replays_a_minute_are_normal():
 
 def test_a_link_without_a_switch_that_goes_down_is_a_warning():
     alone = {"fabric": Fabric()}
-    (finding,) = fifth(before=alone, after=alone | links(link3={"up": False}))
+    (finding,) = fifth(before=alone, after=alone | links(down=[3]))
     assert finding.severity is Severity.WARNING
 
 
-def test_a_gpu_that_cannot_be_opened_any_more_is_gone(golden):
-    after = host_of()
-    gpus = (*after.gpus[:5], Health(index=5, error="GPU is lost"), *after.gpus[6:])
-    (finding,) = judged(host_of(), structs.replace(after, gpus=gpus))
+WHOLE = host_of()
+LOST = structs.replace(WHOLE, gpus=(*WHOLE.gpus[:5], Health(index=5, error="GPU is lost"), *WHOLE.gpus[6:]))
+NOT_LISTED = structs.replace(
+    WHOLE,
+    gpus=tuple(structs.replace(gpu, index=index) for index, gpu in enumerate(WHOLE.gpus[:5] + WHOLE.gpus[6:])),
+)
+
+
+@pytest.mark.parametrize("after", [LOST, NOT_LISTED], ids=["cannot be opened", "is not listed"])
+def test_a_gpu_that_is_gone_is_named_and_the_rest_is_not_mixed_up(golden, after):
+    (finding,) = judged(WHOLE, after)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU010.gone", Severity.ERROR, (uuid_of(5),))
     golden(finding)
 
 
-def test_a_gpu_that_is_not_listed_any_more_is_gone_and_the_rest_is_not_mixed_up(golden):
-    after = host_of()
-    renumbered = tuple(structs.replace(gpu, index=index) for index, gpu in enumerate(after.gpus[:5] + after.gpus[6:]))
-    (finding,) = judged(host_of(), structs.replace(after, gpus=renumbered))
-    assert (finding.code, finding.gpus) == ("GPU010.gone", (uuid_of(5),))
-    golden(finding)
-
-
 def test_a_gpu_that_was_lost_before_is_left_to_gpu001():
-    look = structs.replace(host_of(), gpus=(*host_of().gpus[:5], Health(index=5, error="GPU is lost")))
-    assert judged(look, look) == []
+    assert judged(LOST, LOST) == []
 
 
 def test_a_second_look_that_fails_is_unknown_and_not_healthy(golden):
@@ -120,19 +114,24 @@ def test_a_second_look_that_hung_is_left_to_run003():
     assert list(CHECK.judge(together(second, first))) == []
 
 
-def test_ranks_that_see_a_gpu_of_their_own_each_are_held_against_themselves():
-    parts = {rank: Look(gpus=(healthy(rank),)) for rank in range(8)}
-    later = parts | {5: Look(gpus=(healthy(5, **memory(uncorrected=1)),))}
-    met = together(seen_of(CHECK, later, **WORLD), seen_of(memory_errors.CHECK, parts, **WORLD))
-    (finding,) = CHECK.judge(met)
-    assert finding.gpus == (uuid_of(5),)
-
-
-def test_a_gpu_that_two_ranks_see_is_one_finding():
-    looks = dict.fromkeys((0, 1), host_of())
-    later = dict.fromkeys((0, 1), host_of({5: memory(uncorrected=1)}))
-    met = together(seen_of(CHECK, later, **WORLD), seen_of(memory_errors.CHECK, looks, **WORLD))
-    assert len(list(CHECK.judge(met))) == 1
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(
+            {rank: Look(gpus=(healthy(rank),)) for rank in range(8)},
+            {rank: Look(gpus=(healthy(rank, **memory(uncorrected=1) if rank == 5 else {}),)) for rank in range(8)},
+            id="each rank sees one",
+        ),
+        pytest.param(
+            dict.fromkeys((0, 1), WHOLE),
+            dict.fromkeys((0, 1), host_of({5: memory(uncorrected=1)})),
+            id="two ranks see all",
+        ),
+    ],
+)
+def test_each_gpu_is_one_finding_and_held_against_itself(before, after):
+    met = together(seen_of(CHECK, after, **WORLD), seen_of(memory_errors.CHECK, before, **WORLD))
+    assert [finding.gpus for finding in CHECK.judge(met)] == [(uuid_of(5),)]
 
 
 # Any numbers ----------------------------------------------------------------------------------------------------------

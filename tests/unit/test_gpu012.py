@@ -16,10 +16,6 @@ H100 = "NVIDIA H100 80GB HBM3"
 BUSY = GpuLoad(sm_hz=1.755e9, events=0x4, celsius=61)
 
 
-def data(device):
-    return Data(devices=(device,))
-
-
 def gpu(rank=0, *, bf16=700.0, memory=2.9, load=BUSY, **changes):
     """An H100 as it should be."""
     own = {
@@ -35,7 +31,7 @@ def gpu(rank=0, *, bf16=700.0, memory=2.9, load=BUSY, **changes):
         "pid": 2000 + rank,
         "pids": (2000 + rank,),
     }
-    return data(Compute(**(own | changes)))
+    return Data(devices=(Compute(**(own | changes)),))
 
 
 def node(sick=None, count=8, **changes):
@@ -62,7 +58,6 @@ def run_of(*runs, look=None, options=None, torch=True, **world) -> Seen:
 
 
 def judged(*runs, **more):
-    """The findings; the second measurement is as the first, unless it is given."""
     return list(CHECK.judge(run_of(*runs, **more)))
 
 
@@ -86,21 +81,23 @@ def one(findings, code, severity=Severity.WARNING, rank=5):
     return finding
 
 
-@pytest.mark.parametrize(
-    ("sick", "look", "severity", "cause"),
-    [
-        pytest.param({"bf16": 412.0}, {}, Severity.WARNING, "unknown", id="products"),
-        pytest.param({"memory": 1.6}, {}, Severity.WARNING, "unknown", id="copies"),
-        pytest.param({"bf16": 30.0}, {}, Severity.ERROR, "unknown", id="a-tenth"),
-        pytest.param({"bf16": 412.0, "load": HOT}, {}, Severity.WARNING, "heat", id="heat"),
-        pytest.param({"bf16": 400.0, "load": BRAKED}, {}, Severity.WARNING, "power-brake", id="power-brake"),
-        pytest.param({"bf16": 60.0}, USED, Severity.NOTE, "others", id="used"),
-        pytest.param({"bf16": 300.0, "pids": (2005, 4711)}, {}, Severity.NOTE, "others", id="used-meanwhile"),
-        pytest.param({"bf16": 300.0, "pids": (881234,)}, {}, Severity.WARNING, "unknown", id="other-namespace"),
-    ],
-)
-def test_a_slow_gpu_is_named_with_its_cause(golden, sick, look, severity, cause):
-    finding = one(twice(node({5: sick}), look=host_of({5: look})), "GPU012.slow", severity)
+WARM = structs.replace(BUSY, events=0x24, celsius=85)
+SICK = {
+    "products": ("slow", Severity.WARNING, "unknown", {"bf16": 412.0}, {}),
+    "copies": ("slow", Severity.WARNING, "unknown", {"memory": 1.6}, {}),
+    "a-tenth": ("slow", Severity.ERROR, "unknown", {"bf16": 30.0}, {}),
+    "heat": ("slow", Severity.WARNING, "heat", {"bf16": 412.0, "load": HOT}, {}),
+    "power-brake": ("slow", Severity.WARNING, "power-brake", {"bf16": 400.0, "load": BRAKED}, {}),
+    "used": ("slow", Severity.NOTE, "others", {"bf16": 60.0}, USED),
+    "used-meanwhile": ("slow", Severity.NOTE, "others", {"bf16": 300.0, "pids": (2005, 4711)}, {}),
+    "other-namespace": ("slow", Severity.WARNING, "unknown", {"bf16": 300.0, "pids": (881234,)}, {}),
+    "throttled before it is slow": ("throttled", Severity.WARNING, "heat", {"load": WARM}, {}),
+}
+
+
+@pytest.mark.parametrize(("word", "severity", "cause", "sick", "look"), SICK.values(), ids=SICK)
+def test_a_sick_gpu_is_named_with_its_cause(golden, word, severity, cause, sick, look):
+    finding = one(twice(node({5: sick}), look=host_of({5: look})), f"GPU012.{word}", severity)
     assert finding.evidence["cause"] == cause
     golden(finding)
 
@@ -108,11 +105,6 @@ def test_a_slow_gpu_is_named_with_its_cause(golden, sick, look, severity, cause)
 def test_the_slower_of_two_gpus_is_named():
     finding = one(twice(node({1: {"bf16": 350.0}}, count=2)), "GPU012.slow", rank=1)
     assert finding.evidence["slower_share"] == pytest.approx(0.5)
-
-
-def test_a_throttled_gpu_is_told_before_it_is_slow(golden):
-    finding = one(twice(node({5: {"load": structs.replace(BUSY, events=0x24, celsius=85)}})), "GPU012.throttled")
-    golden(finding)
 
 
 def test_a_host_that_is_asked_alone_measures_all_gpus_and_compares_them():
@@ -125,42 +117,28 @@ def test_a_host_that_is_asked_alone_measures_all_gpus_and_compares_them():
 # Healthy ones --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("run", "world"),
-    [
-        pytest.param(node(), {}, id="alike"),
-        pytest.param({0: gpu()}, {"size": 1}, id="one-alone"),
-        pytest.param(node({5: {"during": (structs.replace(BUSY, events=0x20), *(BUSY,) * 4)}}), {}, id="flicker"),
-        pytest.param(node({6: {"load": structs.replace(BUSY, events=0x4 | 0x10)}}), {}, id="benign-events"),
-        pytest.param(node({n: {"bf16": 620.0 + 20 * n, "memory": 2.7 + n / 40} for n in range(8)}), {}, id="spread"),
-        pytest.param(node({n: {"device": "A100", "bf16": 260.0, "memory": 1.8} for n in range(4)}), {}, id="models"),
-    ],
-)
-def test_healthy_gpus_are_silent(run, world):
-    assert judged(run, **world) == []
+CUT = {"device": f"{H100} MIG 1g.10gb", "uuid": "GPU-slice", "processors": 16, "bf16": 80.0, "memory": 0.35}
+HALF = {"bf16": 350.0, "memory": 1.4, "uuid": uuid_of(5)}
+SLOW = node({5: {"bf16": 300.0}})
+SILENT = {
+    "alike": ([node()], {}),
+    "one alone": ([{0: gpu()}], {"size": 1}),
+    "flicker": ([node({5: {"during": (structs.replace(BUSY, events=0x20), *(BUSY,) * 4)}})], {}),
+    "benign events": ([node({6: {"load": structs.replace(BUSY, events=0x4 | 0x10)}})], {}),
+    "spread": ([node({n: {"bf16": 620.0 + 20 * n, "memory": 2.7 + n / 40} for n in range(8)})], {}),
+    "models": ([node({n: {"device": "A100", "bf16": 260.0, "memory": 1.8} for n in range(4)})], {}),
+    "a slice among whole ones": ([node({5: CUT})] * 2, {"torch": False}),
+    "a slice by NVML": ([node({5: {"bf16": 80.0, "memory": 0.35}})] * 2, {"look": host_of({5: {"mig": True}})}),
+    "two ranks on one GPU": ([node({5: HALF, 6: HALF})], {"torch": False}),
+    "slow at first": ([SLOW, node()], {}),
+    "slow the second time": ([node(), SLOW], {}),
+    "slow in another way each time": ([SLOW, node({5: {"memory": 1.0}})], {}),
+}
 
 
-def test_a_healthy_host_is_measured_once():
-    assert CHECK.plan(run_of(node())) == ()
-
-
-def test_slices_of_a_gpu_are_compared_with_no_whole_one():
-    slices = {"device": f"{H100} MIG 1g.10gb", "uuid": "GPU-slice", "processors": 16, "bf16": 80.0, "memory": 0.35}
-    cut = node({5: slices})
-    assert twice(cut, torch=False) == []
-    by_name = node({5: {"bf16": 80.0, "memory": 0.35}})
-    assert twice(by_name, look=host_of({5: {"mig": True}})) == []
-
-
-def test_two_ranks_on_one_gpu_are_compared_with_no_other():
-    half = {"bf16": 350.0, "memory": 1.4, "uuid": uuid_of(5)}
-    assert judged(node({5: half, 6: half}), torch=False) == []
-
-
-def test_what_was_slow_once_is_silent():
-    assert judged(node({5: {"bf16": 300.0}}), node()) == []
-    assert judged(node(), node({5: {"bf16": 300.0}})) == []
-    assert judged(node({5: {"bf16": 300.0}}), node({5: {"memory": 1.0}})) == []
+@pytest.mark.parametrize(("runs", "world"), SILENT.values(), ids=SILENT)
+def test_healthy_gpus_are_silent(runs, world):
+    assert judged(*runs, **world) == []
 
 
 def test_without_a_second_measurement_it_is_a_warning():
@@ -171,7 +149,7 @@ def test_without_a_second_measurement_it_is_a_warning():
 
 def test_what_cannot_run_is_not_measured_and_no_fault(golden):
     reason = "cuBLAS does not start (CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`)"
-    rows = {rank: data(Compute(device=H100, index=rank, unmeasured=reason)) for rank in range(2)}
+    rows = {rank: Data(devices=(Compute(device=H100, index=rank, unmeasured=reason),)) for rank in range(2)}
     (finding,) = judged(rows)
     assert (finding.code, finding.severity, finding.ranks) == ("GPU012.unmeasured", Severity.NOTE, (0, 1))
     assert CHECK.plan(run_of(rows)) == ()
@@ -200,8 +178,7 @@ def test_ranks_to_which_torch_shows_no_gpu_measure_nothing():
     assert CHECK.plan(seen_of(devices.CHECK, views, gpus=2).of(CHECK)) == ()
 
 
-def test_a_doubtful_run_is_measured_once_more():
-    doubtful = run_of(node({5: {"bf16": 300.0}}))
-    (trial,) = CHECK.plan(doubtful)
+def test_a_doubtful_run_is_measured_once_more_and_a_healthy_one_is_not():
+    (trial,) = CHECK.plan(run_of(SLOW))
     assert trial.groups == tuple((rank,) for rank in range(8))
-    assert CHECK.plan(run_of(node({5: {"bf16": 300.0}}), node())) == ()
+    assert CHECK.plan(run_of(SLOW, node())) == CHECK.plan(run_of(node())) == ()
