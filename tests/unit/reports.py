@@ -10,6 +10,7 @@ from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.registry import by_code
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.render.terminal import render
 
 NO_GPU = "no NVIDIA GPU on any host"
 
@@ -31,6 +32,11 @@ def rank_row(rank: int, *, slow: float = 1.0, ranks_per_node: int = 2, **columns
         "optimizer_seconds": 0.0013,
         **columns,
     }
+
+
+def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
+    """The report for people, without colours."""
+    return render(report, color=False, width=width, details=details)
 
 
 def finding_of(severity: Severity = Severity.ERROR, **fields: object) -> Finding:

@@ -1,8 +1,6 @@
 """Error texts of others: each is recognised, causes come before echoes, and no log is too long or too strange."""
 
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,34 +62,25 @@ def test_an_innocent_log_has_no_cause(line: str) -> None:
     assert [one for one in found.sightings if one.card.role in (Role.CAUSE, Role.FAILURE)] == []
 
 
-def test_what_nccl_tells_after_its_last_try_is_a_cause() -> None:
-    assert names(explained(b"socketStartConnect: Connect to 10.0.0.2<41234> failed : Software caused\n")) == [
-        "nccl-connect"
-    ]
-    info = b"n0:7:9 [0] NCCL INFO "
-    assert names(explained(info + b"NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'\n")) == ["gdr-disabled"]
-
-
 @pytest.mark.parametrize(
     ("line", "name"),
     [
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "no-process"),
         ("bash: fork: retry: Resource temporarily unavailable", "no-process"),
         ("libgomp: Thread creation failed: Resource temporarily unavailable", "no-process"),
-        (
-            "OSError: [Errno 37] Unable to open file (unable to lock file, errno = 37, 'No locks available')",
-            "hdf5-lock",
-        ),
+        ("OSError: [Errno 37] (unable to lock file, errno = 37, 'No locks available')", "hdf5-lock"),
         ("RuntimeError: Address already in use", "port-taken"),
         ("[rank0]: AssertionError", "exception-bare"),
         ("[rank0]: mine.BatchException: no. 7 is empty", "exception-other"),
         ("KeyError: 3", "exception"),
         ("ValueError: 0.5 is no batch size", "exception"),
-        (
-            "OSError: [Errno 98] error while attempting to bind on ('0.0.0.0', 80): address already in use",
-            "port-in-use",
-        ),
+        ("OSError: error while attempting to bind on ('0.0.0.0', 80): address already in use", "port-in-use"),
         ("Detected 10 oom_kill events in StepId=4711.0.", "slurm-oom"),
+        ("socketStartConnect: Connect to 10.0.0.2<41234> failed : Software caused", "nccl-connect"),
+        ("NCCL WARN socketStartConnect: Connect to 172.31.0.2<41093> failed : Software caused", "nccl-connect"),
+        # An address of Docker's bridge needs the host's network.
+        ("NCCL WARN socketStartConnect: Connect to 172.17.0.2<41093> failed : Software caused", "nccl-docker-bridge"),
+        ("n0:7:9 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "gdr-disabled"),
     ],
 )
 def test_the_same_words_of_another_program_mean_something_else(line: str, name: str) -> None:
@@ -160,25 +149,12 @@ def test_every_placeholder_has_a_group_or_a_default(card: Card) -> None:
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        (
-            "RuntimeError: The server socket has failed to listen on any local network address. The server socket has "
-            "failed to bind to [::]:29511 (errno: 98 - Address already in use).",
-            "'sport = :29511'",
-        ),
-        (
-            "DistNetworkError: The server socket has failed. port: 29502, name: EADDRINUSE, address already in use",
-            "29502",
-        ),
+        ("The server socket has failed to bind to [::]:29511 (errno: 98 - Address already in use)", "'sport = :29511'"),
+        ("The server socket has failed. port: 29502, name: EADDRINUSE, address already in use", "29502"),
         ("RuntimeError: Address already in use", "'sport = :29500'"),
-        (
-            "DistNetworkError: The client socket has timed out after 6ms while trying to connect to (n7, 29511).",
-            "nc -vz n7 29511",
-        ),
+        ("The client socket has timed out after 6ms while trying to connect to (n7, 29511).", "nc -vz n7 29511"),
         ("The client socket has timed out after 6ms", "nc -vz $MASTER_ADDR $MASTER_PORT"),
-        (
-            "The client socket has failed to connect to [n7]:29511 (errno: 113 - No path to it).",
-            "failed: No path to it",
-        ),
+        ("The client socket has failed to connect to [n7]:29511 (errno: 113 - No path).", "failed: No path"),
         ("NVRM: Xid (PCI:0000:65:00): 171, pid=7, name=python, Timeout", "list for Xid 171"),
         ("NVRM: Xid (PCI:0000:65:00): 119, pid=7, name=python, Timeout", "PCI address 0000:65:00"),
         ("ImportError: libfoo.so.9: cannot open shared object file: No such file", "library libfoo.so.9 is"),
@@ -213,12 +189,6 @@ def test_an_xid_that_follows_another_one_is_an_echo() -> None:
         ("xid-cleanup", Role.ECHO),
     ]
     assert len(explained(line % b"79, x", line % b"94, x").sightings) == 2
-
-
-def test_an_address_of_dockers_bridge_needs_the_hosts_network() -> None:
-    line = b"NCCL WARN socketStartConnect: Connect to %s<41093> failed : Software caused connection abort"
-    assert names(explained(line % b"172.17.0.2")) == ["nccl-docker-bridge"]
-    assert names(explained(line % b"172.31.0.2")) == ["nccl-connect"]
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
@@ -371,12 +341,6 @@ def test_how_a_log_is_cut_into_pieces_does_not_matter(lines: list[bytes], data: 
 
 
 @relaxed
-@given(st.binary(max_size=2000))
-def test_any_bytes_are_read(data: bytes) -> None:
-    render([explain_log([data], "x")], width=40, color=True)
-
-
-@relaxed
 @given(
     st.sampled_from([card.anchor for card in all_cards()]),
     st.sampled_from(["a", " ", "1", ".", "[", "a.", "Rank ", "12, ", "x: ", ":1", "A1", "[rank1]:", "]", "-"]),
@@ -387,25 +351,6 @@ def test_no_line_takes_long(anchor: str, filler: str, before: bool) -> None:
     noise = filler * (100_000 // len(filler))
     line = noise + anchor if before else anchor + noise
     explain_log([line.encode()], "x")
-
-
-def filler(size: int) -> Iterator[bytes]:
-    block = b"".join(b"%d: [rank%d]: step %d loss 0.1234 lr 1e-4\n" % (n % 8, n, n) for n in range(2000))
-    for _ in range(size // len(block)):
-        yield block
-
-
-@pytest.mark.deep
-@pytest.mark.alone
-def test_time_grows_with_length_only() -> None:
-    def seconds(size: int) -> float:
-        begin = time.process_time()
-        explain_log([*filler(size), PORT], "x")
-        return time.process_time() - begin
-
-    seconds(1 << 18)
-    short = min(seconds(1 << 20) for _ in range(3))
-    assert min(seconds(1 << 23) for _ in range(2)) < 8 * short * 3
 
 
 def test_a_number_of_parameters_that_did_not_arrive_is_no_fault_of_the_model() -> None:

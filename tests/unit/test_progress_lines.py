@@ -6,7 +6,6 @@ import io
 import os
 import pty
 import termios
-import threading
 
 import pytest
 
@@ -265,17 +264,6 @@ def test_closing_twice_and_calls_after_it_do_nothing():
     progress.close()
     progress.tell(PARTS[2])
     assert terminal.getvalue() == before
-
-
-def test_any_thread_may_call():
-    progress = Progress(stream := io.StringIO(), live=False)
-    threads = [threading.Thread(target=progress.tell, args=(ended(f"s{n}"),)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    progress.close()
-    assert all(f"s{number} done" in stream.getvalue() for number in range(8))
 
 
 def test_a_counter_draws_one_line_again_and_takes_it_away():

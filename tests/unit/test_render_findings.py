@@ -4,16 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from reports import finding_of, fit
+from reports import finding_of, fit, plain
 
-from ddpdiag.model import Finding, Report, Severity
+from ddpdiag.model import Finding, Severity
 from ddpdiag.render.findings import beyond
 from ddpdiag.render.terminal import render
 from ddpdiag.sanitize import printable
-
-
-def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
-    return render(report, color=False, width=width, details=details)
 
 
 def told(*findings: Finding, details: bool = False) -> str:

@@ -114,16 +114,15 @@ def test_odd_values_are_no_reason_to_fail(values):
     assert report.sentence in read(report).text
 
 
-ODD_MATRICES = (
-    Matrix(name="fab.pairs", title="no cells", rows=(), columns=(), cells=(), unit="bytes_per_s"),
-    Matrix(name="fab.pairs", title="nothing known", rows=("a",), columns=("b",), cells=((None,),), unit="bytes_per_s"),
-    Matrix(
-        name="p2p.host.n0", title="wide", rows=("a",), columns=("b",) * 64, cells=((1.0,) * 64,), unit="bytes_per_s"
-    ),
-    Matrix(
-        name="p2p.host.n1", title="all failed", rows=("a",), columns=("b", "c"), cells=((0, 0),), unit="bytes_per_s"
-    ),
-    Matrix(name="p2p.x", title="one word", rows=("a",), columns=("b",), cells=(("PIX",),)),
+ODD_MATRICES = tuple(
+    Matrix(name=name, title="odd", rows=rows, columns=columns, cells=cells, unit=unit)
+    for name, rows, columns, cells, unit in (
+        ("fab.pairs", (), (), (), "bytes_per_s"),
+        ("fab.pairs", ("a",), ("b",), ((None,),), "bytes_per_s"),
+        ("p2p.host.n0", ("a",), ("b",) * 64, ((1.0,) * 64,), "bytes_per_s"),
+        ("p2p.host.n1", ("a",), ("b", "c"), ((0, 0),), "bytes_per_s"),
+        ("p2p.x", ("a",), ("b",), (("PIX",),), ""),
+    )
 )
 
 

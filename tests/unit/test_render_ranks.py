@@ -7,19 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
-from reports import finding_of, fit, rank_row, unfit
+from reports import finding_of, fit, plain, rank_row, unfit
 
 from ddpdiag.model import Finding, Matrix, Report, Scalar, Severity, Verdict
 from ddpdiag.render.blocks import value_of
 from ddpdiag.render.page import column_format
 from ddpdiag.render.ranks import blamed, ranks_table
-from ddpdiag.render.terminal import render
 
 FQDN = "ip-10-0-12-{}.eu-central-1.compute.internal"
-
-
-def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
-    return render(report, color=False, width=width, details=details)
 
 
 def hosts_of(hosts: int, slow: tuple[int, ...] = (), silent: tuple[int, ...] = ()) -> tuple[dict[str, Scalar], ...]:

@@ -4,14 +4,10 @@ import re
 
 import pytest
 from msgspec import structs
-from reports import SLOW, check, finding_of, fit, rank_row, stage, unfit, unknown
+from reports import check, finding_of, fit, plain, rank_row, stage, unfit, unknown
 
 from ddpdiag.model import Finding, HostsLine, Report, Severity, WorldLine
 from ddpdiag.render.terminal import render, render_quiet
-
-
-def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
-    return render(report, color=False, width=width, details=details)
 
 
 def large(size: int, findings: tuple[Finding, ...] = ()) -> Report:
@@ -129,14 +125,6 @@ def test_the_verdict_comes_first_and_then_when_which_run_and_by_what():
         "2026-11-22 05:31 UTC, run 3f9c2a, ddpdiag 0.1.0, took 7.91 s (limit 120 s)",
     ]
     assert plain(unfit(created="some day")).splitlines()[1].startswith("some day, run ")
-
-
-def test_16384_ranks_fit_a_screen():
-    report = large(16384, findings=(SLOW, *(finding_of(ranks=(rank,)) for rank in range(16384))))
-    text = plain(report)
-    assert text.count("\n") < 64
-    assert "16,384 ranks on 2,048 hosts (node[0000-2047])" in text
-    assert "16,368 more ranks" in text
 
 
 # A line to paste ------------------------------------------------------------------------------------------------------

@@ -54,16 +54,38 @@ def recorded(rank: int, collectives: tuple[Collective, ...]) -> Witness:
 AHEAD = (recorded(0, posted(5)), recorded(1, posted(5)))
 
 
-def test_a_stopped_rank_comes_before_one_that_is_elsewhere():
-    assert named(seen(0, WAITS), seen(1, COMPUTES, "R"), seen(2, WAITS, "T")) == (2,)
+NAMED = {
+    "one stopped, one elsewhere": ([seen(0, WAITS), seen(1, COMPUTES, "R"), seen(2, WAITS, "T")], (2,)),
+    "one of two not in the collective": ([seen(0, WAITS), seen(1, COMPUTES, "R", cores=1.0)], (1,)),
+    "one waits for most": ([seen(0, BARRIER), *(seen(rank, SAVES) for rank in range(1, 4))], (1, 2, 3)),
+    "two in different collectives": ([seen(0, WAITS), seen(1, BARRIER)], ()),
+    "one of three in another collective": ([seen(0, WAITS), seen(1, BARRIER), seen(2, WAITS)], (1,)),
+    "a sleeping backward waits": ([seen(0, BACKWARD, cores=0.0), seen(1, SAVES)], (1,)),
+    "a busy backward computes": ([seen(0, WAITS), seen(1, BACKWARD, "R", cores=1.0)], (1,)),
+    "a zombie": ([seen(0, WAITS), seen(1, state="Z")], (1,)),
+    "a process that is gone": ([seen(0, WAITS), Witness(rank=1, pid=101)], (1,)),
+    "no stacks, and a busy rank with a GPU may wait": (
+        [seen(0, holds_gpu=True), seen(1, state="R", cores=1.0, holds_gpu=True)],
+        (),
+    ),
+    "with a GPU, a Python line may wait": (
+        [seen(0, BARRIER, holds_gpu=True), seen(1, COMPUTES, "R", cores=1.0, holds_gpu=True)],
+        (),
+    ),
+    "with a GPU and the GIL, which a wait for CUDA releases": (
+        [seen(0, BARRIER, holds_gpu=True), seen(1, COMPUTES, "R", cores=1.0, holds_gpu=True, holds_gil=True)],
+        (1,),
+    ),
+    "with GPUs, most are in one place": (
+        [*(seen(rank, COMPUTES, "R", holds_gpu=True) for rank in range(3)), seen(3, SAVES, holds_gpu=True)],
+        (3,),
+    ),
+}
 
 
-def test_of_two_the_one_that_is_not_in_the_collective_is_named():
-    assert named(seen(0, WAITS), seen(1, COMPUTES, "R", cores=1.0)) == (1,)
-
-
-def test_who_waits_alone_for_most_is_not_the_odd_one():
-    assert named(seen(0, BARRIER), *(seen(rank, SAVES) for rank in range(1, 4))) == (1, 2, 3)
+@pytest.mark.parametrize(("witnesses", "ranks"), NAMED.values(), ids=NAMED)
+def test_the_right_rank_is_named(witnesses, ranks):
+    assert named(*witnesses) == ranks
 
 
 @pytest.mark.parametrize(
@@ -100,21 +122,6 @@ def test_who_is_named_is_told_why(golden, stall, ranks):
     golden(words(stall))
 
 
-def test_different_collectives_of_two_name_nobody_and_of_three_the_odd_one():
-    assert named(seen(0, WAITS), seen(1, BARRIER)) == ()
-    assert named(seen(0, WAITS), seen(1, BARRIER), seen(2, WAITS)) == (1,)
-
-
-def test_a_sleeping_backward_waits_and_a_busy_one_computes():
-    assert named(seen(0, BACKWARD, cores=0.0), seen(1, SAVES)) == (1,)
-    assert named(seen(0, WAITS), seen(1, BACKWARD, "R", cores=1.0)) == (1,)
-
-
-def test_a_dead_rank_is_named_whether_its_launcher_buried_it_or_not():
-    assert named(seen(0, WAITS), seen(1, state="Z")) == (1,)
-    assert named(seen(0, WAITS), Witness(rank=1, pid=101)) == (1,)
-
-
 @pytest.mark.parametrize("state", ["T", "D", "Z", "S"])
 def test_who_waits_for_data_is_named_and_its_sick_worker_told(golden, state):
     worker = Helper(pid=7, name="python", state=state)
@@ -123,22 +130,9 @@ def test_who_waits_for_data_is_named_and_its_sick_worker_told(golden, state):
     golden(words(look))
 
 
-def test_without_stacks_a_busy_rank_with_a_gpu_may_be_one_that_waits():
-    assert named(seen(0, cores=0.0, holds_gpu=True), seen(1, state="R", cores=1.0, holds_gpu=True)) == ()
-    hidden = [seen(0, cores=0.0, holds_gpu=None), seen(1, state="R", cores=1.0, holds_gpu=None)]
+def test_where_gpus_are_hidden_a_busy_rank_may_be_one_that_waits():
+    hidden = [seen(0, holds_gpu=None), seen(1, state="R", cores=1.0, holds_gpu=None)]
     assert named(*hidden, gpus=(GpuUse(index=0),)) == ()
-
-
-def test_on_gpus_a_python_line_may_be_one_that_waits():
-    ranks = [seen(0, BARRIER, holds_gpu=True), seen(1, COMPUTES, "R", cores=1.0, holds_gpu=True)]
-    assert named(*ranks) == ()
-    ranks[1] = seen(1, COMPUTES, "R", cores=1.0, holds_gpu=True, holds_gil=True)
-    assert named(*ranks) == (1,), "what waits for CUDA gives the GIL away"
-
-
-def test_on_gpus_most_stand_in_one_place():
-    ranks = [seen(rank, COMPUTES, "R", holds_gpu=True) for rank in range(3)]
-    assert named(*ranks, seen(3, SAVES, holds_gpu=True)) == (3,)
 
 
 def test_an_idle_gpu_among_busy_ones():
@@ -207,8 +201,7 @@ def test_those_who_are_done_are_not_to_blame_for_a_last_save(golden):
 
 _STACKS = st.sampled_from([(), WAITS, BARRIER, COMPUTES, SAVES, BACKWARD, LOADS, IMPORTS])
 _RANKS = st.lists(
-    st.builds(
-        lambda stack, state, cores, gpu, gil, collectives: (stack, state, cores, gpu, gil, collectives),
+    st.tuples(
         _STACKS,
         st.sampled_from(["R", "S", "D", "T", "Z", None]),
         st.sampled_from([0.0, 0.4, 1.0]),

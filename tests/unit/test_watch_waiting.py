@@ -1,12 +1,10 @@
 """When something was heard, and when it is time to look."""
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
 
-from ddpdiag.watch.child import AWAITED
 from ddpdiag.watch.command import Silence
 from ddpdiag.watch.output import FileSink, OutputMonitor, Relay
 from ddpdiag.watch.peers import Peers, job_name
@@ -110,10 +108,6 @@ def test_the_lowest_rank_leads_until_it_ends():
     assert second.leads()
     second.close()
     other.close()
-
-
-def test_sigkill_and_what_python_needs_is_left_alone():
-    assert AWAITED.isdisjoint({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGPIPE})
 
 
 def _soon(holds: Callable[[], bool]) -> bool:
