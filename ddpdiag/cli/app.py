@@ -274,7 +274,7 @@ def lint(
             metavar="FILE...", help="Training scripts; of a directory, every *.py below it; '-': standard input."
         ),
     ],
-    how: Annotated[LintOptions, "select", "ignore", "json", "details", "quiet", "color"],
+    how: Annotated[LintOptions, "select", "ignore", "json", "github", "details", "quiet", "color"],
 ) -> None:
     """Find mistakes with DistributedDataParallel in the source of a training script, without running it.
 

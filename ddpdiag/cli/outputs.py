@@ -172,6 +172,7 @@ class LintOptions(Outputs):
         (), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE", words=rules
     )
     details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
+    github: bool = option(False, "Also print annotations, which GitHub Actions shows at the lines.", panel=OUT)
 
 
 # Reports -------------------------------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ def run(paths: Sequence[str], how: LintOptions) -> int:
     if json is not None:
         files.write(json, encode(report).decode() + "\n")
     show(page(report, details=how.details, width=width, color=has_color), stream)
+    if how.github:
+        sys.stdout.write("".join(map(_annotation, report.findings)))
     for sentence in report.errors:
         complain(sentence)
     return report.exit_code
@@ -305,6 +307,20 @@ def _write_source(drawn: Page, line: int, column: int, source: str, style: str) 
     text, before = (one_line(part.replace("\t", "    ").replace("\f", "")) for part in (source, source[: column - 1]))
     drawn.verbatim((f"{line} | ", "dim"), text, indent=_INDENT)
     drawn.verbatim((f"{' ' * len(str(line))} | ", "dim"), " " * cell_len(before), ("^", style), indent=_INDENT)
+
+
+def _annotation(finding: Finding) -> str:
+    """A workflow command of GitHub (docs.github.com/actions/reference/workflow-commands-for-github-actions)."""
+    found: Mapping[str, Any] = finding.evidence
+    level = "notice" if finding.severity is Severity.NOTE else finding.severity.value
+    names = {"file": found["path"], "line": found["line"], "col": found["column"]}
+    names["title"] = f"{finding.code} {finding.title}"
+    place = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in names.items())
+    return f"::{level} {place}::{_escaped(finding.message)}%0AFix: {_escaped(finding.fix)}\n"
+
+
+def _escaped(value: object, more: str = "") -> str:
+    return "".join(f"%{ord(letter):02X}" if letter in f"%{more}" else letter for letter in one_line(str(value)))
 
 
 def _counts(report: LintReport, *, details: bool) -> str:

@@ -8,7 +8,8 @@ from readers import HEALTHY
 
 from ddpdiag.cli import judge
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.outputs import LintOptions, Outputs
+from ddpdiag.lint import command as lint
 from ddpdiag.render import files
 
 HOSTILE = ("::error::x", "  ::add-mask::x", "\t::stop-commands::x", "\r::error::x", "a ##[error]x", "\n\n::error::x")
@@ -52,3 +53,14 @@ def test_no_recording_writes_a_command(tmp_path: Path, capsys: pytest.CaptureFix
     judge.run([str(path)], Outputs(markdown="-"))
     shown = capsys.readouterr()
     assert not is_obeyed(shown.out + shown.err)
+
+
+def test_an_annotation_is_one_line_without_escape_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "a\x1b[2J,b.py"
+    script.write_text("import torch.distributed as dist\ndist.init_process_group('\x1b')\nmodel = DDP(model)\n")
+    lint.run([str(script)], LintOptions(details=True, github=True))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
+    assert lines
+    assert all(line.isprintable() and ",b.py" not in line and "%0AFix: " in line for line in lines)
