@@ -14,7 +14,7 @@ from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World
 from ddpdiag.judgement import judge
-from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Status, Trial
+from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Severity, Status, Trial
 from ddpdiag.model.recording import End
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, outcomes_of, simulate
 
@@ -148,6 +148,23 @@ def test_of_two_slow_hosts_none_is_blamed(golden):
     seen = searched_by(fab001.CHECK, lambda group: 1e6, ranks=2, ranks_per_node=1, stages=("fabric",))
     (finding,) = fab001.CHECK.judge(seen)
     assert (finding.code, finding.ranks, finding.hosts) == ("FAB001.undecided", (), ())
+    golden(finding)
+
+
+@pytest.mark.parametrize(
+    ("rate", "severity"),
+    [
+        pytest.param(lambda group: 1e6, Severity.ERROR, id="all are below the least rate"),
+        pytest.param(lambda group: None, Severity.ERROR, id="no pair ends"),
+        pytest.param(
+            lambda group: USUAL if max(group) < 2 else USUAL / 10, Severity.WARNING, id="most are below the best"
+        ),
+    ],
+)
+def test_of_many_slow_hosts_none_is_blamed(golden, rate, severity):
+    seen = searched_by(fab001.CHECK, rate, ranks=8, ranks_per_node=1, stages=("fabric",))
+    (finding,) = fab001.CHECK.judge(seen)
+    assert (finding.code, finding.severity, finding.ranks, finding.hosts) == ("FAB001.systemic", severity, (), ())
     golden(finding)
 
 

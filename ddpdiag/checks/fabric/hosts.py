@@ -435,13 +435,15 @@ def _systemic(seen: Seen[D], fabric: FabricState, systemic: Systemic, bar: Bar) 
             f"{systemic.reason}.",
             fix="Run again with a third host; the pairs with it show which of the two is at fault.",
         )
+    # Where no pair ended there is no usual rate.
+    usual = f"; pairs that end usually reach {rate_text(bar.usual)} busbw" if bar.usual else ""
     return seen.finding(
         "systemic",
         "most pairs of hosts are slow or fail: no host is blamed",
-        f"{begun(systemic.reason)}; their median is {rate_text(bar.usual)} busbw. So many failures have a cause "
-        "that the hosts share, such as a setting, the wrong interface, a fallback to TCP sockets, or a switch.",
+        f"{begun(systemic.reason)}{usual}. So many failures have a cause that the hosts share, such as a setting, "
+        "the wrong interface, a fallback to TCP sockets, or a switch.",
         severity=Severity.ERROR if systemic.too_slow or bar.usual < bar.least else Severity.WARNING,
-        evidence={"usual_bytes_per_s": bar.usual},
+        evidence={"usual_bytes_per_s": bar.usual} if bar.usual else {},
         fix="Run `ddpdiag check --select RDZ003,P2P004`, which shows the interface and the transport in use. Set "
         "NCCL_SOCKET_IFNAME (gloo: GLOO_SOCKET_IFNAME) or NCCL_IB_HCA to the fast network, then run again.",
     )
