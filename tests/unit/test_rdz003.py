@@ -36,35 +36,38 @@ def judged(*rows: interfaces.Data, gpus: int = 0) -> list[Finding]:
     return list(interfaces.judge(seen(*rows, gpus=gpus)))
 
 
-def test_hosts_that_offer_their_own_address_are_silent():
-    assert judged(host(0), host(1), host(2)) == []
-    assert judged(host(0, gloo="eth0", nccl="=eth0"), host(1, gloo="eth0", nccl="eth")) == []
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        (host(0), host(1), host(2)),
+        (host(0, gloo="eth0", nccl="=eth0"), host(1, gloo="eth0", nccl="eth")),
+        (host(0), host(1, own_addresses=("127.0.1.1",))),
+        (host(0), host(1, own_addresses=())),
+    ],
+    ids=["without variables", "with variables", "a name that leads to loopback", "a name without an address"],
+)
+def test_hosts_that_offer_their_own_address_are_silent(hosts):
+    assert judged(*hosts) == []
 
 
 def test_one_host_has_no_ground():
     assert skip_text(interfaces.CHECK, world_of(2, ranks_per_node=2)) is not None
 
 
-def test_an_interface_that_one_host_does_not_have_names_that_host(golden):
-    (finding,) = judged(host(0), host(1, gloo="eno1"))
-    assert (finding.code, finding.severity, finding.hosts) == ("RDZ003.missing", Severity.ERROR, ("n1",))
-    assert finding.env == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+@pytest.mark.parametrize(
+    ("variables", "gpus", "severity"),
+    [
+        pytest.param({"gloo": "eno1"}, 0, Severity.ERROR, id="gloo"),
+        pytest.param({"gloo": "^docker0"}, 0, Severity.ERROR, id="NCCL's spelling in gloo's variable"),
+        pytest.param({"nccl": "=eth7"}, 0, Severity.WARNING, id="NCCL without GPUs"),
+        pytest.param({"nccl": "=eth7"}, 1, Severity.ERROR, id="NCCL with GPUs"),
+        pytest.param({"gloo": "eth7"}, 1, Severity.WARNING, id="gloo with GPUs"),
+    ],
+)
+def test_an_interface_that_one_host_does_not_have_names_that_host(golden, variables, gpus, severity):
+    (finding,) = judged(host(0), host(1, **variables), gpus=gpus)
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ003.missing", severity, ("n1",))
     golden(finding)
-
-
-def test_nccls_spelling_in_gloos_variable_is_explained(golden):
-    (finding,) = judged(host(0), host(1, gloo="^docker0"))
-    assert (finding.code, finding.hosts) == ("RDZ003.missing", ("n1",))
-    golden(finding)
-
-
-def test_nccls_variable_matters_as_much_as_nccl_does():
-    (finding,) = judged(host(0), host(1, nccl="=eth7"))
-    assert (finding.code, finding.severity) == ("RDZ003.missing", Severity.WARNING)
-    (finding,) = judged(host(0), host(1, nccl="=eth7"), gpus=1)
-    assert (finding.code, finding.severity) == ("RDZ003.missing", Severity.ERROR)
-    (finding,) = judged(host(0), host(1, gloo="eth7"), gpus=1)
-    assert (finding.code, finding.severity) == ("RDZ003.missing", Severity.WARNING)
 
 
 BARE = Interface(name="eth1")
@@ -88,11 +91,6 @@ def test_an_interface_that_others_cannot_use_names_its_host(golden, variables, i
     golden(finding)
 
 
-def test_a_name_that_leads_to_loopback_is_not_this_checks_finding():
-    assert judged(host(0), host(1, own_addresses=("127.0.1.1",))) == []
-    assert judged(host(0), host(1, own_addresses=())) == []
-
-
 def test_docker0_everywhere_is_one_finding_that_names_all_hosts(golden):
     (finding,) = judged(*(host(rank, gloo="docker0") for rank in range(3)))
     assert (finding.code, finding.severity) == ("RDZ003.shared", Severity.ERROR)
@@ -110,46 +108,37 @@ def test_containers_that_share_a_machines_network_share_its_address():
     assert [finding.code for finding in interfaces.judge(base)] == ["RDZ003.shared"]
 
 
-BRIDGE = Interface(name="br-9f2", addresses=("172.30.0.1",))
+BRIDGE = "172.30.0.1"
+MISSED: dict[str, object] = {"missed": Reach.DROPPED}
+REACHED: dict[str, object] = {"address": BRIDGE}
 
 
-def on_a_bridge(rank: int) -> interfaces.Data:
-    return host(rank, gloo="br-9f2", interfaces=(*(host(rank).interfaces or ()), BRIDGE))
-
-
-def test_another_interface_than_that_of_the_route_is_a_warning(golden):
-    (finding,) = judged(host(0), on_a_bridge(1))
-    assert (finding.code, finding.severity, finding.hosts) == ("RDZ003.wrong", Severity.WARNING, ("n1",))
-    assert finding.evidence["address"] == "172.30.0.1"
-    golden(finding)
-
-
-def with_mesh(own: Seen[interfaces.Data], *ways: dict[str, object], **way: object) -> Seen[interfaces.Data]:
-    """The same run, in which host 1 offered the bridge, and `way` is what host 0 saw of it (or `ways`, in turn)."""
-    mesh = meshed(2, *({(0, 1): seen} for seen in ways or (way,)))
-    offered = [
-        structs.replace(outcome, data=Raw(encode(structs.replace(row.data, offered="172.30.0.1"))))
-        for outcome, row in zip(mesh.outcomes, mesh.rows, strict=True)
-    ]
-    return together(own, Seen(mesh.world, mesh.check, structs.replace(mesh.recording, outcomes=tuple(offered))))
-
-
-def test_what_the_others_could_not_connect_to_is_an_error(golden):
-    missed = with_mesh(seen(host(0), on_a_bridge(1)), missed=Reach.DROPPED)
-    (finding,) = interfaces.judge(missed)
-    assert (finding.code, finding.severity) == ("RDZ003.wrong", Severity.ERROR)
-    golden(finding)
-
-
-def test_what_the_others_reached_at_the_second_try_is_silent():
-    bridge: dict[str, object] = {"address": "172.30.0.1"}
-    own = seen(host(0), on_a_bridge(1))
-    assert list(interfaces.judge(with_mesh(own, {"missed": Reach.DROPPED}, bridge))) == []
-    assert list(interfaces.judge(with_mesh(own, bridge, {"missed": Reach.DROPPED}))) == []
-
-
-def test_a_second_network_that_all_reach_is_silent():
-    assert list(interfaces.judge(with_mesh(seen(host(0), on_a_bridge(1)), address="172.30.0.1"))) == []
+@pytest.mark.parametrize(
+    ("ways", "severity"),
+    [
+        pytest.param((), Severity.WARNING, id="not measured"),
+        pytest.param((MISSED,), Severity.ERROR, id="the others could not connect"),
+        pytest.param((MISSED, REACHED), None, id="reached at the second try"),
+        pytest.param((REACHED, MISSED), None, id="missed at the second try"),
+        pytest.param((REACHED,), None, id="reached"),
+    ],
+)
+def test_another_interface_than_that_of_the_route_is_judged_by_who_reached_it(golden, ways, severity):
+    """Host 1 offers a bridge, and `ways` is what host 0 saw of it, in turn."""
+    bridge = Interface(name="br-9f2", addresses=(BRIDGE,))
+    run = seen(host(0), host(1, gloo="br-9f2", interfaces=(*(host(1).interfaces or ()), bridge)))
+    if ways:
+        mesh = meshed(2, *({(0, 1): way} for way in ways))
+        offered = tuple(
+            structs.replace(outcome, data=Raw(encode(structs.replace(row.data, offered=BRIDGE))))
+            for outcome, row in zip(mesh.outcomes, mesh.rows, strict=True)
+        )
+        run = together(run, Seen(mesh.world, mesh.check, structs.replace(mesh.recording, outcomes=offered)))
+    found = list(interfaces.judge(run))
+    assert [(finding.code, finding.severity, finding.hosts, finding.evidence["address"]) for finding in found] == [
+        ("RDZ003.wrong", severity, ("n1",), BRIDGE)
+    ] * (severity is not None)
+    golden(*found)
 
 
 def test_hosts_whose_interfaces_have_different_names_get_no_common_export(golden):

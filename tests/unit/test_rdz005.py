@@ -1,8 +1,7 @@
 """MASTER_PORT, judged."""
 
 import pytest
-from msgspec import structs
-from seen import seen_of
+from seen import seen_of, unseen
 
 from ddpdiag.checks.rendezvous import master_port
 from ddpdiag.checks.rendezvous.master_port import CHECK, Data
@@ -31,8 +30,13 @@ UNKNOWN = knocked(Reach.UNKNOWN_NAME, address=None)
 BRIDGE = knocked(Reach.REFUSED, address="172.17.0.1", is_own=True)
 
 
-def test_a_port_that_all_reach_is_silent():
-    assert found(OPEN, OPEN, OPEN) == {}
+@pytest.mark.parametrize(
+    "answers",
+    [(OPEN, OPEN, OPEN), (OPEN, UNKNOWN, knocked(Reach.REFUSED, address="127.0.1.1"), OPEN)],
+    ids=["all reach it", "names and loopback are RDZ002's"],
+)
+def test_a_port_that_all_reach_is_silent(answers):
+    assert found(*answers) == {}
 
 
 @pytest.mark.parametrize(
@@ -93,11 +97,6 @@ def test_an_agents_store_that_nobody_serves_points_at_the_variable(golden):
     golden(findings["no-agent"])
 
 
-def test_names_and_loopback_are_left_to_the_check_of_names():
-    loopback = knocked(Reach.REFUSED, address="127.0.1.1")
-    assert found(OPEN, UNKNOWN, loopback, OPEN) == {}
-
-
 def test_what_cannot_be_used_is_known_to_other_checks():
     assert master_port.usable(seen_of(CHECK, {0: OPEN, 1: OPEN}, ranks_per_node=1))
     assert not master_port.usable(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
@@ -106,7 +105,7 @@ def test_what_cannot_be_used_is_known_to_other_checks():
 
 def test_one_rank_of_each_host_takes_part_rank_0_first():
     seen = seen_of(CHECK, {}, size=6)
-    (trial,) = master_port.plan(before_the_first_trial(seen))
+    (trial,) = master_port.plan(unseen(CHECK, seen.world))
     assert (trial.groups, trial.params) == (((0, 2, 4),), {"agent_store": False})
     assert master_port.plan(seen) == ()
 
@@ -115,8 +114,3 @@ def test_more_hosts_than_can_be_greeted_are_told_apart():
     rows = dict.fromkeys(range(1024), OPEN)
     (finding,) = CHECK.judge(seen_of(CHECK, rows, size=2000, ranks_per_node=1, params={"agent_store": False}))
     assert (finding.code, finding.severity) == ("RDZ005.partly", Severity.NOTE)
-
-
-def before_the_first_trial(seen):
-    """The same run, before the first trial."""
-    return type(seen)(seen.world, seen.check, structs.replace(seen.recording, trials=()))

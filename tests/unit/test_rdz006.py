@@ -29,31 +29,33 @@ def test_a_directory_that_works_is_silent():
     assert found(host(), host(), host(lock_is_local=False)) == {}
 
 
-@pytest.mark.parametrize("error", ["ENOENT", "EACCES", "EROFS", "ENOSPC", "EIO"])
-def test_the_host_that_cannot_write_is_named_with_the_reason(golden, error):
-    (finding,) = found(host(), host(error=error), host()).values()
-    assert (finding.code, finding.severity, finding.hosts) == ("RDZ006.unwritable", Severity.ERROR, ("n1",))
+@pytest.mark.parametrize(
+    ("errors", "hosts"),
+    [
+        *(((None, error, None), ("n1",)) for error in ("ENOENT", "EACCES", "EROFS", "ENOSPC", "EIO")),
+        (("ENOSPC",) * 3, ()),
+    ],
+    ids=["ENOENT", "EACCES", "EROFS", "ENOSPC", "EIO", "on every host"],
+)
+def test_the_host_that_cannot_write_is_named_with_the_reason(golden, errors, hosts):
+    (finding,) = found(*(host(error=error) for error in errors)).values()
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ006.unwritable", Severity.ERROR, hosts)
     golden(finding)
 
 
-def test_what_fails_on_every_host_is_the_directorys_own_fault(golden):
-    finding = found(*[host(error="ENOSPC")] * 3)["unwritable"]
-    assert finding.hosts == ()
-    golden(finding)
-
-
-def test_the_host_that_sees_another_directory_is_named(golden):
-    findings = found(host(unseen=(1,)), host(unseen=(0, 2)), host(unseen=(1,)))
+@pytest.mark.parametrize(
+    ("views", "hosts"),
+    [
+        pytest.param([(1,), (0, 2), (1,)], ("n1",), id="one of three"),
+        pytest.param([(1,), (0,)], (), id="two hosts"),
+        pytest.param([(1, 2), (0, 2), (0, 1)], (), id="each its own"),
+    ],
+)
+def test_the_host_that_sees_another_directory_than_most_is_named(golden, views, hosts):
+    findings = found(*[host(unseen=view) for view in views])
     assert list(findings) == ["not-shared"]
-    assert findings["not-shared"].hosts == ("n1",)
+    assert findings["not-shared"].hosts == hosts
     golden(findings["not-shared"])
-
-
-@pytest.mark.parametrize("views", [[(1,), (0,)], [(1, 2), (0, 2), (0, 1)]])
-def test_without_a_view_that_most_hosts_have_nobody_is_blamed(golden, views):
-    finding = found(*[host(unseen=view) for view in views])["not-shared"]
-    assert finding.hosts == ()
-    golden(finding)
 
 
 def test_who_could_not_write_is_not_missed_by_the_others():

@@ -84,8 +84,7 @@ def test_ranks_that_meet_over_loopback_are_all_on_one_host_and_blamed() -> None:
 
 
 def test_a_rank_that_may_not_exist_is_not_blamed(golden) -> None:
-    seen = with_events(run_of(size=4), Event(kind=EventKind.MISMATCH, rank=2, detail="3", host="n1"))
-    finding = absent_in(seen, 3)
+    finding = absent_in(with_events(run_of(), Event(kind=EventKind.MISMATCH, rank=2, detail="3", host="n1")), 3)
     assert finding.ranks == ()
     golden(finding)
 
@@ -94,61 +93,39 @@ def lost(*ranks: int, seconds: float = 8.0, **more: object) -> list[Event]:
     return [Event(kind=EventKind.LOST, rank=rank, seconds=seconds, detail="x", **more) for rank in ranks]  # type: ignore[arg-type]
 
 
-def losses(seen: Seen[Nothing], *events: Event) -> list[Finding]:
-    """RUN002's findings."""
-    return judge_as(stayed.CHECK, with_events(seen, *events))
+TWICE_REPORTED = (*lost(0, seconds=8.1, reporter=2), *lost(0, seconds=8.4, reporter=3), *lost(1))
+# The number of ranks, what is known of their loss, and the findings.
+LOSSES = {
+    "one rank": (4, lost(2), [("lost", (2,), ("n1",))]),
+    "a host": (6, [*lost(2), *lost(3, seconds=9.0)], [("lost", (2, 3), ("n1",))]),
+    "different times": (6, [*lost(2), *lost(3, seconds=30.0)], [("lost", (2,), ("n1",)), ("lost", (3,), ("n1",))]),
+    "reported twice": (6, TWICE_REPORTED, [("lost", (0, 1), ("n0",))]),
+    "all other hosts at once": (6, lost(2, 3, 4, 5), [("cut-off", (0, 1), ("n0",))]),
+    "all other hosts, which answer": (
+        6,
+        lost(2, 3, 4, 5, answers=True),
+        [("lost", (2, 3), ("n1",)), ("lost", (4, 5), ("n2",))],
+    ),
+    "one of two hosts": (4, lost(2, 3), [("link", (), ())]),
+    "rank 0's of two hosts": (4, lost(0, 1, reporter=2), [("link", (), ())]),
+    "one of two hosts, which answers": (4, lost(2, 3, answers=True), [("lost", (2, 3), ("n1",))]),
+    "a host that does not answer": (6, lost(2, answers=False), [("lost", (2,), ("n1",))]),
+    "a host that was not asked": (6, lost(2, answers=None), [("lost", (2,), ("n1",))]),
+}
 
 
-def test_a_lost_rank_is_blamed_on_its_host() -> None:
-    finding = only(losses(run_of(), *lost(2)))
-    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.lost", (2,), ("n1",))
-
-
-def test_a_host_whose_ranks_are_lost_together_is_one_finding(golden) -> None:
-    finding = only(losses(run_of(size=6), *lost(2), *lost(3, seconds=9.0)))
-    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.lost", (2, 3), ("n1",))
-    golden(finding)
-
-
-def test_ranks_of_a_host_that_are_lost_at_different_times_are_told_apart() -> None:
-    assert [f.ranks for f in losses(run_of(size=6), *lost(2), *lost(3, seconds=30.0))] == [(2,), (3,)]
-
-
-def test_several_who_tell_of_one_loss_make_one_finding() -> None:
-    finding = only(
-        losses(run_of(size=6), *lost(0, seconds=8.1, reporter=2), *lost(0, seconds=8.4, reporter=3), *lost(1))
-    )
-    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.lost", (0, 1), ("n0",))
-
-
-def test_when_all_other_hosts_fall_silent_at_once_the_host_that_reports_is_cut_off(golden) -> None:
-    finding = only(losses(run_of(size=6), *lost(2, 3, 4, 5)))
-    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.cut-off", (0, 1), ("n0",))
-    golden(finding)
-
-
-def test_hosts_that_answer_were_not_cut_off(golden) -> None:
-    found = losses(run_of(size=6), *lost(2, 3, 4, 5, answers=True))
-    assert [(f.code, f.hosts) for f in found] == [("RUN002.lost", ("n1",)), ("RUN002.lost", ("n2",))]
-    golden(found[0])
-
-
-def test_two_hosts_cannot_tell_which_of_them_failed() -> None:
-    finding = only(losses(run_of(size=4), *lost(2, 3)))
-    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.link", (), ())
-    assert finding.links == ("n0 -> n1", "n1 -> n0")
-    assert only(losses(run_of(size=4), *lost(0, 1, reporter=2))).code == "RUN002.link"
-
-
-def test_of_two_hosts_one_that_still_answers_is_to_blame_for_its_processes() -> None:
-    finding = only(losses(run_of(size=4), *lost(2, 3, answers=True)))
-    assert (finding.code, finding.hosts) == ("RUN002.lost", ("n1",))
+@pytest.mark.parametrize(("size", "events", "expected"), LOSSES.values(), ids=LOSSES)
+def test_a_lost_rank_is_blamed_on_its_host_or_the_link(golden, size, events, expected) -> None:
+    findings = judge_as(stayed.CHECK, with_events(run_of(size=size), *events))
+    assert [(f.code.removeprefix("RUN002."), f.ranks, f.hosts) for f in findings] == expected
+    assert all({*f.links} == {"n0 -> n1", "n1 -> n0"} for f in findings if f.code == "RUN002.link")
+    golden(*findings)
 
 
 def test_one_ranks_own_record_tells_that_rank_0_was_lost() -> None:
     seen = run_of(size=4)
     alone = with_arrivals(seen, {2: seen.world.arrivals[2]})
-    assert only(losses(alone, *lost(0, reporter=2))).ranks == (0,)
+    assert only(judge_as(stayed.CHECK, with_events(alone, *lost(0, reporter=2)))).ranks == (0,)
 
 
 def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(golden) -> None:
@@ -160,16 +137,20 @@ def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(g
     golden(finding)
 
 
+def crashed(**how: object) -> Finding:
+    """RUN003's finding for rank 2, which ends another one's waiting."""
+    dead = outcome(2, at="all_reduce 4 B: post", **{"status": Status.DIED} | how)  # type: ignore[arg-type]
+    return only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), dead))))
+
+
 def test_a_crash_shows_how_the_process_ended_and_its_last_words(golden) -> None:
-    dead = outcome(2, Status.DIED, error="killed by SIGSEGV", detail="Fatal Python error", at="all_reduce 4 B: post")
-    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), dead))))
+    finding = crashed(error="killed by SIGSEGV", detail="Fatal Python error")
     assert (finding.code, finding.evidence["output"]) == ("RUN003.died", "Fatal Python error")
     golden(finding)
 
 
 def test_a_limit_of_processor_time_has_its_own_fix() -> None:
-    dead = outcome(2, Status.DIED, error="killed by SIGXCPU", at="all_reduce 4 B: post")
-    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), dead))))
+    finding = crashed(error="killed by SIGXCPU")
     assert (finding.code, finding.ranks, "ulimit -t" in finding.fix) == ("RUN003.died", (2,), True)
 
 
@@ -183,10 +164,8 @@ def test_a_rank_that_sent_no_result_explains_the_others(golden) -> None:
 
 def test_an_exception_is_not_told_twice() -> None:
     said = "RuntimeError: no"
-    raised = outcome(2, Status.RAISED, error=said, detail=f"File a\n  f(x)\n{said}")
-    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), raised))))
-    assert said in finding.message
-    assert "output" not in finding.evidence
+    finding = crashed(status=Status.RAISED, error=said, detail=f"File a\n  f(x)\n{said}")
+    assert (said in finding.message, "output" in finding.evidence) == (True, False)
 
 
 def test_of_several_guilty_ranks_none_only_waited(golden) -> None:
@@ -210,23 +189,21 @@ def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) ->
     golden(finding)
 
 
-def of_survivors(seen: Seen[Nothing]) -> list[Finding]:
-    return [finding for finding in run003.judge(seen) if finding.code == "RUN003.survived"]
+BYSTANDER = ProcessState(pid=78, state="D", survived=True)
+AT_A_GPU = ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True)
+SURVIVED = {
+    "a bystander's": (outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=BYSTANDER)),
+    "reported by a later trial": (
+        outcome(1, Status.HUNG, process=ProcessState(pid=79)),
+        outcome(1, Status.DONE, survivors=(AT_A_GPU,)),
+    ),
+}
 
 
-def test_a_bystanders_process_that_survives_is_told_as_well(golden) -> None:
-    process = ProcessState(pid=78, state="D", survived=True)
-    seen = run_of(outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=process))
-    (finding,) = of_survivors(seen)
+@pytest.mark.parametrize("outcomes", SURVIVED.values(), ids=SURVIVED)
+def test_each_process_that_survives_is_named(golden, outcomes) -> None:
+    (finding,) = (finding for finding in run003.judge(run_of(*outcomes)) if finding.code == "RUN003.survived")
     assert (finding.ranks, finding.hosts) == ((1,), ("n0",))
-    golden(finding)
-
-
-def test_a_process_that_held_a_gpu_and_never_ended_is_told_by_a_later_trial(golden) -> None:
-    process = ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True)
-    seen = run_of(outcome(1, Status.HUNG, process=ProcessState(pid=79)), outcome(1, Status.DONE, survivors=(process,)))
-    (finding,) = of_survivors(seen)
-    assert (finding.ranks, finding.evidence["pid"]) == ((1,), 79)
     golden(finding)
 
 
@@ -252,23 +229,16 @@ def test_the_same_ranks_failing_alike_are_told_once() -> None:
 
 
 def test_a_large_run_is_judged_group_by_group() -> None:
-    size = 2048
-    seen = run_of(size=size)
-    alone = structs.replace(seen.recording.trials[0], groups=tuple((rank,) for rank in range(size)), params={})
+    seen = run_of(size=2048)
+    alone = structs.replace(seen.recording.trials[0], groups=tuple((rank,) for rank in range(2048)), params={})
     trials = tuple(structs.replace(alone, number=number) for number in range(8))
     outcomes = tuple(
-        Outcome(trial=number, code="COL001", rank=rank, status=Status.RAISED if rank == 7 else Status.DONE)
+        structs.replace(outcome(rank, Status.RAISED if rank == 7 else Status.DONE), trial=number)
         for number in range(8)
-        for rank in range(size)
+        for rank in range(2048)
     )
-    finding = only(
-        list(
-            run003.judge(
-                Seen(seen.world, seen.check, structs.replace(seen.recording, trials=trials, outcomes=outcomes))
-            )
-        )
-    )
-    assert finding.ranks == (7,)
+    recording = structs.replace(seen.recording, trials=trials, outcomes=outcomes)
+    assert only(list(run003.judge(Seen(seen.world, seen.check, recording)))).ranks == (7,)
 
 
 def test_a_spent_budget_and_a_signal_are_said() -> None:
@@ -307,13 +277,6 @@ def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault(gold
     finding = only(judge_as(run004.CHECK, seen))
     assert (finding.code, finding.severity) == ("RUN004.unfinished", Severity.ERROR)
     assert (finding.ranks, finding.hosts) == ((), ())
-    golden(finding)
-
-
-@pytest.mark.parametrize("answers", [False, None], ids=["does not answer", "was not asked"])
-def test_a_lost_host_that_does_not_answer_is_looked_for_first(golden, answers) -> None:
-    finding = only(losses(run_of(size=6), *lost(2, answers=answers)))
-    assert (finding.code, finding.hosts) == ("RUN002.lost", ("n1",))
     golden(finding)
 
 
