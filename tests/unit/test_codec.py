@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import DecodeError, Raw, Struct, ValidationError, structs
+from msgspec import DecodeError, Raw, Struct, structs
+from seen import arrival_of
 
 from ddpdiag.codec import (
     LARGEST_NUMBER,
@@ -22,7 +23,7 @@ from ddpdiag.codec import (
     read_recording,
 )
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Arrival, End, Event, EventKind, Header, Kind, Options, Outcome, Place, Skip, Status, Trial
+from ddpdiag.model import End, Event, EventKind, Header, Kind, Options, Outcome, Skip, Status, Trial
 
 
 class Sample(Struct, frozen=True):
@@ -32,21 +33,16 @@ class Sample(Struct, frozen=True):
     many: tuple[float, ...] = ()
 
 
-def header(secret: str = "", run_id: str = "r") -> Header:
+def header(secret: str = "", run_id: str = "r", world_size: int = 2) -> Header:
     return Header(
         run_id=run_id,
-        world_size=2,
+        world_size=world_size,
         launcher="hand",
         options=Options(),
         created="2026-01-01",
         version="0",
         secret=secret,
     )
-
-
-def arrival(rank: int) -> Arrival:
-    place = Place(rank=rank, world_size=2, host="n0", launcher="hand")
-    return Arrival(place=place, host_id="b", pid=rank, address="127.0.0.1")
 
 
 def lines() -> list[object]:
@@ -57,7 +53,7 @@ def lines() -> list[object]:
     ]
     event = Event(kind=EventKind.LEAVING, rank=1, seconds=1.5, detail="15")
     skip = Skip(code="GPU002", reason="no GPU", grounds=True)
-    return [header(), arrival(0), arrival(1), trial, *outcomes, event, skip, End(seconds=2.5)]
+    return [header(), arrival_of(0, 2), arrival_of(1, 2), trial, *outcomes, event, skip, End(seconds=2.5)]
 
 
 def write(path: Path, *, cut: int = 0) -> Path:
@@ -66,19 +62,17 @@ def write(path: Path, *, cut: int = 0) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", ["1e308", '"1e308"', "-1e101", "1e-320"])
-def test_a_number_that_no_machine_has_is_refused(number: str) -> None:
-    with pytest.raises(ValidationError):
-        decode(f'{{"loss": {number}}}'.encode(), Sample, least=SMALLEST_NUMBER)
+DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
-def test_what_only_looks_like_such_a_number_is_read() -> None:
-    assert decode(b'{"loss": 1.0, "label": "5e400"}', Sample).label == "5e400"
-
-
-def test_what_is_nested_deep_is_refused() -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [b"1e308", b'"1e308"', b"-1e101", b"1e-320", b'1.0, "unknown": ' + DEEP],
+    ids=lambda loss: loss[:20].decode(),
+)
+def test_a_number_that_no_machine_has_and_deep_nesting_are_refused(loss: bytes) -> None:
     with pytest.raises(DecodeError):
-        decode(b'{"loss": 1.0, "unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", Sample)
+        decode(b'{"loss": ' + loss + b"}", Sample, least=SMALLEST_NUMBER)
 
 
 FLOATS = st.floats().filter(
@@ -96,11 +90,9 @@ def test_every_float_survives(loss: float, maybe: float | None, many: list[float
     )
 
 
-def test_nan_is_not_written_as_null() -> None:
+def test_texts_of_numbers_and_nan_are_kept_and_text_that_is_no_utf8_is_spelled_out() -> None:
+    assert decode(b'{"loss": 1.0, "label": "5e400"}', Sample).label == "5e400"
     assert encode(Sample(math.nan)) == b'{"loss":"nan","label":"","maybe":null,"many":[]}'
-
-
-def test_text_that_is_no_utf8_is_spelled_out() -> None:
     assert decode(encode(Sample(1.0, label="a\udcffb")), Sample).label == "a\\udcffb"
 
 
@@ -159,20 +151,20 @@ def test_parts_of_one_run_are_put_together_and_counted_once(tmp_path: Path) -> N
 
 
 def test_each_ranks_own_groups_are_put_together_once() -> None:
-    header = Header(run_id="r", world_size=4, launcher="hand", options=Options(), created="", version="0")
     whole = Trial(code="COL001", groups=((2, 3), (0, 1)), kind=Kind.TORCH, deadline_seconds=5, number=1)
     parts = [structs.replace(whole, groups=(group,)) for group in ((2, 3), (0, 1), (2, 3))]
-    assert assemble([header, whole, *parts]).trials == (whole,)
-    assert assemble([header, *parts]).trials == (structs.replace(whole, groups=((0, 1), (2, 3))),)
+    first = header(world_size=4)
+    assert assemble([first, whole, *parts]).trials == (whole,)
+    assert assemble([first, *parts]).trials == (structs.replace(whole, groups=((0, 1), (2, 3))),)
 
 
-def test_parts_of_two_runs_are_refused(golden, tmp_path: Path) -> None:
-    paths = []
-    for name in ("a", "b"):
-        paths.append(tmp_path / name)
-        paths[-1].write_bytes(encode_line(header(run_id=name)))
+@pytest.mark.parametrize("run_ids", [("a", "b"), ()], ids=["two runs", "a missing file"])
+def test_files_that_are_not_of_one_run_are_refused(golden, tmp_path: Path, run_ids) -> None:
+    paths = [tmp_path / name for name in run_ids]
+    for path in paths:
+        path.write_bytes(encode_line(header(run_id=path.name)))
     with pytest.raises(UsageError) as caught:
-        read_recording(paths)
+        read_recording(paths or [tmp_path / "gone.jsonl"])
     golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 
@@ -184,28 +176,18 @@ def test_a_file_that_is_no_recording_is_named(tmp_path: Path, content: bytes) ->
         read_recording([path])
 
 
-def test_a_missing_file_is_named(golden, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        read_recording([tmp_path / "gone.jsonl"])
-    golden(str(caught.value).replace(str(tmp_path), "TMP"))
-
-
-def many_lines() -> list[object]:
-    """Three trials on two ranks, with what happened between them."""
-    found: list[object] = [arrival(0), arrival(1)]
-    for number in (1, 2, 3):
-        found.append(Trial(code="COL001", groups=((0, 1),), kind=Kind.PLAIN, deadline_seconds=5, number=number))
-        found += [Outcome(trial=number, code="COL001", rank=rank, status=Status.DONE) for rank in (1, 0)]
-        found.append(Event(kind=EventKind.LEAVING, rank=1, seconds=1.5, detail="15"))
-        found.append(Skip(code="GPU002", reason=f"reason {number}", grounds=True))
-    return [*found, End(seconds=2.5)]
-
-
 @given(st.lists(st.integers(0, 20), max_size=5))
 def test_a_recording_that_grows_is_the_one_made_at_once(cuts: list[int]) -> None:
-    own = many_lines()
-    grown, begin = assemble([header()]), 0
-    for end in [*sorted(cuts), len(own)]:
-        grown = extend(grown, own[begin:end])  # type: ignore[arg-type]
-        begin = max(begin, end)
-    assert grown == assemble([header(), *own])  # type: ignore[list-item]
+    first, *between, end = lines()
+    trial, *others = between[2:]
+    # Three trials on two ranks, with what happened between them.
+    own = between[:2]
+    for number in (1, 2, 3):
+        numbered = [structs.replace(each, trial=number) if isinstance(each, Outcome) else each for each in others]
+        own += [structs.replace(trial, number=number), *reversed(numbered)]  # type: ignore[type-var]
+    own.append(end)
+    grown, begin = assemble([first]), 0  # type: ignore[list-item]
+    for cut in [*sorted(cuts), len(own)]:
+        grown = extend(grown, own[begin:cut])  # type: ignore[arg-type]
+        begin = max(begin, cut)
+    assert grown == assemble([first, *own])  # type: ignore[list-item]

@@ -1,5 +1,6 @@
 """What ranks posted, compared."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,56 +21,55 @@ def test_a_collective_is_named_without_its_backend_and_with_its_size(golden) -> 
     golden(*map(in_words, (collective(7), collective(1, elements=1), Collective(seq=3, name="nccl:barrier"))))
 
 
-def test_equal_flights_differ_nowhere() -> None:
-    assert split({rank: trace(9) for rank in range(4)}) is None
-    assert lag({rank: trace(9) for rank in range(4)}).ranks == ()
+OTHER_GROUP = Collective(seq=1, name="gloo:broadcast", elements=99, group="1")
+SENDS = (collective(1), collective(9, "gloo:send", p2p=True))
+RECEIVES = (collective(1), collective(9, "gloo:recv", 1, p2p=True))
+LARGER, BROADCAST = collective(6, elements=5), collective(3, "gloo:broadcast")
+# What each rank posted, and the sides on which the ranks are that posted different collectives.
+FLIGHTS = {
+    "equal flights": ([trace(9)] * 4, None),
+    "a root scatters more": ([(collective(1, "gloo:scatter", size),) for size in (8, 0)], None),
+    "another group": ([(collective(1), OTHER_GROUP), trace(1), trace(1)], None),
+    "sends": ([SENDS, RECEIVES, SENDS], None),
+    "another size": (
+        [trace(7), (*trace(5), LARGER, collective(7)), trace(7)],
+        ((1,), ((LARGER, (1,)), (collective(6), (0, 2)))),
+    ),
+    "another operation": (
+        [trace(3), (*trace(2), BROADCAST), trace(3)],
+        ((1,), ((BROADCAST, (1,)), (collective(3), (0, 2)))),
+    ),
+    "two that differ": (
+        [trace(3), trace(3, elements=8)],
+        ((), ((collective(1), (0,)), (collective(1, elements=8), (1,)))),
+    ),
+}
 
 
-def test_the_first_number_with_another_size_shows_the_odd_rank() -> None:
-    odd = (*trace(5), collective(6, elements=5), collective(7))
-    found = split({0: trace(7), 1: odd, 2: trace(7)})
-    assert found is not None
-    assert found.odd == (1,)
-    assert found.sides == ((collective(6, elements=5), (1,)), (collective(6), (0, 2)))
+@pytest.mark.parametrize(("posted", "sides"), FLIGHTS.values(), ids=FLIGHTS)
+def test_the_first_number_with_another_collective_shows_the_odd_rank(posted, sides) -> None:
+    found = split(dict(enumerate(posted)))
+    assert (found and (found.odd, found.sides)) == sides
 
 
-def test_another_operation_under_the_same_number_is_a_mismatch() -> None:
-    found = split({0: trace(3), 1: (*trace(2), collective(3, "gloo:broadcast")), 2: trace(3)})
-    assert found is not None
-    assert found.odd == (1,)
+@pytest.mark.parametrize(
+    ("posted", "lacks"),
+    [
+        ([trace(9)] * 4, ()),
+        ([SENDS, trace(1), trace(1)], ()),
+        ([(), ()], ()),
+        ([trace(7), trace(6), trace(7)], ((1,), collective(7))),
+        ([trace(2), (), trace(2)], ((1,), collective(1))),
+    ],
+    ids=["equal flights", "a send", "nothing was posted", "one fewer", "none"],
+)
+def test_who_posted_fewer_than_most_lags_and_the_next_one_is_what_it_lacks(posted, lacks) -> None:
+    found = lag(dict(enumerate(posted)))
+    assert found == lacks if lacks else found.ranks == ()
 
 
-def test_two_ranks_that_differ_have_no_majority() -> None:
-    found = split({0: trace(3), 1: trace(3, elements=8)})
-    assert found is not None
-    assert found.odd == ()
-    assert len(found.sides) == 2
-
-
-def test_a_root_may_scatter_more_than_the_others_do() -> None:
-    assert split({0: (collective(1, "gloo:scatter", 8),), 1: (collective(1, "gloo:scatter", 0),)}) is None
-
-
-def test_groups_count_for_themselves() -> None:
-    other = Collective(seq=1, name="gloo:broadcast", elements=99, group="1")
-    assert split({0: (collective(1), other), 1: (collective(1),), 2: (collective(1),)}) is None
-
-
-def test_point_to_point_counts_mean_nothing_to_others() -> None:
-    sends = (collective(1), collective(9, "gloo:send", p2p=True))
-    assert split({0: sends, 1: (collective(1), collective(9, "gloo:recv", 1, p2p=True)), 2: sends}) is None
-    assert last(sends) == collective(1)
-    assert lag({0: sends, 1: trace(1), 2: trace(1)}).ranks == ()
-
-
-def test_who_posted_fewer_than_most_lags_and_the_next_one_is_what_it_lacks() -> None:
-    assert lag({0: trace(7), 1: trace(6), 2: trace(7)}) == ((1,), collective(7))
-    assert lag({0: trace(2), 1: (), 2: trace(2)}) == ((1,), collective(1))
-
-
-def test_nobody_lags_where_nothing_was_posted() -> None:
-    assert lag({0: (), 1: ()}) == ((), None)
-    assert last(None) is None
+def test_the_last_collective_is_no_send() -> None:
+    assert (last(SENDS), last(None)) == (collective(1), None)
 
 
 @given(st.permutations(range(6)), st.lists(st.integers(0, 4), min_size=6, max_size=6))

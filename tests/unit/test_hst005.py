@@ -1,5 +1,6 @@
 """Products, as HST005 judges them."""
 
+import pytest
 from seen import seen_of
 
 from ddpdiag.checks.host.alone import CHECK, Data
@@ -18,17 +19,14 @@ def test_right_values_are_silent():
     assert findings() == []
 
 
-def test_wrong_elements_are_an_error_of_that_gpu(golden):
-    sick = Product(device="GPU 1", size=512, uuid="GPU-5f2c91aa", wrong=3)
+@pytest.mark.parametrize(
+    ("word", "fault"), [("wrong", {"wrong": 3}), ("failed", {"error": "CUDA error: out of memory"})]
+)
+def test_a_gpu_that_computes_wrongly_or_not_at_all_is_named(golden, word, fault):
+    sick = Product(device="GPU 1", size=512, uuid="GPU-5f2c91aa", **fault)
     (finding,) = findings(Product(device="GPU 0", size=512, uuid="GPU-a"), sick)
-    assert (finding.code, finding.severity, finding.gpus) == ("HST005.wrong", Severity.ERROR, ("GPU-5f2c91aa",))
-    assert finding.hosts == ("n0",)
-    golden(finding)
-
-
-def test_a_gpu_that_cannot_compute_is_named_with_what_torch_said(golden):
-    (finding,) = findings(Product(device="GPU 0", size=512, uuid="GPU-5f2c91aa", error="CUDA error: out of memory"))
-    assert finding.code == "HST005.failed"
+    assert (finding.code, finding.severity) == (f"HST005.{word}", Severity.ERROR)
+    assert (finding.hosts, finding.gpus) == (("n0",), ("GPU-5f2c91aa",))
     golden(finding)
 
 

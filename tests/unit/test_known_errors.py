@@ -64,15 +64,24 @@ def test_a_rank_that_fails_for_a_known_cause_has_the_title_and_fix_of_its_card(c
     assert {"last_step", "ranks", "text"} <= finding.evidence.keys(), "JSON keeps what people need not read"
 
 
-def test_its_message_names_the_rank_the_check_and_the_text(golden) -> None:
-    others = [outcome(rank, Status.RAISED, error=CLOSED) for rank in (0, 2, 3)]
-    golden(only(judge_as(run003.CHECK, run_of(*others, outcome(1, Status.RAISED, error=NO_INTERFACE)))))
-
-
-def test_a_cause_that_all_ranks_report_blames_none(golden) -> None:
-    finding = only(judge_as(run003.CHECK, run_of(*(outcome(r, Status.RAISED, error=NO_INTERFACE) for r in range(4)))))
-    assert (finding.code, finding.ranks) == ("RUN003.raised", ())
-    assert is_by_card(finding, NO_INTERFACE, "RDZ003.missing")
+@pytest.mark.parametrize(
+    ("errors", "ranks", "page"),
+    [
+        pytest.param([CLOSED, NO_INTERFACE, CLOSED, CLOSED], (1,), "RDZ003.missing", id="one rank"),
+        pytest.param([NO_INTERFACE] * 4, (), "RDZ003.missing", id="all ranks"),
+        pytest.param([REFUSED] * 4, (), "RDZ004.refused", id="all ranks, of their peers"),
+        pytest.param([CLOSED, NO_INTERFACE, "ValueError: mine", CLOSED], (1, 2), None, id="different causes"),
+        pytest.param([CLOSED, "ValueError: mine"], (1,), None, id="an unknown cause"),
+    ],
+)
+def test_the_message_names_the_blamed_ranks_the_check_and_the_text(golden, errors, ranks, page) -> None:
+    outcomes = [outcome(rank, Status.RAISED, error=error) for rank, error in enumerate(errors)]
+    finding = only(judge_as(run003.CHECK, run_of(*outcomes, size=len(errors))))
+    assert (finding.code, finding.ranks) == ("RUN003.raised", ranks)
+    if page is None:
+        assert "known_error" not in finding.evidence
+    else:
+        assert is_by_card(finding, errors[1], page)
     golden(finding)
 
 
@@ -86,13 +95,6 @@ def test_a_cause_in_the_last_output_of_a_process_that_died_explains_it(golden) -
     golden(finding)
 
 
-def test_blamed_ranks_with_different_causes_are_quoted_as_before() -> None:
-    outcomes = [outcome(rank, Status.RAISED, error=CLOSED) for rank in (0, 3)]
-    outcomes += [outcome(1, Status.RAISED, error=NO_INTERFACE), outcome(2, Status.RAISED, error="ValueError: mine")]
-    finding = only(judge_as(run003.CHECK, run_of(*outcomes)))
-    assert (finding.ranks, "known_error" in finding.evidence) == ((1, 2), False)
-
-
 def test_of_a_traceback_only_the_exception_that_was_raised_counts() -> None:
     handled = "OSError: [Errno 28] No space left on device\n\nDuring handling of the above exception, another one:\n\n"
     name = "gaierror: [Errno -2] Name or service not known"
@@ -100,18 +102,6 @@ def test_of_a_traceback_only_the_exception_that_was_raised_counts() -> None:
     unknown_name = outcome(1, Status.RAISED, error=name, detail=f"Traceback\n  x\nsocket.{name}\n")
     found = [only(judge_as(run003.CHECK, run_of(one, size=2))) for one in (mine, unknown_name)]
     assert ["known_error" in finding.evidence for finding in found] == [False, True]
-
-
-def test_an_unknown_error_is_quoted_as_before() -> None:
-    finding = only(judge_as(run003.CHECK, run_of(outcome(1, Status.RAISED, error="ValueError: mine"), size=2)))
-    assert "known_error" not in finding.evidence
-    assert "ValueError: mine" in finding.message
-
-
-def test_what_every_rank_reports_of_its_peers_blames_none() -> None:
-    finding = only(judge_as(run003.CHECK, run_of(*(outcome(r, Status.RAISED, error=REFUSED) for r in range(4)))))
-    assert (finding.code, finding.ranks) == ("RUN003.raised", ())
-    assert is_by_card(finding, REFUSED, "RDZ004.refused")
 
 
 @pytest.mark.parametrize("card", [card for card in all_cards() if card.role is Role.ECHO], ids=lambda card: card.name)

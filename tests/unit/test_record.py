@@ -10,7 +10,6 @@ from seen import arrival_of
 from ddpdiag.codec import encode_line, read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Header, Options, Outcome, Status
-from ddpdiag.model.recording import Line
 from ddpdiag.runtime.record import Record, SharedRecord, is_held, remove_scratch, run_folder
 
 HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
@@ -46,14 +45,17 @@ def test_a_kept_record_stays_and_the_next_run_of_the_same_id_does_not_overwrite_
     assert [path.name for path in first.folder.iterdir()] == [old.name]
 
 
-def test_the_files_of_ranks_that_cannot_tidy_up_are_removed(temporary: Path) -> None:
+@pytest.mark.parametrize(
+    ("nonces", "is_lost"), [({2: "abcd", 3: "ef01"}, True), ({2: "0123"}, False)], ids=["this run", "another run"]
+)
+def test_the_files_of_ranks_that_cannot_tidy_up_are_removed_if_of_this_run(temporary: Path, nonces, is_lost) -> None:
     lost, living = (Record(run_folder("r"), rank, HEADER) for rank in (2, 0))
     lost.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
     os.close(lost._descriptor)  # as the kernel does
-    living.remove_others({2: "abcd", 3: "ef01"})
+    living.remove_others(nonces)
     living.remove()
-    assert not lost.path.exists()
-    assert list(temporary.iterdir()) == []
+    assert (lost.path.exists(), lost.scratch.exists()) == (not is_lost, not is_lost)
+    assert bool(list(temporary.iterdir())) is not is_lost
 
 
 def test_what_a_killed_rank_left_goes_unless_it_had_seen_something(temporary: Path) -> None:
@@ -65,15 +67,6 @@ def test_what_a_killed_rank_left_goes_unless_it_had_seen_something(temporary: Pa
     assert not killed.path.exists()
     assert not killed.scratch.exists()
     assert all(record.path.exists() for record in (saw, living, own))
-
-
-def test_the_files_of_another_run_with_the_same_id_stay(temporary: Path) -> None:
-    theirs, ours = Record(run_folder("r"), 2, HEADER), Record(run_folder("r"), 1, HEADER)
-    theirs.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
-    ours.remove_others({2: "0123"})
-    ours.remove()
-    assert theirs.path.exists()
-    assert theirs.scratch.exists()
 
 
 def test_two_living_runs_with_one_id_do_not_share_a_record(temporary: Path) -> None:
@@ -107,6 +100,7 @@ def test_a_disk_that_takes_nothing_loses_the_copy_and_not_the_run(temporary: Pat
     record = Record(folder, 0, HEADER)
     record.write(End(seconds=1.0))
     record.remove()
+    remove_scratch(folder, 7)
 
 
 def test_no_temporary_folder_at_all_is_explained(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,25 +109,19 @@ def test_no_temporary_folder_at_all_is_explained(temporary: Path, monkeypatch: p
         run_folder("r")
 
 
-def test_removing_the_scratch_of_a_rank_that_has_none_is_fine(temporary: Path) -> None:
-    remove_scratch(run_folder("r"), 7)
-    assert list(temporary.iterdir()) == []
-
-
 # In a shared directory -----------------------------------------------------------------------------------------------
 
 
-def shared_record(folder: Path, file: str, *lines: Line, nonce: str = "abcd") -> SharedRecord:
+def shared_record(folder: Path, file: str, nonce: str = "abcd") -> SharedRecord:
     record = SharedRecord(str(folder), "r", file)
-    for line in lines:
-        record.write(line)
+    record.write(HEADER)
     if nonce:
         record.open(nonce)
     return record
 
 
 def test_lines_of_before_the_folder_had_a_name_are_written_first(tmp_path: Path) -> None:
-    record = shared_record(tmp_path, "rank-2.jsonl", HEADER)
+    record = shared_record(tmp_path, "rank-2.jsonl")
     record.write(arrival_of(2, 4))
     folder = record.keep()
     assert folder == tmp_path / "ddpdiag-r-abcd"
@@ -141,23 +129,18 @@ def test_lines_of_before_the_folder_had_a_name_are_written_first(tmp_path: Path)
     assert [encode_line(HEADER) + encode_line(arrival_of(2, 4))] == [p.read_bytes() for p in folder.iterdir()]
 
 
-def test_a_rank_that_never_learned_the_folder_writes_nothing(tmp_path: Path) -> None:
-    record = shared_record(tmp_path, "rank-2.jsonl", HEADER, nonce="")
+@pytest.mark.parametrize(("folder", "nonce"), [(".", ""), ("gone", "abcd")], ids=["no name", "no such directory"])
+def test_a_shared_folder_without_name_or_place_costs_the_copy_and_not_the_run(tmp_path: Path, folder, nonce) -> None:
+    record = shared_record(tmp_path / folder, "rank-2.jsonl", nonce)
     assert record.keep() is None
-    record.remove()
+    record.remove(others=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rank_0_removes_what_lost_ranks_wrote_and_late_lines_leave_nothing(tmp_path: Path) -> None:
-    lost, rank_0 = (shared_record(tmp_path, name, HEADER) for name in ("rank-2.jsonl", "run.jsonl"))
+    lost, rank_0 = (shared_record(tmp_path, name) for name in ("rank-2.jsonl", "run.jsonl"))
     assert lost.keep()
     rank_0.remove(others=True)
     lost.write(arrival_of(2, 4))
     assert lost.keep()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_that_cannot_be_written_to_costs_the_copy_and_not_the_run(tmp_path: Path) -> None:
-    record = shared_record(tmp_path / "gone", "run.jsonl", HEADER)
-    assert record.keep() is None
-    record.remove(others=True)

@@ -1,19 +1,19 @@
 """Strategies: which are tried where, how they are held against single, and who is named."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
-from seen import world_of
+from seen import unseen, world_of
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Effect
 from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
-from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status
-from ddpdiag.model.recording import Header
+from ddpdiag.model import Finding, Options, Outcome, Severity, Status
 from ddpdiag.model.train import Ended, Strategy, Train
 from ddpdiag.strategies.check import CHECK, plan
 from ddpdiag.strategies.judge import train_of
@@ -35,10 +35,7 @@ def world(size: int, *strategies: Strategy, gpus: int = 0, ranks_per_node: int =
 
 
 def empty(world: World) -> Seen[Data]:
-    header = Header(
-        run_id="hand", world_size=world.size, launcher="hand", options=world.options, created="", version="0"
-    )
-    return Seen(world, CHECK, Recording(header=header, arrivals=world.arrivals), left_seconds=100.0)
+    return replace(unseen(CHECK, world), left_seconds=100.0)
 
 
 def data(strategy: Strategy, ranks: tuple[int, ...], rank: int, off=()) -> Data:
@@ -106,43 +103,40 @@ def test_each_strategy_is_tried_once():
     assert tried == ["single", "ddp", "fsdp", "tensor-parallel", "pipeline", "model-parallel"]
 
 
-def test_a_trial_takes_its_share_of_what_is_left():
-    seen = empty(world(4))
-    assert plan(seen)[0].deadline_seconds == pytest.approx(100 / 6)
-    assert plan(Seen(seen.world, CHECK, seen.recording, left_seconds=6.0))[0].deadline_seconds == 8.0
+@pytest.mark.parametrize(
+    ("left_seconds", "settings", "seconds"),
+    [(100.0, {}, 100 / 6), (6.0, {}, 8.0), (100.0, {"TRN002.deadline_seconds": "77"}, 77)],
+)
+def test_a_trial_takes_its_share_of_what_is_left_or_the_deadline_that_was_set(left_seconds, settings, seconds):
+    here = world_of(4, options=structs.replace(options(), settings=settings))
+    (trial,) = plan(replace(empty(here), left_seconds=left_seconds))
+    assert trial.deadline_seconds == pytest.approx(seconds)
 
 
-def test_a_deadline_that_was_set_stands():
-    asked = structs.replace(options(S.DDP), settings={"TRN002.deadline_seconds": "77"})
-    assert plan(empty(world_of(2, options=asked)))[0].deadline_seconds == 77
+@pytest.mark.parametrize(
+    ("strategy", "here"),
+    [
+        pytest.param(S.DP, world(2), id="dp without GPUs"),
+        pytest.param(S.DP, world(2, gpus=2, backend="gloo"), id="dp over gloo"),
+        pytest.param(S.DP, world(2, gpus=1), id="dp with one GPU"),
+        pytest.param(S.MODEL_PARALLEL, world(2, gpus=2, group_size=4), id="model-parallel with few GPUs"),
+    ],
+)
+def test_a_strategy_needs_its_gpus(golden, strategy, here):
+    golden(why_not(strategy, here))
 
 
-@pytest.mark.parametrize(("gpus", "backend"), [(0, "auto"), (2, "gloo"), (1, "auto")])
-def test_dp_needs_two_gpus_in_one_process(golden, gpus, backend):
-    golden(why_not(S.DP, world(2, gpus=gpus, backend=backend)))
-
-
-def test_dp_takes_all_gpus_of_rank_0():
+def test_which_ranks_and_devices_a_strategy_takes():
     here = world(4, gpus=4)
     assert (ranks_of(S.DP, here), devices_of(S.DP, here)) == ((0,), 4)
+    here = world(16, gpus=8, group_size=3)
+    assert (ranks_of(S.MODEL_PARALLEL, here), devices_of(S.MODEL_PARALLEL, here)) == ((0, 1, 8, 9), 12)
+    assert ranks_of(S.PIPELINE, world(6)) == (0, 1, 2, 3), "it has no more blocks"
 
 
 def test_one_rank_alone_has_nobody_to_train_with():
     why = {strategy: why_not(strategy, world(1)) for strategy in Strategy}
     assert [strategy for strategy, reason in why.items() if reason is None] == [S.SINGLE, S.MODEL_PARALLEL]
-
-
-def test_model_parallel_takes_the_ranks_of_a_host_that_have_devices_of_their_own():
-    here = world(16, gpus=8, group_size=3)
-    assert (ranks_of(S.MODEL_PARALLEL, here), devices_of(S.MODEL_PARALLEL, here)) == ((0, 1, 8, 9), 12)
-
-
-def test_model_parallel_needs_a_group_of_gpus(golden):
-    golden(why_not(S.MODEL_PARALLEL, world(2, gpus=2, group_size=4)))
-
-
-def test_a_pipeline_has_no_more_ranks_than_blocks():
-    assert ranks_of(S.PIPELINE, world(6)) == (0, 1, 2, 3)
 
 
 def test_every_rank_has_an_image():
@@ -225,37 +219,33 @@ def test_a_hang_names_who_others_wait_for_and_the_next_one_runs():
     assert rows(seen) == {S.SINGLE: Ended.WORKS, S.DDP: Ended.HANGS, S.FSDP: Ended.WORKS}
 
 
-def test_a_failure_names_who_failed_by_itself(golden):
-    seen = ran(world(4, S.FSDP), statuses={(S.FSDP, 3): Status.RAISED}, error="RuntimeError: no memory")
-    (found,) = findings(seen)
-    assert (found.code, found.ranks) == ("TRN002.fails", (3,))
+@pytest.mark.parametrize(
+    ("error", "is_known"),
+    [("RuntimeError: no memory", False), ("OSError: [Errno 24] Too many open files", True)],
+    ids=["unknown", "known"],
+)
+def test_a_failure_names_who_failed_by_itself_and_its_cause(golden, error, is_known):
+    (found,) = findings(ran(world(4, S.FSDP), statuses={(S.FSDP, 3): Status.RAISED}, error=error))
+    assert (found.code, found.ranks, "known_error" in found.evidence) == ("TRN002.fails", (3,), is_known)
     golden(found)
 
 
-def test_a_known_cause_gives_its_title_and_fix(golden):
-    seen = ran(world(4, S.FSDP), statuses={(S.FSDP, 3): Status.RAISED}, error="OSError: [Errno 24] Too many open files")
-    (found,) = findings(seen)
-    assert (found.code, found.ranks, "known_error" in found.evidence) == ("TRN002.fails", (3,), True)
-    golden(found)
+NO_SHARDS, ANOTHER = "torch 2.5 has no fully_shard", "another rank's torch cannot"
 
 
-def test_what_torch_lacks_is_not_possible():
-    lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
-    seen = ran(world(2, S.DDP, S.FSDP), changed=lacks)
-    assert findings(seen) == []
-    assert train_of(seen).rows[2].reason == "torch 2.5 has no fully_shard"
-
-
-def test_ranks_whose_torch_lacks_something_are_told_from_those_that_did_not_begin_because_of_them():
-    lacks = {(S.FSDP, 0): {"not_possible": "another rank's torch cannot"}, (S.FSDP, 1): {"not_possible": "no events"}}
-    row = train_of(ran(world(2, S.DDP, S.FSDP), changed=lacks)).rows[2]
-    assert (row.ended, row.reason) == (Ended.NOT_POSSIBLE, "another rank's torch cannot; no events")
-
-
-def test_where_only_what_torch_lacks_was_asked_for_nothing_is_known():
-    lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
-    (found,) = findings(ran(world(2, S.FSDP), changed=lacks))
-    assert found.code == "TRN002.unmeasured"
+@pytest.mark.parametrize(
+    ("strategies", "lacks", "reason", "codes"),
+    [
+        pytest.param((S.DDP, S.FSDP), [NO_SHARDS] * 2, NO_SHARDS, [], id="on all ranks"),
+        pytest.param((S.DDP, S.FSDP), [ANOTHER, "no events"], f"{ANOTHER}; no events", [], id="on one rank"),
+        pytest.param((S.FSDP,), [NO_SHARDS] * 2, NO_SHARDS, ["TRN002.unmeasured"], id="nothing else was requested"),
+    ],
+)
+def test_what_torch_lacks_is_not_possible(strategies, lacks, reason, codes):
+    changed = {(S.FSDP, rank): {"not_possible": own} for rank, own in enumerate(lacks)}
+    seen = ran(world(2, *strategies), changed=changed)
+    assert [finding.code for finding in findings(seen)] == codes
+    assert (train_of(seen).rows[-1].ended, train_of(seen).rows[-1].reason) == (Ended.NOT_POSSIBLE, reason)
 
 
 def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
@@ -264,6 +254,7 @@ def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
     (found,) = findings(seen)
     assert (found.code, found.severity) == ("TRN002.unmeasured", Severity.WARNING)
     golden(found)
+    assert {row.ended for row in train_of(empty(world(2, S.DDP))).rows} == {Ended.UNFINISHED}
 
 
 def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
@@ -272,11 +263,6 @@ def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
     (found,) = findings(seen)
     assert found.code == "TRN002.unmeasured"
     assert rows(seen)[S.DDP] is Ended.NOT_POSSIBLE
-
-
-def test_a_cut_run_tells_what_was_not_tried():
-    seen = empty(world(2, S.DDP))
-    assert {row.ended for row in train_of(seen).rows} == {Ended.UNFINISHED}
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.25], ids=["no-faster", "faster"])

@@ -51,33 +51,23 @@ def test_right_gradients_are_no_finding(ranks):
     assert judged(proofs(ranks)) == []
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 9])
-@pytest.mark.parametrize("guilty", [0, 2])
-def test_who_hands_over_another_gradient_is_named(ranks, guilty):
-    rows = proofs(ranks)
-    for rank, proof in rows.items():  # all get the mean, with the wrong part in it
-        rows[rank] = structs.replace(proof, error=0.1)
-    rows[guilty] = structs.replace(rows[guilty], handed=off(rows[guilty].handed))
-    (found,) = judged(rows)
-    assert (found.code, found.ranks, found.severity) == ("TRN003.gradient", (guilty,), Severity.ERROR)
-
-
-def test_who_computes_wrongly_altogether_is_named_once():
-    rows = proofs(4)
-    for rank, proof in rows.items():
-        rows[rank] = structs.replace(proof, error=0.1)
-    spoilt = {rank: off(told) for rank, told in rows[1].witnessed.items()}
-    rows[1] = structs.replace(rows[1], handed=off(rows[1].handed), witnessed=spoilt)
-    (found,) = judged(rows)
-    assert (found.code, found.ranks) == ("TRN003.gradient", (1,))
-
-
 def test_of_two_ranks_none_is_named(golden):
     rows = proofs(2)
-    rows[1] = structs.replace(rows[1], handed=off(rows[1].handed))
-    (found,) = judged(rows)
+    (found,) = judged(rows | {1: structs.replace(rows[1], handed=off(rows[1].handed))})
     assert (found.code, found.ranks) == ("TRN003.gradient", ())
     golden(found)
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 9])
+@pytest.mark.parametrize(("guilty", "witnesses"), [(0, False), (2, False), (1, True)])
+def test_who_hands_over_another_gradient_is_named_once(ranks, guilty, witnesses):
+    # All get the mean, with the wrong part in it.
+    rows = {rank: structs.replace(proof, error=0.1) for rank, proof in proofs(ranks).items()}
+    own = rows[guilty]
+    told = {rank: off(sketch) for rank, sketch in own.witnessed.items()} if witnesses else own.witnessed
+    rows[guilty] = structs.replace(own, handed=off(own.handed), witnessed=told)
+    (found,) = judged(rows)
+    assert (found.code, found.ranks, found.severity) == ("TRN003.gradient", (guilty,), Severity.ERROR)
 
 
 @pytest.mark.parametrize("error", [0.01, float("nan"), float("inf")])
@@ -141,15 +131,6 @@ def test_who_is_slow_is_named_with_its_class(ranks, part, why):
         assert (found.rank, found.why) == (1, why)
 
 
-@pytest.mark.parametrize(("cpus", "named"), [("f", [(1,)]), ("3", [])])
-def test_a_rank_that_gets_less_of_a_core_that_ranks_share_is_no_straggler(cpus, named):
-    rows = {rank: Data(steps=own) for rank, own in steps(4, slow={1: {"backward": 7e-3, "core_share": 0.5}}).items()}
-    seen = seen_of(ddp_step.CHECK, rows, ranks_per_node=4)
-    arrivals = {rank: structs.replace(own, cpus=cpus) for rank, own in seen.world.arrivals.items()}
-    judged = ddp_step.judge(with_arrivals(seen, arrivals))
-    assert [own.ranks for own in judged if own.code == "TRN003.straggler"] == named
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
 def test_with_nobody_slow_nobody_is_named(ranks):
     for seed in range(50):
@@ -206,12 +187,21 @@ def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
     assert ddp_step.figures(seen)["step.overlap_share"] == 0.5
 
 
-@pytest.mark.parametrize(("cpus", "named"), [("3", [(2,)]), ("1", [])])
-def test_where_more_than_two_ranks_share_a_core_no_straggler_is_named(cpus, named):
-    rows = {rank: Data(steps=own) for rank, own in steps(4, slow={2: {"data": 4e-3}}).items()}
+@pytest.mark.parametrize(
+    ("cpus", "part", "named"),
+    [
+        pytest.param("f", {"backward": 7e-3, "core_share": 0.5}, [(2,)], id="a core each"),
+        pytest.param("3", {"backward": 7e-3, "core_share": 0.5}, [], id="less of a shared core"),
+        pytest.param("3", {"data": 4e-3}, [(2,)], id="two ranks a core"),
+        pytest.param("1", {"data": 4e-3}, [], id="four ranks a core"),
+    ],
+)
+def test_where_ranks_share_cores_no_rank_is_slow_for_lack_of_them(cpus, part, named):
+    rows = {rank: Data(steps=own) for rank, own in steps(4, slow={2: part}).items()}
     seen: Seen[Data] = seen_of(ddp_step.CHECK, rows, ranks_per_node=4)
     arrivals = {rank: structs.replace(own, cpus=cpus) for rank, own in seen.world.arrivals.items()}
-    assert [found.ranks for found in ddp_step.judge(with_arrivals(seen, arrivals))] == named
+    found = ddp_step.judge(with_arrivals(seen, arrivals))
+    assert [own.ranks for own in found if own.code == "TRN003.straggler"] == named
 
 
 # Found by reviewers ---------------------------------------------------------------------------------------------------
