@@ -8,7 +8,7 @@ machine. So a difference must exceed the spread of the repeats, and a share.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from statistics import median
 from typing import NamedTuple
@@ -134,18 +134,11 @@ def _shifted(name: str, text: str, change: Shift) -> Change:
     return Change(direction=direction, name=name, text=text, old=old, new=new, ratio=ratio, noise=noise)
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f} %"
-
-
 def median_without(ordered: Sequence[float], value: float) -> float:
     """The median of at least two sorted values without this one of them: one sorting serves all ranks of a fleet."""
     place, left = bisect_left(ordered, value), len(ordered) - 1
     middle = [ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2)]
     return quantile(middle, 0.5)
-
-
-# The whole machine ---------------------------------------------------------------------------------------------------
 
 
 def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
@@ -157,7 +150,7 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
             continue
         then, now = (_value_text(figure, value) for value in (shifted.old, shifted.new))
         spread = "its spread is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
-        text = f"{figure.title}: {then} -> {now} ({_percent(shifted.new / shifted.old)}; {spread})"
+        text = f"{figure.title}: {then} -> {now} ({100 * (shifted.new / shifted.old - 1):+.0f} %; {spread})"
         yield _shifted(figure.name, text, shifted)
 
 
@@ -171,7 +164,7 @@ def _value_text(figure: Figure, value: float) -> str:
 def shift(old: Figure, new: Figure) -> Shift | None:
     """The difference of one figure; None where it cannot be compared with the other."""
     least = {Sampling.SINGLE: 1, Sampling.SUMMARY: 3, Sampling.REPEATS: _LEAST_REPEATS}[old.sampling]
-    sound = all(len(each.values) >= least and _are_sound(each.values) for each in (old, new))
+    sound = all(len(each.values) >= least and all(0 < v < math.inf for v in each.values) for each in (old, new))
     if not sound or old.sampling is not new.sampling:
         return None
     was, now = sorted(old.values), sorted(new.values)
@@ -191,13 +184,6 @@ def shift(old: Figure, new: Figure) -> Shift | None:
     ratio = middles[0] / middles[1] if old.is_rate else middles[1] / middles[0]
     return Shift(*middles, ratio, noise, is_apart and not 1 / limit < ratio < limit)
 
-
-def _are_sound(values: Iterable[float]) -> bool:
-    """Whether all are positive and finite."""
-    return all(0 < value < math.inf for value in values)
-
-
-# Benchmarks ----------------------------------------------------------------------------------------------------------
 
 # SuperBench's rule for a baseline of the same system.
 WORSE_SHARE = 0.05

@@ -167,9 +167,6 @@ def _key(of: BenchRow | Series) -> tuple[str, str, str]:
     return of.collective, of.backend, of.dtype
 
 
-# nccl-tests' form ----------------------------------------------------------------------------------------------------
-
-
 def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
     """The report as text; `details` shortens nothing.
 

@@ -24,9 +24,6 @@ def summary(found: Sequence[Series]) -> str:
     return " ".join((*said[:_MOST_SAID], *rest)) or "Nothing was measured."
 
 
-# The report ----------------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1)
 def bench_of(seen: Seen[Data]) -> BenchReport:
     """The rows, series and ranks of all sweeps, cached for each `seen`; empty where nothing was measured."""
@@ -78,9 +75,6 @@ def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
     if len(seen.world.hosts) > 1:
         fabric["network"] = ", ".join(f"{rate / 125e6:g} Gbit/s" for rate in rates) or "of unknown speed"
     return fabric
-
-
-# The findings ---------------------------------------------------------------------------------------------------------
 
 
 _SHOWN = 16

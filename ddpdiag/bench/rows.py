@@ -60,9 +60,6 @@ def devices(bench: BenchReport) -> list[BenchRank]:
     return list(lines.values())
 
 
-# nccl-tests' lines ---------------------------------------------------------------------------------------------------
-
-
 def _spread(words: Sequence[str]) -> str:
     """Words right-aligned in the columns of one mode."""
     return "".join(f"  {word:>{width}}" for word, width in zip(words, (7, 6, 6, 6), strict=True))
@@ -110,9 +107,6 @@ def footer(part: Part, okay: bool | None) -> Iterator[str]:
     yield f"# {'Out of bounds values':<20} : {checked}"
     word = {None: "", True: "OK", False: "FAILED"}[okay]
     yield f"# {'Avg bus bandwidth':<20} : {fmean(row.busbw_bytes_per_s for row in part.rows) / 1e9:g} {word}"
-
-
-# CSV -----------------------------------------------------------------------------------------------------------------
 
 
 COLUMNS = (*BenchRow.__struct_fields__, "slowest_host")

@@ -63,8 +63,6 @@ def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[in
     return hosts
 
 
-# The bottleneck ------------------------------------------------------------------------------------------------------
-
 # At least this much of the expectation counts as reached (stas00, ml-engineering: 80 %).
 GOOD_SHARE = 0.8
 # Of what copies and loopback allow: gloo's threads hand each segment to each other. Two ranks on an idle host of two
@@ -135,9 +133,6 @@ def _share(peak: BenchRow, limit: Bound | None) -> float | None:
     return peak.busbw_bytes_per_s / expected if expected > 0 else None
 
 
-# Ranks ---------------------------------------------------------------------------------------------------------------
-
-
 def ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
     """The table of ranks at the largest size of the sweep's first dtype."""
     if not sweep.rows:
@@ -168,8 +163,6 @@ def ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
             slow=among.slow.get(rank, ""),
         )
 
-
-# Slow ranks ----------------------------------------------------------------------------------------------------------
 
 # Between NVRx's straggler (a score below 0.75, so 1.33x slower) and twice as slow (DLRover). On two noisy cores, equal
 # ranks differ by more than a third now and then.

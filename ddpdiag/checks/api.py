@@ -82,17 +82,13 @@ class SkipReason(NamedTuple):
         """The line of the recording."""
         match self.kind:
             case SkipKind.INAPPLICABLE:
-                grounds = not is_requested(check, options)
+                is_selected = bool(options.select) and check.code.startswith(options.select)
+                grounds = check.stage.value not in options.stages and not is_selected
             case SkipKind.OPTIONAL:
                 grounds = check.code not in options.select
             case SkipKind.UNNEEDED | SkipKind.BLOCKED:
                 grounds = self.kind is SkipKind.UNNEEDED
         return Skip(code=check.code, reason=self.text, grounds=grounds)
-
-
-def is_requested(check: "Check[Any]", options: Options) -> bool:
-    """Whether the user named the check, or its stage."""
-    return check.stage.value in options.stages or bool(options.select and check.code.startswith(options.select))
 
 
 def inapplicable(text: str | None) -> SkipReason | None:
@@ -345,6 +341,8 @@ def new_trial(
     check = seen.check
     backend = dict(params or {}).get("backend", seen.world.backend)
     chosen = scope_groups(check.scope, seen.world) if groups is None else groups
+    # Through torch, but for gloo, or through NVML.
+    starts_gpus = backend != "gloo" if check.kind is Kind.TORCH else check.stage in (Stage.GPU, Stage.P2P)
     largest = max(map(len, chosen), default=1)
     grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
     return Trial(
@@ -358,13 +356,8 @@ def new_trial(
         fresh=fresh,
         may_fail=may_fail,
         late_after=late_after,
-        first_use_seconds=FIRST_USE_SECONDS if _starts_gpus(check, backend) else 0.0,
+        first_use_seconds=FIRST_USE_SECONDS if starts_gpus else 0.0,
     )
-
-
-def _starts_gpus(check: "Check[D]", backend: object) -> bool:
-    """Whether a trial may be the first user of the GPUs: through torch, but for gloo, or through NVML."""
-    return backend != "gloo" if check.kind is Kind.TORCH else check.stage in (Stage.GPU, Stage.P2P)
 
 
 @dataclass(frozen=True)

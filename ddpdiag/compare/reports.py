@@ -138,9 +138,6 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
     return compared_figures(old.snapshot, new.snapshot)
 
 
-# Findings that are new, gone, more or graver, and those that are unknown ----------------------------------------------
-
-
 _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
 # They are about the run of ddpdiag, and no fault of the machine.
 _MINOR = ("RUN004.", "CMP001.")
@@ -188,9 +185,6 @@ def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str,
     )
 
 
-# Checks that looked ---------------------------------------------------------------------------------------------------
-
-
 def _looked(report: Report, other: Report) -> frozenset[str]:
     """Codes of the checks that looked in this report, as far as the other one needs them."""
     measured, wanted = _measured(report), _measured(other)
@@ -211,9 +205,6 @@ def _measured(report: Report) -> frozenset[str]:
 
 def _code(finding: Finding) -> str:
     return finding.code.partition(".")[0]
-
-
-# Equal findings of both runs ------------------------------------------------------------------------------------------
 
 
 def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:

@@ -50,7 +50,14 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
         seconds=end.seconds if end else max((event.seconds for event in run.recording.events), default=0.0),
         budget_seconds=header.options.budget_seconds,
         run_id=header.run_id,
-        world=_world_line(world),
+        world=WorldLine(
+            size=world.size,
+            hosts=tuple(dict.fromkeys(node for node, _ in world.hosts)),
+            launcher=world.launcher,
+            backend=world.backend,
+            leaves=leaves_of(world),
+            scheduler="slurm" if world.in_slurm else "",
+        ),
         ranks=rows,
         stages=lines.stages,
         checks=lines.checks,
@@ -75,17 +82,6 @@ def _snapshot(world: World, recording: Recording, sections: Sequence[Section]) -
         return snapshot_of(world, recording, sections)
     except (ValueError, ArithmeticError, LookupError):
         return None  # `judge_checks` has noted it
-
-
-def _world_line(world: World) -> WorldLine:
-    return WorldLine(
-        size=world.size,
-        hosts=tuple(dict.fromkeys(node for node, _ in world.hosts)),
-        launcher=world.launcher,
-        backend=world.backend,
-        leaves=leaves_of(world),
-        scheduler="slurm" if world.in_slurm else "",
-    )
 
 
 def world_of(recording: Recording) -> World:

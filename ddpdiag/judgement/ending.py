@@ -67,9 +67,6 @@ def with_signal(report: Report, signum: int | None) -> Report:
     return report if signum is None else structs.replace(report, exit_code=ExitCode.of_signal(signum))
 
 
-# A signal -----------------------------------------------------------------------------------------------------------
-
-
 def _not_tried(recording: Recording, moment: float) -> Recording:
     """The run with the outcomes that its end brought about as skipped."""
     parts = _parts(recording)
@@ -144,9 +141,6 @@ def _with_known_groups(trials: Sequence[Trial], parts: Parts, last: int) -> Iter
             groups = tuple(group for group in trial.groups if not failed.isdisjoint(group))
             if groups:
                 yield structs.replace(trial, groups=groups)
-
-
-# Rank 0 lost ----------------------------------------------------------------------------------------------------------
 
 
 def _with_end(recording: Recording) -> Recording:

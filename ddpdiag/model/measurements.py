@@ -78,9 +78,6 @@ class Steps(Struct, frozen=True, kw_only=True):
     overlap: float | None
 
 
-# Copies --------------------------------------------------------------------------------------------------------------
-
-
 # Rates are bytes per second in one direction, of the fastest of several batches of calls; what was not measured is
 # None. `wrong` counts 32-bit words that differed on arrival.
 
@@ -133,9 +130,6 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused: tuple[tuple[int, int], ...] = ()
 
 
-# Arithmetic and memory of a GPU ---------------------------------------------------------------------------------------
-
-
 class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU at one moment, as NVML reports it: the clock of its processors in hertz, the bits of nvmlClocksEventReasons
     in `events`."""
@@ -165,9 +159,6 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: int = 0
     pids: tuple[int, ...] | None = None
     unmeasured: str = ""
-
-
-# One rank alone ------------------------------------------------------------------------------------------------------
 
 
 class Product(Struct, frozen=True, kw_only=True):

@@ -7,8 +7,6 @@ from msgspec import Struct, field, structs
 from ddpdiag.model.bench import Bench, BenchCurve
 from ddpdiag.model.train import Train
 
-# The figures of a run, small enough to be compared with another run -----------------------------------------------
-
 
 class Sampling(Enum):
     """The meaning of a figure's values: repeats, in the order of their measurement; the quickest, the median and the
@@ -49,8 +47,6 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     busy_share: float | None = None
     on_gpus: bool = False
 
-
-# The options ---------------------------------------------------------------------------------------------------------
 
 # The launcher of a run that looks at its own host only.
 ALONE = "alone"

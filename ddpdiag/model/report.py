@@ -150,9 +150,6 @@ class HostsLine(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# All of it ------------------------------------------------------------------------------------------------------------
-
-
 class Report(Struct, frozen=True, kw_only=True):
     """The JSON report; docs/report.schema.json is generated from it.
 

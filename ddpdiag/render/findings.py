@@ -60,7 +60,8 @@ def write_findings(
     earlier: list[Finding] = []
     for number, group in enumerate(own):
         if CODES_SHOWN <= number < len(serious) and not details:
-            _write_headed(page, group[0], _headline(group), style="bold")
+            others = f", and {len(group) - 1:,} more like this" if len(group) > 1 else ""
+            _write_headed(page, group[0], one_line(group[0].title) + others, style="bold")
             _write_subjects(page, group, LIST_SHOWN)
             _write_fix(page, group[0])
             page.blank()
@@ -76,10 +77,6 @@ def _write_headed(page: Page, finding: Finding, text: str, *, style: str = "") -
     """A paragraph behind the severity and code of a finding."""
     lead = f"{finding.severity.value} {one_line(finding.code)}: "
     page.write(text, style=style, lead=lead, lead_style=_STYLES[finding.severity])
-
-
-def _headline(group: Sequence[Finding]) -> str:
-    return one_line(group[0].title) + (f", and {len(group) - 1:,} more like this" if len(group) > 1 else "")
 
 
 def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, details: bool) -> None:
@@ -254,8 +251,6 @@ def subjects(findings: Iterable[Finding], limit: int | None) -> list[tuple[str, 
     )
     return [(noun if number == 1 else f"{noun}s", text) for noun, number, text in kinds if number]
 
-
-# For Markdown and HTML -----------------------------------------------------------------------------------------------
 
 _NAMES_SHOWN, _SHORT = 24, 100
 

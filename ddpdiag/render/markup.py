@@ -172,9 +172,6 @@ def spaced(lines: list[str]) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-# Blocks --------------------------------------------------------------------------------------------------------------
-
-
 _PARAGRAPH_BYTES, _CELL_BYTES, _TABLE_BYTES, _LIST_BYTES = 2_000, 600, 8_000, 6_000
 _ROWS_SHOWN, _COLUMNS_SHOWN, _TITLE_LETTERS = 64, 16, 400
 

@@ -106,9 +106,6 @@ class Page:
         return self._file.getvalue()
 
 
-# Columns of numbers -------------------------------------------------------------------------------------------------
-
-
 _MOST_DECIMALS, _MOST_SIZE = 3, 1e7
 
 
@@ -136,9 +133,6 @@ def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None)
         return Format(unit, 0)
     wanted = 2 - int(f"{sizes[len(sizes) // 2]:.2e}".partition("e")[2])
     return Format(unit, min(max(wanted, -math.floor(math.log10(sizes[0])), 0), _MOST_DECIMALS))
-
-
-# Tables -------------------------------------------------------------------------------------------------------------
 
 
 ALL_SHOWN, MOST_SHOWN = 16, 1_000  # without and with `--details`

@@ -48,11 +48,12 @@ def sections(report: Report) -> Iterator[Section]:
 
 
 def _inventory(report: Report) -> Iterator[Block]:
-    rows = tuple(
-        (_hosts_text(kind.hosts), *(kind.parts.get(part, UNKNOWN) for part in INVENTORY)) for kind in report.inventory
-    )
+    rows = []
+    for kind in report.inventory:
+        hosts = f"{len(kind.hosts):,} ({fold_hosts(kind.hosts, limit=_NAMES_SHOWN)})"
+        rows.append((hosts, *(kind.parts.get(part, UNKNOWN) for part in INVENTORY)))
     if rows:
-        yield Table(columns=tuple(map(Column, ("hosts", *INVENTORY))), rows=rows, noun="kind of host")
+        yield Table(columns=tuple(map(Column, ("hosts", *INVENTORY))), rows=tuple(rows), noun="kind of host")
 
 
 def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
@@ -70,13 +71,6 @@ def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
                 words.append(f"{lead} {', '.join(parts)}")
         kinds.append((count(len(kind.hosts), "host") + names, one_line("; ".join(words))))
     return kinds
-
-
-def _hosts_text(hosts: Sequence[str]) -> str:
-    return f"{len(hosts):,} ({fold_hosts(hosts, limit=_NAMES_SHOWN)})"
-
-
-# Pairs ----------------------------------------------------------------------------------------------------------------
 
 
 def _pairs(matrices: Sequence[Alike], findings: Sequence[Finding]) -> Iterator[Block]:
@@ -113,9 +107,6 @@ def _summary(matrix: Matrix) -> str:
     slowest, link = min(working)
     median = bytes_per_s(quantile(sorted(rate for rate, _ in working), 0.5))
     return f"{count(len(links), 'link')}, median {median}, slowest {link} at {bytes_per_s(slowest)}{failed}."
-
-
-# The run --------------------------------------------------------------------------------------------------------------
 
 
 def _stages(report: Report) -> Iterator[Block]:
@@ -172,9 +163,6 @@ def time_spent(report: Report) -> str:
     return f"Stages: {seconds(inside)}; starting processes, planning and waiting between trials: {seconds(outside)}."
 
 
-# Hosts ----------------------------------------------------------------------------------------------------------------
-
-
 def _topology(report: Report, matrices: Sequence[Alike]) -> Iterator[Block]:
     """Hosts with their ranks, leaf switches, and how the GPUs of each host are connected."""
     if report.ranks:
@@ -226,9 +214,6 @@ def _uuids(own: Alike) -> str:
     """The UUIDs of the GPUs if all are of a single host."""
     gpus = "; ".join(f"{gpu}: {uuid}" for gpu, uuid in own.matrix.gpus.items()) if len(own.hosts) < 2 else ""
     return f"{gpus}." if gpus else ""
-
-
-# Environment ----------------------------------------------------------------------------------------------------------
 
 
 def _environment(report: Report) -> Iterator[Block]:

@@ -13,8 +13,6 @@ from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 class Deadlines:
     """Time-outs in seconds."""
 
-    # A trial ---------------------------------------------------------------------------------------------------------
-
     # The first trial with torch waits for its import: 1-2 s from a local disk, more than 10 s from a busy file server.
     import_torch: float = 30.0
     # With less than this, no trial is begun.
@@ -26,8 +24,6 @@ class Deadlines:
     # No group is late sooner than this, however quick others are.
     late_group: float = 5.0
 
-    # The relay of a host ---------------------------------------------------------------------------------------------
-
     # Ranks of one host start within seconds of each other, also where Python is on a busy file server.
     find_relay: float = 10.0
     # A rank asks it so often for an answer. With half a second until the supervisor looks, a rank behind one that was
@@ -37,12 +33,8 @@ class Deadlines:
     # After a signal: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
     relay_leaving: float = 0.25
 
-    # A fork server that ranks of a host share -------------------------------------------------------------------------
-
     # A fork takes 25 ms. A server that is stopped (SIGSTOP) is replaced after this time.
     fork: float = 2.0
-
-    # A process that did not end in time ------------------------------------------------------------------------------
 
     # A worker that is stopped, or in uninterruptible sleep without a moment on a core, at every look. A healthy disk or
     # file server answers within a second; the kernel repeats a request after 30 s (SCSI) or 60 s (nfs(5), timeo).
@@ -56,8 +48,6 @@ class Deadlines:
     # exclusive GPU waits meanwhile.
     kill_gpu: float = 20.0
     reap: float = 1.0
-
-    # Starts, and the end of a run ------------------------------------------------------------------------------------
 
     # A rank alone has joined already.
     own_hello: float = 1.0
@@ -74,8 +64,6 @@ class Deadlines:
     # A rank that got a signal to end waits for rank 0's end of the run.
     leave: float = 2.0
 
-    # A call in a process of its own ----------------------------------------------------------------------------------
-
     # TERM, then KILL: the first half may still say something.
     call_term: float = 0.25
     # A process that survives SIGKILL is stuck in the kernel, and is not waited for any longer.
@@ -83,14 +71,10 @@ class Deadlines:
     # A reader that is only slow is given so much, also at the end of the time.
     call_read: float = 0.25
 
-    # Files -----------------------------------------------------------------------------------------------------------
-
     # A process that opens a record locks the folder for a moment; one that is stopped there must delay no other.
     open_record: float = 1.0
     # The end of what a thread still writes to a file server, or removes there.
     tidy: float = 2.0
-    # Others ----------------------------------------------------------------------------------------------------------
-
     # A kernel answers within milliseconds, for closed ports, too.
     host_answer: float = 1.0
     # slurmctld answers within milliseconds; one that is busy is not worth waiting for.
@@ -102,8 +86,6 @@ class Deadlines:
 
 DEADLINES = Deadlines()
 
-
-# Silence -------------------------------------------------------------------------------------------------------------
 
 # Rank 0 beats every second, and more slowly in a world of more than 5,000 ranks; on an overloaded machine a healthy one
 # was seen silent for 3 s.

@@ -133,9 +133,6 @@ def prepare(
     )
 
 
-# A rank that follows -------------------------------------------------------------------------------------------------
-
-
 def follow(run: Run, place: Place, listener: Listener) -> int:
     """The part of a rank other than 0; the exit code that rank 0 sent. RunLost when the run ends without this rank."""
     signals = Signals()
@@ -166,9 +163,6 @@ def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener
         return client
     finally:
         listener.close()
-
-
-# Rank 0 --------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -263,9 +257,6 @@ class Leader:
         self._threads.shutdown(wait=False)
 
 
-# Both ----------------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _recording(run: Run, place: Place, shared: SharedRecord | None) -> Iterator[Record]:
     """This rank's record: removed at the end of the run, and kept where the run ended without this rank."""
@@ -340,9 +331,6 @@ def _exit_code(shutdown: Shutdown) -> int:
     if shutdown.exit_code != ExitCode.FIT:
         write_error_file(os.environ, shutdown.sentence)
     return shutdown.exit_code
-
-
-# All ranks of this host -----------------------------------------------------------------------------------------------
 
 
 def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:

@@ -72,8 +72,6 @@ class OwnRank(TrialRunner):
         if with_torch:  # the import takes more than a second, and plain trials are first
             self.workers[Kind.TORCH] = self.start_worker(Kind.TORCH, {})
 
-    # The channel -----------------------------------------------------------------------------------------------------
-
     def send(self, _identity: bytes, message: messages.Downward) -> None:
         """Obey at once."""
         match message:
@@ -107,8 +105,6 @@ class OwnRank(TrialRunner):
             self.read(running_trial)
         else:
             self.watch(running_trial)
-
-    # Trials ----------------------------------------------------------------------------------------------------------
 
     def report(self, message: messages.BarrierReached | messages.Partial | Outcome) -> None:
         """To the coordinator, in this process."""
@@ -157,8 +153,6 @@ def _become_worker(parent: int, worker: WorkerProcess, log: Log) -> NoReturn:
         sys.stderr.flush()
         os._exit(1)
 
-
-# Within a deadline ---------------------------------------------------------------------------------------------------
 
 # Whatever holds the call up (a file server that does not answer, a driver), the process that watches over it waits on
 # local descriptors only, says where the call stood, and leaves in time. The reader of its output is not held up either

@@ -194,9 +194,6 @@ class Fleet:
         return rate * max(0.01, 1 + self.noise.sigma * self._random.gauss(0, 1))
 
 
-# A run of it: arrivals, the rounds that are planned, and what each rank would have answered ---------------------------
-
-
 _BYTES = 64 << 20
 # What a pair of hosts needs, beside the calls: to meet, to open a group, to connect.
 _ROUND_SECONDS = 3.0

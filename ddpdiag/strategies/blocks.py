@@ -33,9 +33,6 @@ def reasons(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
         yield Text(f"{', '.join(alike)} {outcome.value}: {reason}", mark=_MARKS[outcome])
 
 
-# Strategies ----------------------------------------------------------------------------------------------------------
-
-
 def blocks(report: Report) -> Iterator[Section]:
     """The table of strategies, and why some of them do not work."""
     train = report.train
@@ -85,9 +82,6 @@ def _row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
         row.peak_bytes,
         row.state_bytes,
     )
-
-
-# Launchers -----------------------------------------------------------------------------------------------------------
 
 
 def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:

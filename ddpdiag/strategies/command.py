@@ -35,9 +35,6 @@ def run(launch: LaunchArgs, train: Train, options: CheckOptions, outputs: Output
     return check.run(launch, replace(options, select=CODES, budget=train.budget), outputs, train=train)
 
 
-# --compare-launchers -------------------------------------------------------------------------------------------------
-
-
 # The first three steps are not timed, and a median of fewer than three is unreliable.
 _LEAST_STEPS = 6
 _LEAST_BUDGET = 60.0

@@ -140,9 +140,6 @@ def reference(seen: Seen[Data]) -> tuple[float, ...]:
     return next((losses for losses in found if all(map(math.isfinite, losses))), ())
 
 
-# The table -----------------------------------------------------------------------------------------------------------
-
-
 def train_of(seen: Seen[Data]) -> TrainReport:
     """One row for each requested strategy, and one for single, where it was run."""
     asked = asked_of(seen.options)
@@ -202,8 +199,6 @@ def _sentence(rows: Sequence[StrategyRow]) -> str:
         speed = f"{speed}: {best.speedup:.2f} x one process alone on {best.devices} devices"
     return f"{works}; {speed}."
 
-
-# Findings ------------------------------------------------------------------------------------------------------------
 
 _CHECK = (
     "Run `ddpdiag check` with the same ranks: it tests hosts, GPUs, rendezvous and all-reduce one by one, and names "

@@ -44,9 +44,6 @@ _LONGEST_REASON = 300
 Processes = Sequence[subprocess.Popen[bytes]]
 
 
-# Command lines -------------------------------------------------------------------------------------------------------
-
-
 MODULE = "ddpdiag.strategies.workloads.launched"
 LOOPBACK = "127.0.0.1"
 # The launcher of a rank sets these again: what an earlier job left in the shell must not decide.
@@ -97,9 +94,6 @@ def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
         "PYTHON_EXEC": sys.executable,
         "TMPDIR": folder,
     }
-
-
-# Starts --------------------------------------------------------------------------------------------------------------
 
 
 class Starts:

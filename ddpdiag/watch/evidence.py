@@ -135,9 +135,6 @@ def _frames(thread: _Thread) -> tuple[str, ...]:
     return tuple(f"{f.name} ({os.path.basename(f.filename)}:{f.line})"[:_MOST_CHARACTERS] for f in thread.frames)
 
 
-# Why it is refused ----------------------------------------------------------------------------------------------------
-
-
 def refusal(pid: int, root: Path = PROC) -> str:
     """Name the reason why the memory of a process may not be read, and the setting that helps, without a full stop.
 

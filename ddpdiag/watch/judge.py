@@ -59,9 +59,6 @@ def _finding(word: str, title: str, message: str, fix: str = "", ranks: Sequence
     )
 
 
-# Ranks that are not able to continue ---------------------------------------------------------------------------------
-
-
 def _gone(look: Look) -> Finding | None:
     ranks = look.doing(Activity.GONE)
     if not ranks or (len(ranks) < len(look.ranks) and not look.doing(Activity.WAITING)):
@@ -153,9 +150,6 @@ def _starved(look: Look) -> Finding | None:
         else "Look at that process first: /dev/shm full, out of memory, a file system that does not respond.",
         ranks,
     )
-
-
-# Ranks for which others wait -----------------------------------------------------------------------------------------
 
 
 def _posted(look: Look) -> Finding | None:
@@ -297,9 +291,6 @@ def _odd(look: Look) -> Finding | None:
     )
 
 
-# Ranks that do not differ --------------------------------------------------------------------------------------------
-
-
 def _all_wait(look: Look) -> Finding | None:
     waiting = look.doing(Activity.WAITING)
     if not waiting or len(waiting) != len(look.ranks):
@@ -377,9 +368,6 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _all_wait,
     _undecided,
 )
-
-
-# The activity of each rank -------------------------------------------------------------------------------------------
 
 
 def groups(look: Look, named: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:

@@ -274,9 +274,6 @@ class OutputMonitor:
                 wake.set()
 
 
-# Why the command failed ----------------------------------------------------------------------------------------------
-
-
 def failure_text(sinks: Iterable[Sink], status: int) -> str:
     """Sentences on why a command with this wait status failed; empty if no known text explains it in time."""
     texts: list[str] = []

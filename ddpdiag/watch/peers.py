@@ -65,7 +65,8 @@ class Peers:
         """All of them, the leader first; other users' do not count."""
         found = {self._own}
         if self._name is not None:
-            names = re.findall(rf"@ddpdiag-watch-{self._name}-(\d+)-(\d+)-(\d+)$", _sockets(root), re.MULTILINE)
+            sockets = read_text(root / "net" / "unix") or ""
+            names = re.findall(rf"@ddpdiag-watch-{self._name}-(\d+)-(\d+)-(\d+)$", sockets, re.MULTILINE)
             peers = (Peer(*map(int, row)) for row in names)
             found |= {peer for peer in peers if _is_ours(root / str(peer.pid))}
         return sorted(found)
@@ -85,10 +86,6 @@ class Peers:
     def close(self) -> None:
         """Close the socket: another peer leads then."""
         self._socket.close()
-
-
-def _sockets(root: Path) -> str:
-    return read_text(root / "net" / "unix") or ""
 
 
 def _is_ours(folder: Path) -> bool:

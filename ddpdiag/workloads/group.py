@@ -160,8 +160,6 @@ def open_store(ctx: Context) -> dist.Store:
     return dist.TCPStore(opening.host, int(opening.offer), size, False, timeout, wait_for_workers=False)
 
 
-# Rendezvous ----------------------------------------------------------------------------------------------------------
-
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 

@@ -123,9 +123,6 @@ def _wrong(collective: str, result: torch.Tensor) -> int:
             return sum(differing(part, values(other, ranks), start) for other, part in parts)
 
 
-# Values --------------------------------------------------------------------------------------------------------------
-
-
 def values(rank: int, ranks: int) -> torch.Tensor:
     """One period of a rank's input, int64; it repeats along the tensor."""
     index = torch.arange(2 * _WEIGHTS * _WEIGHTS * ranks)

@@ -225,9 +225,6 @@ def _sizes_text(sizes: Sequence[int]) -> str:
     return " to ".join(dict.fromkeys(size_text(size) for size in (sizes[0], sizes[-1])))
 
 
-# Calls ---------------------------------------------------------------------------------------------------------------
-
-
 def has_time(size_bytes: int, last: tuple[int, float] | None, left_seconds: float) -> bool:
     """Whether there is time for the fewest calls of a size, judged by size and seconds of the last call."""
     size, seconds = last or (1, 0.0)

@@ -28,7 +28,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial,
 from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.fabric.hosts import path_finding, truncation_of, unit_finding
 from ddpdiag.checks.fabric.notes import Diagnosis, Reached, Results, Round, Rules
-from ddpdiag.checks.fabric.rounds import Data, answers_of, outcomes_of
+from ddpdiag.checks.fabric.rounds import Data, answers_of
 from ddpdiag.checks.fabric.search import follow, localise
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
@@ -73,7 +73,7 @@ def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int,
     """The results of each host's pairs (by its first rank), of the trials in which any of them took part."""
     host_of = {rank: ranks[0] for ranks in hosts for rank in ranks}
     answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in hosts}
-    for results in answers_of(seen, outcomes_of(seen)):
+    for results in answers_of(seen):
         own: dict[int, dict[tuple[int, ...], Reached]] = {}
         for group, reached in results.items():
             own.setdefault(host_of[group[0]], {})[group] = reached
@@ -215,5 +215,5 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
 
 measure = fab001.measure
 # As FAB001.
-SETTINGS = {"floor_share": fab001.FLOOR, "transient_share": 0.01, "error_share": 0.5}
+SETTINGS = {"floor_share": fab001.FLOOR, "transient_share": 0.01}
 CHECK: Check[Data] = Check(__name__, "FAB002", "ranks-of-a-host", Stage.FABRIC, Scope.LIVING, Kind.TORCH, deadline=10)

@@ -118,6 +118,8 @@ _ONE_HOST = "there is one host only"
 LEAST_INSIDE = 3
 # A pair that takes so many times as long as half of them did will not end.
 LATE_AFTER = 4.0
+# Cluster checks as a rule warn below 80 % of the usual rate and fail below 50 %.
+_ERROR_SHARE = 0.5
 
 
 def measure(ctx: Context) -> Data:
@@ -313,7 +315,7 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
     pairs = f"Pairs of one of these {len(names)} hosts with another host"
     if part.between:
         pairs = "The slow pairs of these hosts"
-    serious = severity(part.quiet, bar.usual, seen.number("error_share"))
+    serious = severity(part.quiet, bar.usual)
     return seen.finding(
         "congested",
         f"{known}the network {where} is {'slow' if in_quiet else 'slow while other hosts communicate'}",
@@ -342,7 +344,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         f"{count(len(ranks), 'rank')}. "
         f"Test by test: {tests_text(alone.tests)}."
         + (f" Other hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
-        severity=severity(alone.tests, alone.usual, seen.number("error_share")),
+        severity=severity(alone.tests, alone.usual),
         hosts=(name,),
         evidence=measured(alone.tests, alone.usual),
         fix=f"{begun(leave_out([name]))}. Then run `ddpdiag check` on {name} alone: it tests clocks, memory, GPUs and "
@@ -387,7 +389,7 @@ def unit_finding(
         f"With each of {partners}{quiet} {name} {'fails' if share is None else f'is {share_text(share)} slower'}: "
         f"{tests_text(bad.tests)}. Pairs of {word}s usually reach {rate_text(bar.usual)} busbw, and these partners "
         "reach it with others.",
-        severity=severity(bad.tests, bar.usual, seen.number("error_share")),
+        severity=severity(bad.tests, bar.usual),
         hosts=hosts,
         ranks=ranks,
         gpus=gpus,
@@ -512,10 +514,10 @@ def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     )
 
 
-def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Severity:
-    """An error if a test did not end or the best one is below `error_share` of the usual rate; else a warning."""
+def severity(tests: Sequence[Reached], usual: float) -> Severity:
+    """An error if a test did not end or the best one is far below the usual rate; else a warning."""
     known = [tested.rate for tested in tests if tested.rate is not None]
-    bad = len(known) < len(tests) or max(known, default=0.0) < error_share * usual
+    bad = len(known) < len(tests) or max(known, default=0.0) < _ERROR_SHARE * usual
     return Severity.ERROR if bad else Severity.WARNING
 
 
@@ -547,12 +549,5 @@ def truncation_of(seen: Seen[D]) -> tuple[str, str]:
 
 
 # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts): see ddpdiag/checks/fabric/notes.py.
-# error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
-SETTINGS = {
-    "floor_share": FLOOR,
-    "transient_share": 0.01,
-    "rounds": 0,
-    "least_bytes_per_s": 30e6,
-    "error_share": 0.5,
-}
+SETTINGS = {"floor_share": FLOOR, "transient_share": 0.01, "rounds": 0, "least_bytes_per_s": 30e6}
 CHECK: Check[Data] = Check(__name__, "FAB001", "hosts", Stage.FABRIC, Scope.LIVING, Kind.TORCH, deadline=10)

@@ -192,16 +192,12 @@ def _shortest_half(known: Sequence[float]) -> tuple[float, float]:
 
 
 def z_of(units: int, rules: Rules) -> float:
-    """The number of standard deviations by which the bar lies below the usual rate (see above)."""
-    each = by_chance(units, rules)
+    """The number of standard deviations by which the bar lies below the usual rate."""
+    # The share of healthy tests that may fail in a round.
+    each = float((rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units)))
     # What transients use up is not there for noise.
     left = max(each - rules.transients, each / 10)
     return min(_MOST_Z, max(0.0, _NORMAL.inv_cdf(1 - min(left, 0.5))))
-
-
-def by_chance(units: int, rules: Rules) -> float:
-    """The share of healthy tests that may fail in a round (see above)."""
-    return float((rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units)))
 
 
 def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:

@@ -18,7 +18,6 @@ from ddpdiag.model import Outcome, Status
 from ddpdiag.stats import Samples
 
 # The outcome of each rank, by the number of the trial.
-OfTrials = Mapping[int, Mapping[int, Outcome]]
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.SKIPPED)
 
 
@@ -79,11 +78,6 @@ class FabricState:
             seed=zlib.crc32(self._seen.recording.header.run_id.encode()),
         )
 
-    @cached_property
-    def _host_of(self) -> dict[int, int]:
-        """The host of each host's first rank."""
-        return {ranks[0]: host for host, ranks in enumerate(self.fleet.ranks)}
-
     @property
     def _domains(self) -> Mapping[int, str]:
         """The leaf of each host, from the user's file or else from the ranks; never from both: names may differ."""
@@ -100,15 +94,11 @@ class FabricState:
     @cached_property
     def answers(self) -> tuple[Results, ...]:
         """The results of each trial's groups, in order, up to the first one that the run itself cut short."""
-        host_of = self._host_of
+        host_of = {ranks[0]: host for host, ranks in enumerate(self.fleet.ranks)}
         return tuple(
             {tuple([host_of[rank] for rank in ranks if rank in host_of]): tested for ranks, tested in results.items()}
-            for results in answers_of(self._seen, self._outcomes)
+            for results in answers_of(self._seen)
         )
-
-    @cached_property
-    def _outcomes(self) -> OfTrials:
-        return outcomes_of(self._seen)
 
     @property
     def pair_rates(self) -> dict[tuple[int, int], float]:
@@ -137,17 +127,12 @@ class FabricState:
         return tuple(ranks for ranks in groups if living.issuperset(ranks))
 
 
-def outcomes_of(seen: Seen[Data]) -> OfTrials:
-    """The outcome of each rank, by the number of the trial."""
+def answers_of(seen: Seen[Data]) -> Iterator[Results]:
+    """The results of each group of ranks, trial by trial, up to the first trial that the run itself cut short."""
     outcomes: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in seen.trials}
     for outcome in seen.recording.outcomes:
         if outcome.trial in outcomes:
             outcomes[outcome.trial][outcome.rank] = outcome
-    return outcomes
-
-
-def answers_of(seen: Seen[Data], outcomes: OfTrials) -> Iterator[Results]:
-    """The results of each group of ranks, trial by trial, up to the first trial that the run itself cut short."""
     for trial in seen.trials:
         own = outcomes[trial.number]
         failed = {rank: outcome for rank, outcome in own.items() if outcome.status is not Status.DONE}

@@ -73,9 +73,6 @@ _ALONE_ROUNDS = 2
 _FAILING_SHARE = 0.2
 
 
-# Quiet rounds: is a unit slow alone, or only while others communicate? -----------------------------------------------
-
-
 def retest(notes: Notes) -> Generator[Round, Results, None]:
     """The quiet rounds of suspects that are slow, and of pairs that fail between good ends.
 
@@ -152,9 +149,6 @@ def _open_pairs(notes: Notes) -> list[Pair]:
     return [pair for pair in failing if len(notes.tests[pair]) >= PATH_FAILURES]
 
 
-# What they share -----------------------------------------------------------------------------------------------------
-
-
 def congested_parts(notes: Notes) -> tuple[Congested, ...]:
     """The parts of the fabric that slow down several units: always, or only while others communicate."""
     if notes.slow_between:
@@ -222,9 +216,6 @@ def usual_of(tests: Iterable[Reached]) -> float | None:
     """The median of those that ended."""
     rates = [tested.rate for tested in tests if tested.rate is not None]
     return median(rates) if rates else None
-
-
-# A network that is slow between hosts --------------------------------------------------------------------------------
 
 
 def is_slow_between(notes: Notes) -> bool:
@@ -353,9 +344,6 @@ def follow(
     except StopIteration as end:
         found: T = end.value
         return found
-
-
-# Pair and confirm ----------------------------------------------------------------------------------------------------
 
 
 def localise(

@@ -124,7 +124,6 @@ STATES = (
 
 
 def states(health: Health) -> Iterator[Fault]:
-    """The states that the GPU is in."""
     for state in STATES:
         if state.of(health):
             need = "has worn-out memory" if state.action is Action.ISOLATE else "needs a reset for bad memory"
@@ -149,7 +148,11 @@ def rises(seen: Seen[D], before: Health, after: Health, seconds: float | None) -
     span = "" if seconds is None else f" within {seconds:.1f} s"
     for row in COUNTERS:
         old, new = row.of(before), row.of(after)
-        risen = {key: (end or 0) - (old[key] or 0) for key, end in new.items() if _has_risen(old.get(key), end)}
+        risen = {
+            key: end - begin
+            for key, end in new.items()
+            if end is not None and (begin := old.get(key)) is not None and end > begin
+        }
         per_minute = seen.number(row.most_per_minute) if row.most_per_minute else 0.0
         # Of a shorter run the whole limit counts, since a single event has no rate.
         if not row.rise or sum(risen.values()) <= per_minute * max((seconds or 0.0) / 60, 1.0):
@@ -159,10 +162,6 @@ def rises(seen: Seen[D], before: Health, after: Health, seconds: float | None) -
         said = f"{row.noun}s{_links_text(risen)} rose from {begin} to {end}{span}; {expected} expected"
         evidence = {"before": begin, "after": end, "seconds": seconds, **_links(risen)}
         yield _fault(row, row.rise, f"a GPU had {row.noun}s during the run", said, evidence)
-
-
-def _has_risen(before: int | None, after: int | None) -> bool:
-    return before is not None and after is not None and after > before
 
 
 def _fault(row: Counter, code: str, title: str, said: str, evidence: Mapping[str, Scalar | list[Scalar]]) -> Fault:

@@ -141,12 +141,6 @@ def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Find
         missing="missing",
         where=lambda ranks: f"{names_text(seen.world.hosts_of(ranks), 3)} ({ranks_text(ranks)})",
     )
-    fix = _FIX.format(part.shown)
-    if word == "driver":
-        fix = (
-            "If CUDA or NCCL fails, ask the administrator to install the same driver on all hosts. Otherwise there is "
-        )
-        fix += "nothing to do."
     yield odd_finding(
         seen,
         word,

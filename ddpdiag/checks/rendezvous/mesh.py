@@ -159,7 +159,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     rates, cells = Rates(seen, mesh), mesh.cells.values()
     doubtful = rates.short or rates.lossy or any(cell.missed or failure(cell) for cell in cells)
     again = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
-    return (again,) if doubtful and not dropped_everywhere(mesh) else ()
+    # Where no connection is accepted at all, another try shows nothing new.
+    return (again,) if doubtful and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
 
 
 def last_seconds(seen: Seen[Data]) -> float:
@@ -287,11 +288,6 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             evidence={"ways": [f"{mesh.link_text(link)}: {failure(own)}" for link, own in subject.first(_SHOWN)]},
             fix=_fix_of_failure(seen, mesh, subject, word),
         )
-
-
-def dropped_everywhere(mesh: Mesh) -> bool:
-    """Whether no connection is accepted at all, so that another try shows nothing new."""
-    return all(cell.reach is not Reach.ACCEPTED for cell in mesh.cells.values())
 
 
 class Expected(NamedTuple):

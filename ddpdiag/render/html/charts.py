@@ -21,12 +21,11 @@ _DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
 
 def drawable(chart: Chart) -> list[Line]:
     """The first lines, without points that no axis can show."""
-    lines = (Line(own.name, tuple(point for point in own.points if _fits(*point)), own.dashed) for own in chart.lines)
-    return [line for line in lines if line.points][:_LINES_SHOWN]
-
-
-def _fits(x: float, y: float) -> bool:
-    return 0 < x < math.inf and 0 <= y < 1e30
+    lines = []
+    for own in chart.lines:
+        if points := tuple((x, y) for x, y in own.points if 0 < x < math.inf and 0 <= y < 1e30):
+            lines.append(Line(own.name, points, own.dashed))
+    return lines[:_LINES_SHOWN]
 
 
 def svg_of(chart: Chart) -> str:

@@ -327,9 +327,6 @@ class Membership:
         return silent, messages
 
 
-# Hellos ---------------------------------------------------------------------------------------------------------------
-
-
 def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
     """The arrivals by rank, with what launchers left open filled in.
 

@@ -1,4 +1,4 @@
-"""Messages between supervisors and rank 0: typed structs, never pickle."""
+"""Messages between supervisors and rank 0: typed structs, never pickle. From HelloAck on, rank 0 is the sender."""
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -9,8 +9,6 @@ from ddpdiag.model.trial import Opening
 
 # The largest honest message is an outcome with a stack dump, some 100 kB.
 MAX_MESSAGE_BYTES = 4 << 20
-
-# Supervisor to rank 0 ------------------------------------------------------------------------------------------------
 
 
 class Hello(Struct, frozen=True, tag=True):
@@ -53,9 +51,6 @@ class Leaving(Struct, frozen=True, tag=True):
 
 class Pong(Struct, frozen=True, tag=True):
     """An empty message: the sender lives."""
-
-
-# Rank 0 to supervisor ------------------------------------------------------------------------------------------------
 
 
 class HelloAck(Struct, frozen=True, tag=True):

@@ -163,8 +163,6 @@ class SecretServer:
         self._listener.close()
 
 
-# By munge ------------------------------------------------------------------------------------------------------------
-
 # munge authenticates Slurm's own messages: every host of the cluster runs munged with one key. Rank 0 sends a
 # credential to each process that connects. Only processes of its user can decode it (`munge --restrict-uid`), and
 # decoding tells the uid that encoded it. Other users receive bytes that they cannot read.

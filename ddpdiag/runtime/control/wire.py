@@ -150,8 +150,6 @@ def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T | None:
         return None
 
 
-# Batches -------------------------------------------------------------------------------------------------------------
-
 # Well below the limit of a message, with room for one that is large itself.
 _BATCH_BYTES = 1 << 20
 _Parcels = list[tuple[list[bytes], bytes]]

@@ -82,8 +82,6 @@ class Coordinator:
         self._kept_group = KeptGroup(header.world_size)
         self._to_come: list[AnyCheck] = []  # of those that run last
 
-    # The run ---------------------------------------------------------------------------------------------------------
-
     def run(self, wait_seconds: float) -> Recording:
         """Gather, run all checks, and return what was seen; never raises for what ranks do."""
         try:
@@ -143,8 +141,6 @@ class Coordinator:
     def _unable(self) -> set[int]:
         """Ranks that joined and can take no further part."""
         return self._membership.gone | self._without_torch
-
-    # Checks ----------------------------------------------------------------------------------------------------------
 
     def _run_checks(self) -> None:
         chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
@@ -233,8 +229,6 @@ class Coordinator:
 
     def _seen(self, check: AnyCheck, *, is_last: bool = False) -> Seen[Any]:
         return Seen(self._world(), check, self.recording(), is_last=is_last)
-
-    # Trials ----------------------------------------------------------------------------------------------------------
 
     def _run_trial(self, planned: Trial, kept: float) -> None:
         left = self._left(kept)

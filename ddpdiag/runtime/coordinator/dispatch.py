@@ -201,8 +201,6 @@ class KeptGroup:
         return len(trial.groups) == 1 and len(trial.groups[0]) == self._world_size
 
 
-# Budget --------------------------------------------------------------------------------------------------------------
-
 # For each check that runs last this many times what it says that it takes is kept; for all no more than this share.
 _KEPT_TIMES = 1.5
 _KEPT_SHARE = 1 / 3
@@ -266,8 +264,6 @@ class ProgressReporter:
         self._reported = now
         return True
 
-    # Ranks -----------------------------------------------------------------------------------------------------------
-
     def waiting(self, came: Collection[int], world_size: int, left_seconds: float) -> None:
         """Ranks are missing."""
         if self._is_due():
@@ -283,8 +279,6 @@ class ProgressReporter:
         if isinstance(line, Event) and line.kind not in self._happened and (text := _happened(line)):
             self._happened.add(line.kind)
             self._tell(news.Happened(text=text))
-
-    # Stages and checks -----------------------------------------------------------------------------------------------
 
     def planned(self, stages: Iterable[Stage]) -> None:
         """These stages will run, each once for every time that it is named."""
@@ -304,8 +298,6 @@ class ProgressReporter:
         status: news.StageStatus = "failed" if failed else "cut short" if cut else "done" if ran else "skipped"
         more = self._parts[stage] > 0
         self._tell(news.StageEnded(name=stage.value, status=status, seconds=seconds, failed=failed, more=more))
-
-    # Trials ----------------------------------------------------------------------------------------------------------
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""

@@ -236,9 +236,6 @@ def _check_same_world(env: Environ, world: Given) -> None:
         raise UsageError(f"{exported} contradicts {world}: expected the same, or no WORLD_SIZE")
 
 
-# The command line alone ----------------------------------------------------------------------------------------------
-
-
 def _by_rank(env: Environ, asked: LaunchArgs, here: Here, rank: Given) -> Launch:
     """The user starts each rank with --rank and --world-size."""
     refuse_block(asked, rank)

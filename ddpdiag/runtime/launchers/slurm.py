@@ -205,8 +205,6 @@ def _all_of_it(env: Environ, hosts: int) -> str:
     return " ".join(words)
 
 
-# The job's time limit ------------------------------------------------------------------------------------------------
-
 # Slurm kills a job some KillWait (30 s) after its end; clocks that differ by more are wrong.
 _SKEW_SECONDS = 60.0
 
@@ -262,8 +260,6 @@ def _by_slurms_clock(job: str) -> float | None:
     days, hours, minutes, seconds = (int(part or 0) for part in ran.groups())
     return float(end - start - (days * 86_400 + hours * 3600 + minutes * 60 + seconds))
 
-
-# The leaf switches of all hosts, from the user's file -----------------------------------------------------------------
 
 # A line of 100 bytes for each of 65,536 hosts.
 _MOST_BYTES = 8 << 20

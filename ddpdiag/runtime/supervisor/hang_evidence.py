@@ -68,8 +68,6 @@ def wait_for_answer(channel: socket.socket, end: float, alive: Callable[[], bool
         time.sleep(_POLL_SECONDS)
 
 
-# Python stacks -------------------------------------------------------------------------------------------------------
-
 MOST_FRAMES = 64
 MOST_THREADS = 16
 MOST_THREAD_FRAMES = 16

@@ -15,8 +15,6 @@ from msgspec import Struct, field
 from ddpdiag.model import Collective, Options, Place, Status, Trial
 from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial
 
-# Supervisor to worker, and back --------------------------------------------------------------------------------------
-
 
 class Task(Struct, frozen=True, tag=True):
     """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host.
@@ -61,8 +59,6 @@ class Incomplete(Struct, frozen=True):
 # The first two reach rank 0 as they are.
 WorkerMessage = BarrierReached | Partial | TrialEnded
 WorkerCommand = Task | BarrierOpen
-
-# Supervisor to fork server, and back ----------------------------------------------------------------------------------
 
 
 class Fork(Struct, frozen=True, tag=True):
@@ -126,8 +122,6 @@ decode_fork_server_request: msgspec.json.Decoder[ForkServerRequest] = msgspec.js
 decode_fork_server_message: msgspec.json.Decoder[ForkServerMessage] = msgspec.json.Decoder(ForkServerMessage)
 
 
-# Framing: the kernel takes no more than net.core.wmem_max at once, 208 KiB as a rule ---------------------------------
-
 FRAME_BYTES = 64 << 10
 _MORE, _LAST = b"+", b"."
 
@@ -159,8 +153,6 @@ class FrameReader:
         message, self._frames = b"".join(self._frames), []
         return message
 
-
-# The step page -------------------------------------------------------------------------------------------------------
 
 _STEP = struct.Struct("<qd")
 _LABEL_BYTES = 120

@@ -36,9 +36,6 @@ _BLOCK_BYTES = 65536
 _THREADS = 17  # of the fields of stat_of: num_threads of proc(5), the zombie included
 
 
-# In the child --------------------------------------------------------------------------------------------------------
-
-
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     """Make the kernel send `signum` to this process when the thread that started it ends (prctl(2), Linux).
 
@@ -77,9 +74,6 @@ def dump_stacks_to(file: int) -> None:
     """Make DUMP_SIGNAL write the stacks of all threads to a file; signals that were held back until now get through."""
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-
-
-# In the parent -------------------------------------------------------------------------------------------------------
 
 
 class Log:
@@ -288,9 +282,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-# Signals of this process ---------------------------------------------------------------------------------------------
 
 
 class Signals:

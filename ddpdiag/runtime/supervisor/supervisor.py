@@ -128,8 +128,6 @@ class Supervisor(TrialRunner):
         self._survivors = []
         return survivors
 
-    # Messages --------------------------------------------------------------------------------------------------------
-
     def _wait(self) -> None:
         poller = zmq.Poller()
         poller.register(self._client.socket, zmq.POLLIN)
@@ -181,8 +179,6 @@ class Supervisor(TrialRunner):
             return self.running_trial.reached
         return self._unacknowledged or messages.Pong()
 
-    # Trials ----------------------------------------------------------------------------------------------------------
-
     def start(self, trial: Trial) -> None:
         """Record the trial and hand it to a worker, unless it sets what no check sets."""
         if (refused := refused_override(trial.env)) is not None:
@@ -209,8 +205,6 @@ class Supervisor(TrialRunner):
             self._record.write(message)
             self._unacknowledged = message
         self._client.send(message)
-
-    # Rank 0 ----------------------------------------------------------------------------------------------------------
 
     def _watch_rank_0(self) -> None:
         now = time.monotonic()

@@ -175,9 +175,6 @@ def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
     os._exit(0)
 
 
-# Entry ---------------------------------------------------------------------------------------------------------------
-
-
 def main(parent: int, *descriptors: int) -> None:
     """Entry: PARENT_PID CHANNEL PAGE STACK QUESTIONS."""
     die_with_parent(parent)

@@ -86,9 +86,6 @@ def agreed_lack(ctx: Context, lack: str) -> str:
     return f"torch {torch.__version__}: {lack}" if lack else "another rank's torch cannot" if elsewhere else ""
 
 
-# The trainer -------------------------------------------------------------------------------------------------------
-
-
 # Not timed: the first steps load kernels, open connections and allocate memory.
 WARMUP_STEPS = 3
 
