@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from msgspec import Raw, Struct, structs
+import pytest
+from msgspec import Raw, structs
 from seen import arrival_of, made_check
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, blocked, inapplicable, new_trial
-from ddpdiag.model import EventKind, Finding, Header, Kind, Options, Outcome, Recording, Status, Trial
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, blocked, inapplicable, new_trial
+from ddpdiag.model import EventKind, Header, Kind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.news import (
     CheckBegan,
     Gathered,
@@ -46,14 +47,6 @@ Answer = Callable[[int, Downward], list[Upward]]
 N = TypeVar("N", bound=News)
 
 
-class Nothing(Struct, frozen=True):
-    pass
-
-
-def no_findings(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from ()
-
-
 def check(code: str = "COL001", scope: Scope = Scope.WORLD, kind: Kind = Kind.PLAIN, **more: object) -> Check[Nothing]:
     return made_check(code, scope, kind, stage=Stage.COLLECTIVE, measure=lambda ctx: Nothing(), **more)
 
@@ -84,6 +77,23 @@ def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]
             return [Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE)]
         case _:
             return [Pong()]
+
+
+def stopped(
+    rank: int,
+    message: Downward,
+    *,
+    silent: int,
+    begins: Callable[[int, Trial], list[Upward]] = lambda rank, trial: [],
+) -> list[Upward]:
+    """A rank that hangs until it is stopped; rank `silent` answers no ping."""
+    match message:
+        case RunTrial(trial):
+            return begins(rank, trial)
+        case Stop(number):
+            return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
+        case _:
+            return [Pong()] if rank != silent else []
 
 
 @dataclass
@@ -134,13 +144,13 @@ class Quiet:
 HURRY = Patience(beat=0.005, lost=0.05, grace=0.01, wind_down=0.05)
 
 
-def conduct(
+def coordinator_of(
     server: StandIn,
     *checks: Check[Nothing],
     signal: int | None = None,
     options: Options | None = None,
     listener: Quiet | None = None,
-) -> Recording:
+) -> Coordinator:
     header = Header(
         run_id="r",
         world_size=server.size,
@@ -149,7 +159,15 @@ def conduct(
         created="",
         version="0",
     )
-    return Coordinator(server, header, checks, listener or Quiet(), lambda: signal, HURRY).run(0.05)  # type: ignore[arg-type]
+    return Coordinator(server, header, checks, listener or Quiet(), lambda: signal, HURRY)  # type: ignore[arg-type]
+
+
+def conduct(server: StandIn, *checks: Check[Nothing], **more: object) -> Recording:
+    return coordinator_of(server, *checks, **more).run(0.05)  # type: ignore[arg-type]
+
+
+def codes(recording: Recording) -> list[str]:
+    return [trial.code for trial in recording.trials]
 
 
 def statuses(recording: Recording) -> list[Status]:
@@ -173,18 +191,15 @@ def test_the_recording_tells_when_each_trial_was_handed_out() -> None:
     assert begins[-1] <= run.end.seconds
 
 
-def test_an_exchange_tells_everybody_where_everybody_is_and_what_it_offers() -> None:
-    server = StandIn(3, partial(gated, shares=True))
-    conduct(server, check())
-    peers = {message.peers for _, message in server.sent if isinstance(message, BarrierOpen)}
-    assert [[offer for _, offer in own] for own in peers] == [["port of 0", "port of 1", "port of 2"]]
-
-
-def test_the_barrier_opens_when_all_have_reached_it_with_the_first_ones_offer() -> None:
-    server = StandIn(2, gated)
+@pytest.mark.parametrize(
+    ("shares", "peers"), [(True, ["port of 0", "port of 1"]), (False, [])], ids=["shared", "not shared"]
+)
+def test_the_barrier_opens_for_all_with_the_first_offer(shares: bool, peers: list[str]) -> None:
+    server = StandIn(2, partial(gated, shares=shares))
     conduct(server, check())
     openings = [message for _, message in server.sent if isinstance(message, BarrierOpen)]
-    assert [(barrier_open.offer, barrier_open.host) for barrier_open in openings] == [("port of 0", "127.0.0.1")] * 2
+    assert [(opening.offer, opening.host) for opening in openings] == [("port of 0", "127.0.0.1")] * 2
+    assert [[offer for _, offer in opening.peers] for opening in openings] == [peers] * 2
 
 
 def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) -> None:
@@ -196,19 +211,14 @@ def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) ->
     golden(skip.reason)
 
 
-def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> None:
-    def one_dies(rank: int, message: Downward) -> list[Upward]:
-        match message:
-            case RunTrial():
-                return []
-            case Stop(number):
-                return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
-            case _:
-                return [Pong()] if rank != 2 else []
+def test_a_silent_rank_is_lost_and_its_peers_are_stopped_and_its_part_is_kept() -> None:
+    def begins(rank: int, trial: Trial) -> list[Upward]:
+        return [Partial(trial.number, Raw(b"1"))] if rank == 2 else []
 
-    recording = conduct(StandIn(3, one_dies), check())
+    recording = conduct(StandIn(3, partial(stopped, silent=2, begins=begins)), check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.LOST, 2)]
     assert statuses(recording) == [Status.HUNG, Status.HUNG, Status.UNHEARD]
+    assert [bytes(o.so_far) for o in recording.outcomes] == [b"null", b"null", b"1"]
 
 
 def test_a_rank_that_did_not_receive_that_its_part_is_over_is_told_again(monkeypatch) -> None:
@@ -247,20 +257,6 @@ def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
     assert [news.text for news in listener.of(Progressed)] == ["one", "two"]
 
 
-def test_what_a_lost_rank_had_handed_over_is_kept() -> None:
-    def dies(rank: int, message: Downward) -> list[Upward]:
-        match message:
-            case RunTrial(trial):
-                return [Partial(trial.number, Raw(b"1"))] if rank == 1 else []
-            case Stop(number):
-                return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
-            case _:
-                return [Pong()] if rank != 1 else []
-
-    recording = conduct(StandIn(2, dies), check())
-    assert {o.rank: bytes(o.so_far) for o in recording.outcomes} == {0: b"null", 1: b"1"}
-
-
 def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
     server = StandIn(3, lambda rank, message: (raises if rank == 1 else obedient)(rank, message))
     assert statuses(conduct(server, check("HST001", Scope.RANK))) == [Status.DONE, Status.RAISED, Status.DONE]
@@ -281,7 +277,7 @@ def test_a_rank_without_torch_takes_no_further_part() -> None:
 
 def test_plain_checks_run_before_those_that_wait_for_torch() -> None:
     recording = conduct(StandIn(1), check("LCH003", Scope.RANK, Kind.TORCH), check("HST001", Scope.RANK))
-    assert [trial.code for trial in recording.trials] == ["HST001", "LCH003"]
+    assert codes(recording) == ["HST001", "LCH003"]
 
 
 def test_a_blocked_check_is_left_out() -> None:
@@ -316,33 +312,18 @@ def test_a_second_process_with_a_rank_is_refused_and_noted(golden) -> None:
 
 
 def test_ranks_that_got_a_signal_are_witnesses_and_the_silent_one_is_lost() -> None:
-    def killed(rank: int, message: Downward) -> list[Upward]:
-        match message:
-            case RunTrial():
-                return [Leaving(15)] if rank in (0, 1) else []
-            case _:
-                return [Pong()] if rank != 2 else []
+    def begins(rank: int, trial: Trial) -> list[Upward]:
+        return [Leaving(15)] if rank != 2 else []
 
-    recording = conduct(StandIn(3, killed), check())
+    recording = conduct(StandIn(3, partial(stopped, silent=2, begins=begins)), check())
     kinds = {(e.kind, e.rank) for e in recording.events}
     assert kinds == {(EventKind.LEAVING, 0), (EventKind.LEAVING, 1), (EventKind.LOST, 2)}
     assert statuses(recording) == [Status.SKIPPED, Status.SKIPPED, Status.UNHEARD]
 
 
-def test_a_signal_ends_the_run_with_what_was_seen() -> None:
-    recording = conduct(StandIn(2), check(), signal=15)
-    assert EventKind.SIGNAL in {event.kind for event in recording.events}
-    assert recording.end is not None
-
-
-def coordinator_of(server: StandIn, told: Callable[[], int | None]) -> Coordinator:
-    header = Header(run_id="r", world_size=server.size, launcher="hand", options=Options(), created="", version="0")
-    return Coordinator(server, header, (check(),), Quiet(), told, HURRY)  # type: ignore[arg-type]
-
-
 def test_a_signal_after_the_last_trial_is_told_apart() -> None:
     server = StandIn(2)
-    coordinator = coordinator_of(server, lambda: None)
+    coordinator = coordinator_of(server, check())
     assert coordinator.run(0.05).events == ()
     assert coordinator.late_signal() is None
     server.waiting.append((b"1", Leaving(15)))
@@ -351,20 +332,22 @@ def test_a_signal_after_the_last_trial_is_told_apart() -> None:
 
 
 def test_a_signal_in_the_middle_of_a_run_is_in_its_recording_and_no_late_one() -> None:
-    coordinator = coordinator_of(StandIn(2), lambda: 2)
-    assert [event.kind for event in coordinator.run(0.05).events] == [EventKind.SIGNAL]
+    coordinator = coordinator_of(StandIn(2), check(), signal=2)
+    recording = coordinator.run(0.05)
+    assert [event.kind for event in recording.events] == [EventKind.SIGNAL]
+    assert recording.end is not None
     assert coordinator.late_signal() is None
 
 
 def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_code() -> None:
     server = StandIn(2, missing=frozenset({1}))
-    codes = []
-    coordinator = coordinator_of(server, lambda: 15)
+    exit_codes = []
+    coordinator = coordinator_of(server, check(), signal=15)
     coordinator.run(0.05)
-    server.send = lambda _identity, message: codes.append(message.exit_code)  # type: ignore[method-assign]
+    server.send = lambda _identity, message: exit_codes.append(message.exit_code)  # type: ignore[method-assign]
     server.waiting.append((b"1", Hello(arrival_of(1, 2))))
     coordinator.idle()
-    assert codes == [143]
+    assert exit_codes == [143]
 
 
 def test_a_spent_budget_ends_the_run() -> None:
@@ -391,24 +374,6 @@ def last(code: str = "GPU010", takes: float = 0.1, **more: object) -> Check[Noth
     return check(code, last_seconds=lambda seen: takes, **{"plan": plan, **more})
 
 
-def five_seconds(*checks: Check[Nothing]) -> Recording:
-    """Of these, 3 are for the end of the run."""
-    return conduct(StandIn(2), *checks, options=Options(budget_seconds=5.0))
-
-
-def test_for_checks_that_run_last_time_is_kept_so_that_they_run_when_the_others_have_none(golden) -> None:
-    recording = five_seconds(last(), check())
-    assert [trial.code for trial in recording.trials] == ["GPU010"]
-    assert [event.kind for event in recording.events] == [EventKind.BUDGET]
-    golden(recording.events[0].detail)
-
-
-def test_others_have_so_much_less_time() -> None:
-    (cut, _) = conduct(StandIn(2), check(), last(takes=2.0), options=Options(budget_seconds=11.0)).trials
-    assert cut.hurried
-    assert 4.0 < cut.deadline_seconds < 4.4  # of 5.3
-
-
 def looks_twice(**more: object) -> Check[Nothing]:
     """Once in its stage, and once at the end."""
 
@@ -418,36 +383,38 @@ def looks_twice(**more: object) -> Check[Nothing]:
     return last("COL000", plan=plan, **more)
 
 
-def test_one_that_looks_twice_looks_before_the_others_and_after_them() -> None:
-    recording = conduct(StandIn(2), looks_twice(), check(), last())
-    assert [trial.code for trial in recording.trials] == ["COL000", "COL001", "COL000", "GPU010"]
-    assert [trial.attempt for trial in recording.trials] == [0, 0, 1, 0]
+LAST = {
+    "they run when the others have no time": (5.0, [last(), check()], ["GPU010"]),
+    "before the others and after them": (
+        60.0,
+        [looks_twice(), check(), last()],
+        ["COL000", "COL001", "COL000", "GPU010"],
+    ),
+    "time for the second look": (5.0, [looks_twice(), check()], ["COL000", "COL000"]),
+    "one that looks twice is left out once": (
+        60.0,
+        [looks_twice(skip=lambda seen: inapplicable("one host")), check()],
+        ["COL001"],
+    ),
+    "no trial takes no time": (5.0, [check(), last(plan=lambda seen: ())], ["COL001"]),
+    "one left out takes no time": (5.0, [check(), last(skip=lambda seen: inapplicable("no GPU"))], ["COL001"]),
+    "left out rather than cut short": (5.0, [last(takes=2.1)], []),
+}
 
 
-def test_time_is_kept_for_the_second_look() -> None:
-    recording = five_seconds(looks_twice(), check())
-    assert [trial.code for trial in recording.trials] == ["COL000", "COL000"]
+@pytest.mark.parametrize(("budget", "checks", "run"), LAST.values(), ids=LAST)
+def test_time_is_kept_for_checks_that_run_last(golden, budget: float, checks: list, run: list[str]) -> None:
+    # Of a budget, 3 s are for the end of the run.
+    recording = conduct(StandIn(2), *checks, options=Options(budget_seconds=budget))
+    assert codes(recording) == run
+    golden(*(f"{event.kind.value}: {event.detail}" for event in recording.events))
+    golden(*(f"{skip.code} {skip.grounds}: {skip.reason}" for skip in recording.skips))
 
 
-def test_one_that_looks_twice_is_left_out_once() -> None:
-    recording = conduct(StandIn(2), looks_twice(skip=lambda seen: inapplicable("one host")), check())
-    assert [skip.reason for skip in recording.skips] == ["one host"]
-    assert [trial.code for trial in recording.trials] == ["COL001"]
-
-
-def test_where_they_have_nothing_to_do_nothing_is_kept() -> None:
-    for idle in (last(plan=lambda seen: ()), last(skip=lambda seen: inapplicable("no GPU"))):
-        recording = five_seconds(check(), idle)
-        assert [trial.code for trial in recording.trials] == ["COL001"]
-        assert recording.events == ()
-
-
-def test_one_that_takes_longer_than_what_is_left_is_left_out_rather_than_cut_short(golden) -> None:
-    recording = five_seconds(last(takes=2.1))
-    assert recording.trials == ()
-    (skip,) = recording.skips
-    assert (skip.code, skip.grounds) == ("GPU010", False)
-    golden(skip.reason)
+def test_others_have_so_much_less_time() -> None:
+    (cut, _) = conduct(StandIn(2), check(), last(takes=2.0), options=Options(budget_seconds=11.0)).trials
+    assert cut.hurried
+    assert 4.0 < cut.deadline_seconds < 4.4  # of 5.3
 
 
 def test_of_two_that_run_last_the_first_leaves_time_for_the_second() -> None:
@@ -461,7 +428,7 @@ def test_a_run_that_gets_a_signal_does_not_wait_for_them() -> None:
         return [Leaving(2)] if isinstance(message, RunTrial) else [Pong()]
 
     recording = conduct(StandIn(2, told), check(), last())
-    assert [trial.code for trial in recording.trials] == ["COL001"]
+    assert codes(recording) == ["COL001"]
     assert not recording.skips
 
 
@@ -479,8 +446,6 @@ def test_the_run_tells_its_course_in_order() -> None:
     kinds = [type(news) for news in listener.news if not isinstance(news, Waiting)]
     assert kinds == [Started, Gathered, StageBegan, CheckBegan, TrialBegan, StageEnded]
     assert listener.of(Gathered) == [Gathered(ranks=2, hosts=1, missing=())]
-    (ended,) = listener.of(StageEnded)
-    assert (ended.name, ended.status, ended.failed, ended.more) == ("collective", "done", (), False)
 
 
 def test_who_is_waited_for_is_told() -> None:
@@ -489,23 +454,26 @@ def test_who_is_waited_for_is_told() -> None:
     assert listener.of(Gathered)[0].missing == (1,)
 
 
-def test_a_stage_in_which_nothing_ran_was_skipped() -> None:
-    assert [e.status for e in told(StandIn(3, missing=frozenset({1})), check()).of(StageEnded)] == ["skipped"]
+STAGES = {
+    "nothing ran": (StandIn(3, missing=frozenset({1})), [check()], [("skipped", (), False)]),
+    "a trial failed": (StandIn(2, raises), [check()], [("failed", ("COL001",), False)]),
+    "with and without torch": (
+        StandIn(2),
+        [check(), check("COL003", kind=Kind.TORCH)],
+        [("done", (), True), ("done", (), False)],
+    ),
+    "before a second look": (
+        StandIn(2),
+        [looks_twice(), check("COL003", kind=Kind.TORCH)],
+        [("done", (), True), ("done", (), False), ("done", (), False)],
+    ),
+}
 
 
-def test_a_stage_whose_trial_failed_names_the_check() -> None:
-    (ended,) = told(StandIn(2, raises), check()).of(StageEnded)
-    assert (ended.status, ended.failed) == ("failed", ("COL001",))
-
-
-def test_a_stage_with_and_without_torch_is_over_once() -> None:
-    listener = told(StandIn(2), check(), check("COL003", kind=Kind.TORCH))
-    assert [(e.name, e.more) for e in listener.of(StageEnded)] == [("collective", True), ("collective", False)]
-
-
-def test_a_stage_is_over_before_its_checks_look_once_more_at_the_end() -> None:
-    listener = told(StandIn(2), looks_twice(), check("COL003", kind=Kind.TORCH))
-    assert [e.more for e in listener.of(StageEnded)] == [True, False, False]
+@pytest.mark.parametrize(("server", "checks", "ends"), STAGES.values(), ids=STAGES)
+def test_the_end_of_a_stage_names_the_checks_that_failed(server: StandIn, checks: list, ends: list) -> None:
+    ended = told(server, *checks).of(StageEnded)
+    assert [(end.name, end.status, end.failed, end.more) for end in ended] == [("collective", *end) for end in ends]
 
 
 def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:

@@ -1,19 +1,27 @@
-"""The real pynvml on stand-ins for NVIDIA's library: what is read, and what the checks make of it."""
+"""The real pynvml on stand-ins for NVIDIA's library: what the probes read, and what the checks make of it."""
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import fake_nvml
+import msgspec
 import pytest
 from seen import seen_of
 
+from ddpdiag.checks.p2p.paths import CHECK as P2P001
+from ddpdiag.checks.p2p.paths import Data
 from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
+from ddpdiag.model.bench import Peer
+from ddpdiag.model.measurements import GpuLoad
 from ddpdiag.probes.gpu.health import Look, tells_recovery
 from ddpdiag.probes.gpu.nvml import Broken, Enumeration
+from ddpdiag.probes.gpu.paths import Level, Paths
+from ddpdiag.watch.observer import read_gpu_uses
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
@@ -42,8 +50,6 @@ from ddpdiag.codec import encode
 from ddpdiag.probes.gpu.nvml import enumerate_gpus
 print(encode(enumerate_gpus(lambda _: None)).decode())
 """
-
-
 WAIT = """
 import subprocess, sys
 from types import SimpleNamespace
@@ -52,6 +58,25 @@ steps, ending = [], subprocess.Popen(["sleep", "0.5"])
 _wait_for_gpus((ending.pid,), SimpleNamespace(step=steps.append))
 print(ending.poll() is not None, "; ".join(steps).replace(str(ending.pid), "PID"))
 """
+LOAD = """
+import sys
+from msgspec.json import encode
+from ddpdiag.probes.gpu.health import watched
+with watched(None if sys.argv[1] == "none" else sys.argv[1]) as gpu:
+    print(encode((gpu.load(), gpu.pids())).decode())
+"""
+PATHS = """
+import sys
+from ddpdiag.codec import encode
+from ddpdiag.probes.gpu.paths import gpu_paths
+print(encode(gpu_paths(lambda step: print(step, file=sys.stderr, flush=True))).decode())
+"""
+PEERS = """
+import sys
+from msgspec.json import encode
+from ddpdiag.probes.gpu.paths import peers_of
+print(encode(peers_of(sys.argv[1], sys.argv[2:])).decode())
+"""
 
 
 @pytest.fixture(scope="session")
@@ -59,19 +84,25 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nvml")
 
 
-def run(library: Path, code: str, *arguments: object, seconds: float = 30) -> str:
-    """What Python prints with that library; LD_LIBRARY_PATH is read when a process starts."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environ = os.environ | {"LD_LIBRARY_PATH": str(library)}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=seconds, check=True).stdout
+@pytest.fixture(scope="session")
+def run(libraries):
+    """run("healthy", code): that code in a Python that finds this stand-in as NVIDIA's library."""
+
+    def run_python(name: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        # LD_LIBRARY_PATH is read when a process starts.
+        environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build(name, libraries))}
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+
+    return run_python
 
 
 @pytest.fixture
-def looked(libraries):
+def looked(run):
     """What the probe sees through the stand-in of that name."""
 
     def look(name: str, times: int = 1) -> Look:
-        return decode(run(fake_nvml.build(name, libraries), LOOK, times).encode(), Look)
+        return decode(run(name, LOOK, str(times)).stdout.encode(), Look)
 
     return look
 
@@ -84,8 +115,8 @@ def looked(libraries):
         ("driver-gone", "False NVML"),
     ],
 )
-def test_an_exclusive_gpu_is_waited_for_until_the_killed_process_has_ended(libraries, name, waited):
-    assert run(fake_nvml.build(name, libraries), WAIT).strip() == waited
+def test_an_exclusive_gpu_is_waited_for_until_the_killed_process_has_ended(run, name, waited):
+    assert run(name, WAIT).stdout.strip() == waited
 
 
 def findings(look: Look) -> list:
@@ -200,19 +231,184 @@ def test_a_counter_that_rises_is_seen_at_the_second_look(looked):
     assert looked("healthy", 2) == looked("healthy")
 
 
-def test_a_call_that_hangs_leaves_the_gpu_as_the_last_step(libraries):
-    environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build("hanging", libraries))}
-    command = [sys.executable, "-c", LOOK, "1"]
-    last = f"GPU 5 (PCI {fake_nvml.pci_of(5)})"
+@pytest.mark.parametrize(
+    ("name", "code", "last"),
+    [
+        ("hanging", LOOK, f"GPU 5 (PCI {fake_nvml.pci_of(5)})"),
+        ("p2p-hanging", PATHS, f"ways from GPU 2 (PCI {fake_nvml.pci_of(2)})"),
+    ],
+    ids=["a GPU", "a path"],
+)
+def test_a_call_that_hangs_leaves_the_gpu_as_the_last_step(libraries, name, code, last):
+    environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build(name, libraries))}
+    command = [sys.executable, "-c", code, "1"]
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
         assert last in (line.strip() for line in process.stderr)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
+            process.wait(0.3)
         process.kill()
         assert process.stderr.read() == ""
 
 
-def test_an_old_driver_does_not_break_the_enumeration(libraries):
-    found = decode(run(fake_nvml.build("older-card", libraries), ENUMERATE).encode(), Enumeration)
+def test_an_old_driver_does_not_break_the_enumeration(run):
+    found = decode(run("older-card", ENUMERATE).stdout.encode(), Enumeration)
     assert [gpu.mig for gpu in found.gpus] == [None] * 8
     assert found.driver == "470.256.02"
+
+
+# Load and use ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "uuid", "load", "pids"),
+    [
+        pytest.param("computing", fake_nvml.uuid_of(5), GpuLoad(sm_hz=990e6, events=0x40, celsius=87), (8123,), id="5"),
+        pytest.param("computing", fake_nvml.uuid_of(6), GpuLoad(events=0x4, celsius=61), (), id="6, in part"),
+        ("computing", "GPU-unknown", None, None),
+        ("computing", "none", None, None),
+        ("driver-gone", "any", None, None),
+    ],
+)
+def test_clocks_heat_and_processes_of_a_gpu_are_what_nvml_reports(run, name, uuid, load, pids):
+    answer = tuple[GpuLoad | None, tuple[int, ...] | None]
+    assert msgspec.json.decode(run(name, LOAD, uuid).stdout, type=answer) == (load, pids)
+
+
+@pytest.fixture
+def uses(libraries, monkeypatch):
+    """How busy GPUs are, as the observer reads it within some seconds."""
+
+    def read(name: str, seconds: float = 20):
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml.build(name, libraries)))
+        return read_gpu_uses(time.monotonic() + seconds)
+
+    return read
+
+
+def test_the_one_that_idles_among_those_that_wait(uses):
+    gpus, trouble = uses("waiting")
+    assert trouble == ""
+    assert [use.busy_share for use in gpus] == [1.0] * 5 + [0.0] + [1.0] * 2
+    assert (gpus[5].power_watts, gpus[5].pids) == (71.0, (8123,))
+
+
+def test_what_is_not_supported_is_not_told(uses):
+    gpus, _ = uses("nothing-supported")
+    assert {(use.busy_share, use.power_watts, use.pids) for use in gpus} == {(None, None, ())}
+
+
+def test_nvml_that_hangs_is_left(golden, uses):
+    gpus, trouble = uses("use-hanging", 1.0)
+    assert gpus == ()
+    golden(trouble)
+
+
+# Paths between GPUs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def asked(run):
+    """asked("healthy"): what the probe sees through that stand-in, and the steps that it announced."""
+
+    def ask(name: str) -> tuple[Paths, list[str]]:
+        done = run(name, PATHS)
+        return decode(done.stdout.encode(), Paths), done.stderr.splitlines()
+
+    return ask
+
+
+def test_a_rank_knows_the_paths_from_its_gpu_to_those_that_it_sees(run):
+    def peers(*uuids):
+        return msgspec.json.decode(run("bridged", PEERS, *uuids).stdout, type=dict[str, Peer])
+
+    uuids = [fake_nvml.uuid_of(index) for index in range(4)]
+    assert peers(*uuids) == {
+        uuids[1]: Peer(nvlinks=12, level=Level.NODE, p2p=True),
+        uuids[2]: Peer(nvlinks=0, level=Level.SYS, p2p=True),
+        uuids[3]: Peer(nvlinks=0, level=Level.SYS, p2p=True),
+    }
+    assert peers(uuids[0], "GPU-of-another-host") == {}
+
+
+def ways(paths):
+    return {(way.source, way.target): way for way in paths.paths}
+
+
+def paths_seen(paths):
+    return seen_of(P2P001, {0: Data(paths=paths)}, size=8, ranks_per_node=8, gpus=8)
+
+
+def test_gpus_at_switches_have_all_links_to_each_other(asked):
+    paths, _ = asked("healthy")
+    assert [gpu.pci for gpu in paths.gpus] == [fake_nvml.pci_of(index) for index in range(8)]
+    assert len(paths.paths) == 56
+    assert {way.nvlinks for way in paths.paths} == {18}
+    way = ways(paths)[3, 4]
+    assert (way.level, way.read, way.write, way.nvlink) == (Level.SYS, 0, 0, 0)
+    assert list(P2P001.judge(paths_seen(paths))) == []
+
+
+def test_the_topology_is_shown_as_nvidia_smi_shows_it(asked):
+    (matrix,) = P2P001.report(paths_seen(asked("bridged")[0])).matrices
+    assert (matrix.name, matrix.rows) == ("p2p.topology.n0", ("GPU 0", "GPU 1", "GPU 2", "GPU 3"))
+    assert matrix.cells[0] == ("X", "NV12", "SYS", "SYS")
+    assert matrix.cells[3] == ("SYS", "SYS", "NV12", "X")
+    (switched,) = P2P001.report(paths_seen(asked("healthy")[0])).matrices
+    assert switched.cells[1] == ("NV18", "X", *["NV18"] * 6)
+
+
+def test_a_link_that_is_down_is_missing_on_both_of_its_ways(asked):
+    paths, _ = asked("nvlink-down")
+    assert ways(paths)[5, 0].nvlinks == ways(paths)[0, 5].nvlinks == 17
+    assert ways(paths)[0, 1].nvlinks == 18
+
+
+def test_a_pair_that_is_switched_off_is_named_and_no_other_one(golden, asked):
+    (finding,) = P2P001.judge(paths_seen(asked("pcie-pair-disabled")[0]))
+    assert (finding.code, finding.severity) == ("P2P001.disabled", Severity.WARNING)
+    assert finding.links == ("n0: GPU 1 <-> GPU 2",)
+    golden(finding)
+    for guilty in (1, 2):
+        assert any(fake_nvml.uuid_of(guilty) in gpu for gpu in finding.evidence["gpus"])
+    for innocent in (0, 3):
+        assert fake_nvml.uuid_of(innocent) not in f"{finding}"
+    (topology,) = P2P001.report(paths_seen(asked("pcie-pair-disabled")[0])).matrices
+    assert topology.cells[1] == ("PIX", "X", "SYS DR", "SYS")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "severity", "links"),
+    [
+        ("pcie-one-direction", "P2P001.disabled", Severity.WARNING, ("n0: GPU 1 -> GPU 2",)),
+        ("driver-gone", "P2P001.unreadable", Severity.WARNING, ()),
+    ],
+    ids=["pcie-one-direction", "driver-gone"],
+)
+def test_ways_that_are_closed_or_unknown_are_told_as_bad_as_they_are(golden, asked, name, code, severity, links):
+    (finding,) = P2P001.judge(paths_seen(asked(name)[0]))
+    assert (finding.code, finding.severity, finding.links) == (code, severity, links)
+    golden(finding)
+
+
+@pytest.mark.parametrize("name", ["pcie", "bridged", "two-models", "consumer"])
+def test_siblings_with_other_ways_are_normal(asked, name):
+    assert list(P2P001.judge(paths_seen(asked(name)[0]))) == []
+
+
+@pytest.mark.parametrize("name", ["older-card", "nothing-supported"])
+def test_what_is_not_told_is_no_finding(asked, name):
+    paths, _ = asked(name)
+    assert {way.level for way in paths.paths} == {None}
+    assert list(P2P001.judge(paths_seen(paths))) == []
+
+
+def test_a_lost_gpu_does_not_hide_the_ways_between_the_others(asked):
+    paths, _ = asked("lost")
+    assert paths.gpus[5].error is not None
+    assert len(paths.paths) == 42
+
+
+def test_the_steps_tell_which_gpu_is_asked(asked):
+    steps = asked("pcie")[1]
+    assert steps[:3] == ["NVML", "NVML: GPU 0", f"GPU 0 (PCI {fake_nvml.pci_of(0)})"]
+    assert steps[-1] == f"ways from GPU 3 (PCI {fake_nvml.pci_of(3)})"
