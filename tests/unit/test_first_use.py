@@ -26,23 +26,22 @@ from ddpdiag.runtime.supervisor.worker import WorkerContext
 TRIAL = Trial(code="COL001", groups=((0, 1),), kind=Kind.TORCH, deadline_seconds=15, first_use_seconds=60)
 
 
-def planned(backend: str) -> Trial:
-    return new_trial(seen_of(all_reduce.CHECK, {}, size=2, gpus=2), params={"backend": backend})
-
-
-def test_what_starts_a_device_has_time_for_it_and_gloo_needs_none() -> None:
-    assert planned("nccl").first_use_seconds == FIRST_USE_SECONDS
-    assert planned("gloo").first_use_seconds == 0
-    assert planned("nccl").deadline_seconds == planned("gloo").deadline_seconds
-
-
-@pytest.mark.parametrize("check", [present.CHECK, memory_errors.CHECK, p2p_paths.CHECK], ids=lambda check: check.code)
-def test_who_may_be_the_first_user_of_the_gpus_has_time_for_it(check: Check) -> None:
-    assert new_trial(seen_of(check, {}, size=2, gpus=2)).first_use_seconds == FIRST_USE_SECONDS
-
-
-def test_nothing_else_without_torch_has_more_time() -> None:
-    assert new_trial(seen_of(limits.CHECK, {}, size=2, gpus=2)).first_use_seconds == 0
+@pytest.mark.parametrize(
+    ("check", "params", "first_use"),
+    [
+        (all_reduce.CHECK, {"backend": "nccl"}, FIRST_USE_SECONDS),
+        (all_reduce.CHECK, {"backend": "gloo"}, 0),
+        (present.CHECK, {}, FIRST_USE_SECONDS),
+        (memory_errors.CHECK, {}, FIRST_USE_SECONDS),
+        (p2p_paths.CHECK, {}, FIRST_USE_SECONDS),
+        (limits.CHECK, {}, 0),
+    ],
+    ids=lambda value: value.code if isinstance(value, Check) else None,
+)
+def test_a_trial_that_may_be_the_first_user_of_the_gpus_has_time_for_it(
+    check: Check, params: dict[str, str], first_use: float
+) -> None:
+    assert new_trial(seen_of(check, {}, size=2, gpus=2), params=params).first_use_seconds == first_use
 
 
 @pytest.mark.parametrize(("left", "first_use"), [(300, 60), (90, 30), (20, 5), (10, 0)])
@@ -103,18 +102,19 @@ def test_a_usual_start_is_silent() -> None:
     assert judged(outcome(0, context=2.0, communicator=3.0), outcome(1, context=9.0, communicator=3.1)) == []
 
 
-def test_slow_contexts_are_those_of_their_ranks_and_the_slowest_is_told() -> None:
-    (found,) = judged(outcome(0, context=12.0), outcome(0, context=1.0), outcome(1, context=21.44), outcome(2))
-    assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, (0, 1))
-    assert found.evidence == {"step": "context", "seconds": 21.4, "trial": 0}
-    assert "21.4 s" in found.title
+SLOW = {
+    "contexts": ("context", [(0, 12.0), (0, 1.0), (1, 21.44)], (0, 1), 21.4),
+    "NVML, without persistence mode": ("NVML", [(0, 32.06), (1, 31.9)], (), 32.1),
+    "a communicator": ("communicator", [(0, 20.1), (1, 20.2)], (), 20.2),
+    "the first collective": ("connect all ranks", [(0, 20.3), (1, 20.4)], (), 20.4),
+}
 
 
-def test_gpus_that_start_slowly_are_a_warning_that_names_persistence_mode(golden) -> None:
-    (found,) = judged(outcome(0, NVML=32.06), outcome(1, NVML=31.9))
-    assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, ())
-    assert found.hosts == ("n0",)
-    assert found.evidence == {"step": "NVML", "seconds": 32.1, "trial": 0}
+@pytest.mark.parametrize(("step", "starts", "ranks", "slowest"), SLOW.values(), ids=SLOW)
+def test_a_slow_start_names_its_step_and_its_slowest_time(golden, step, starts, ranks, slowest) -> None:
+    (found,) = judged(*(outcome(rank, **{step: seconds}) for rank, seconds in starts))
+    assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, ranks)
+    assert found.evidence == {"step": step, "seconds": slowest, "trial": 0}
     golden(found)
 
 
@@ -127,18 +127,6 @@ def test_a_worker_notes_how_long_nvml_took_and_has_that_time_back() -> None:
             context.step(step)
         assert 0 < context.timings["NVML"] < 60
         assert context.end == pytest.approx(100.0 + context.timings["NVML"])
-
-
-def test_for_a_slow_communicator_no_rank_is_blamed(golden) -> None:
-    (found,) = judged(outcome(0, communicator=20.1), outcome(1, communicator=20.2))
-    assert (found.ranks, found.evidence["seconds"]) == ((), 20.2)
-    golden(found)
-
-
-def test_the_first_collective_in_which_nccl_connects_is_slow_as_well(golden) -> None:
-    (found,) = judged(outcome(0, **{"connect all ranks": 20.3}), outcome(1, **{"connect all ranks": 20.4}))
-    assert (found.code, found.ranks, found.evidence["step"]) == ("RUN003.slow-start", (), "connect all ranks")
-    golden(found)
 
 
 @pytest.mark.parametrize("step", ["context", "communicator", "connect all ranks: post"])
@@ -177,20 +165,21 @@ def test_what_is_slow_can_be_set_and_an_experiment_is_not_judged() -> None:
 def test_each_set_of_variables_has_three_times_what_starts_took_before(took: float, first_use: float) -> None:
     seen = seen_of(fallback.CHECK, {}, size=2, gpus=2)
     recording = structs.replace(seen.recording, trials=(), outcomes=(outcome(0, context=took), outcome(1)))
-    seen = Seen(seen.world, fallback.CHECK, recording)
-    (trial,) = (fallback._trial(seen, fallback.Step(fallback.Part.WHOLE)),)
+    trial = fallback._trial(Seen(seen.world, fallback.CHECK, recording), fallback.Step(fallback.Part.WHOLE))
     assert trial.first_use_seconds == first_use
 
 
-def budget(ranks: int, local: int | None, gpus: int) -> float:
-    place = Place(rank=0, world_size=ranks, host="n0", launcher="slurm", local_world_size=local)
-    return _default_budget(Launch(place=place, coordinator="n0", port=1, run_id="r"), gpus=gpus)
-
-
-def test_the_default_budget_grows_with_gpus_and_with_ranks_of_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "local", "gpus", "seconds"),
+    [
+        (2, 2, 0, 60),
+        (8, 8, 8, 60 + 60 + 8 * 5),
+        (16, 8, 0, 120),
+        (16, 8, 8, 120 + 60 + 8 * 5),
+        (1024, 8, 8, 120 + 36 + 60 + 8 * 5),
+    ],
+)
+def test_the_default_budget_grows_with_gpus_and_ranks(monkeypatch, ranks, local, gpus, seconds) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 256)
-    assert budget(2, 2, 0) == 60
-    assert budget(8, 8, 8) == 60 + 60 + 8 * 5
-    assert budget(16, 8, 0) == 120
-    assert budget(16, 8, 8) == 120 + 60 + 8 * 5
-    assert budget(1024, 8, 8) == 120 + 36 + 60 + 8 * 5
+    place = Place(rank=0, world_size=ranks, host="n0", launcher="slurm", local_world_size=local)
+    assert _default_budget(Launch(place=place, coordinator="n0", port=1, run_id="r"), gpus=gpus) == seconds

@@ -71,87 +71,70 @@ FIFTH = (uuid_of(5),)
         (",".join(reversed(ALL)), (7, 6, 5, 4, 3, 2, 1, 0), (2,)),
         ("GPU-0-6,GPU-0-5", (6, 5), (1,)),
         (None, range(8), (5,)),
+        # Left out by the variable: GPUs of other jobs.
+        ("7,6", (7, 6), None),
+        ("0,1,2,3,4", range(5), None),
+        ("GPU-0-7,GPU-0-6", (7, 6), None),
     ],
 )
 def test_a_permuted_variable_names_the_right_gpu_and_rank(value, order, ranks, with_torch):
     uuids = [uuid_of(index) for index in order]
-    met = job(SICK, [value] * len(uuids), torch=[uuids] * len(uuids) if with_torch else None)
-    assert blamed(met) == {FIFTH: (ranks, Severity.ERROR)}
+    run = job(SICK, [value] * len(uuids), torch=[uuids] * len(uuids) if with_torch else None)
+    assert blamed(run) == ({FIFTH: (ranks, Severity.ERROR)} if ranks else {})
 
 
-@pytest.mark.parametrize("with_torch", [True, False])
-@pytest.mark.parametrize("value", ["7,6", "0,1,2,3,4", "GPU-0-7,GPU-0-6"])
-def test_a_gpu_that_the_variable_leaves_out_is_somebody_elses(value, with_torch):
-    count = len(value.split(","))
-    uuids = [uuid_of(int(entry[-1])) for entry in value.split(",")]
-    assert blamed(job(SICK, [value] * count, torch=[uuids] * count if with_torch else None)) == {}
+MIXED = listed(model=lambda index: "NVIDIA H100" if index < 4 else "NVIDIA L4")
+UNCERTAIN = ((), Severity.WARNING)
 
 
-def test_what_torch_says_counts_more_than_the_variable():
+def first_of_two(value):
+    """Two ranks with one visible GPU each, of which rank 0 alone answered."""
+    world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
+    rows = seen_of(present.CHECK, {0: row(value, 1)}, **world)
+    return together(seen_of(memory_errors.CHECK, {0: SICK}, **world), rows)
+
+
+JOBS = {
     # CUDA counts the fastest first, unless CUDA_DEVICE_ORDER says otherwise: its 1 may be NVML's 5.
-    met = job(SICK, ["0,1"] * 2, torch=[[uuid_of(3), uuid_of(5)]] * 2)
-    assert blamed(met) == {FIFTH: ((1,), Severity.ERROR)}
+    "torch counts more than the variable": (
+        job(SICK, ["0,1"] * 2, torch=[[uuid_of(3), uuid_of(5)]] * 2),
+        ((1,), Severity.ERROR),
+    ),
+    "slices of the only GPU that is cut": (
+        job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(5,)), visible=1),
+        ((0, 1), Severity.ERROR),
+    ),
+    "slices of one of several GPUs": (
+        job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(3, 5)), visible=1),
+        UNCERTAIN,
+    ),
+    "a slice's UUID in torch": (
+        job(SICK, [f"MIG-{uuid_of(5)}/1/0"], torch=[["GPU-slice"]], gpus=listed(mig=(5,)), visible=1),
+        ((0,), Severity.ERROR),
+    ),
+    "indices among different models": (job(SICK, ["5", "6"], gpus=MIXED), UNCERTAIN),
+    "UUIDs among different models": (job(SICK, [uuid_of(5), uuid_of(6)], gpus=MIXED), ((0,), Severity.ERROR)),
+    # CUDA leaves a lost GPU out and counts on.
+    "indices beside a lost GPU": (job(SICK, ["4", "6"], gpus=listed(lost=(2,))), UNCERTAIN),
+    "another rank did not answer": (first_of_two("0"), UNCERTAIN),
+    "another rank did not answer, and this one takes it": (first_of_two("5"), ((0,), Severity.ERROR)),
+}
 
 
-def test_a_rank_without_a_gpu_takes_none_and_is_told():
-    met = job(SICK, ["5", ""], visible=None)
-    arrivals = {r: structs.replace(a, gpus=1 - r) for r, a in met.world.arrivals.items()}
-    met = with_arrivals(met, arrivals)
-    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
+@pytest.mark.parametrize(("run", "blame"), JOBS.values(), ids=JOBS)
+def test_a_rank_is_blamed_only_where_it_is_certain(golden, run, blame):
+    assert blamed(run) == {FIFTH: blame}
+    if blame == UNCERTAIN:
+        golden(*memory_errors.CHECK.judge(run))
+
+
+def test_a_rank_without_a_gpu_takes_none_and_is_named():
+    run = job(SICK, ["5", ""])
+    arrivals = {r: structs.replace(a, gpus=1 - r) for r, a in run.world.arrivals.items()}
+    assert blamed(with_arrivals(run, arrivals)) == {FIFTH: ((0,), Severity.ERROR)}
     rows = {0: row("5", 1), 1: row("", 0)}
     found = list(present.CHECK.judge(seen_of(present.CHECK, rows, size=2, gpus=1)))
     assert [(f.code, f.severity, f.ranks) for f in found] == [("GPU001.hidden", Severity.ERROR, (1,))]
-
-
-# Slices ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_slice_of_the_only_gpu_that_is_cut_belongs_to_it():
-    met = job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(5,)), visible=1)
-    assert blamed(met) == {FIFTH: ((0, 1), Severity.ERROR)}
-
-
-def test_a_slice_that_may_be_of_several_gpus_leaves_a_warning_that_says_so(golden):
-    met = job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(3, 5)), visible=1)
-    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
-    golden(*memory_errors.CHECK.judge(met))
-
-
-def test_a_uuid_of_a_slice_in_torch_does_not_hide_its_gpu():
-    met = job(SICK, [f"MIG-{uuid_of(5)}/1/0"], torch=[["GPU-slice"]], gpus=listed(mig=(5,)), visible=1)
-    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
-
-
-# What cannot be decided -----------------------------------------------------------------------------------------------
-
-
-def test_indices_among_different_models_are_no_certainty():
-    mixed = listed(model=lambda index: "NVIDIA H100" if index < 4 else "NVIDIA L4")
-    met = job(SICK, ["5", "6"], gpus=mixed)
-    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
-
-
-def test_uuids_among_different_models_are_certain():
-    mixed = listed(model=lambda index: "NVIDIA H100" if index < 4 else "NVIDIA L4")
-    assert blamed(job(SICK, [uuid_of(5), uuid_of(6)], gpus=mixed)) == {FIFTH: ((0,), Severity.ERROR)}
-
-
-def test_where_a_gpu_is_lost_indices_are_no_certainty():
-    # CUDA leaves it out and counts on.
-    met = job(SICK, ["4", "6"], gpus=listed(lost=(2,)))
-    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
-
-
-def test_one_rank_that_did_not_answer_leaves_the_gpus_uncertain():
-    world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
-    met = together(seen_of(memory_errors.CHECK, {0: SICK}, **world), seen_of(present.CHECK, {0: row("0", 1)}, **world))
-    assert blamed(met) == {FIFTH: ((), Severity.WARNING)}
-
-
-def test_a_gpu_that_a_rank_is_known_to_take_is_an_error_even_so():
-    world = {"size": 2, "ranks_per_node": 2, "gpus": 1}
-    met = together(seen_of(memory_errors.CHECK, {0: SICK}, **world), seen_of(present.CHECK, {0: row("5", 1)}, **world))
-    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
 
 
 @pytest.mark.parametrize(
