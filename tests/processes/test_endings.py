@@ -2,14 +2,10 @@
 
 import os
 import signal
-import sys
 import time
 
 import pytest
 from jobs import CHECK, Job, processes, torchrun
-
-from ddpdiag.cli.app import app
-from ddpdiag.cli.edge import guarded
 
 STANDALONE = (*CHECK, "--nproc-per-node", "2")
 QUICK = ("--select", "LCH001")
@@ -130,32 +126,6 @@ def test_a_reader_that_leaves_ends_nothing_badly(start, reads):
     assert not job.has_traceback, job.told()
     assert "Exception ignored" not in job.stderr
     job.check_left_nothing()
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        (("--stage", "nosuch"), "nosuch"),
-        (("--select", "NOSUCH1"), "NOSUCH1"),
-        (("--set", "NOSUCH.x=1"), "NOSUCH"),
-        (("--json", "nosuch/report.json"), "nosuch"),
-        (("--json", "."), "."),
-        (("--record", "nosuch/run.jsonl"), "nosuch"),
-        (("--shared-dir", "nosuch"), "nosuch"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_what_cannot_be_done_is_told_before_anything_starts(monkeypatch, capsys, tmp_path, options, word):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ddpdiag.cli.check.start_ranks", None)
-    monkeypatch.setattr("ddpdiag.cli.app.leave", sys.exit)
-    monkeypatch.setattr(sys, "argv", ["ddpdiag", *STANDALONE[2:], *options])
-    assert guarded(app) == 2
-    said = capsys.readouterr()
-    (sentence,) = said.err.splitlines()
-    assert sentence.startswith("ddpdiag: ")
-    assert (word in sentence, said.out) == (True, "")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_that_were_suspended_for_a_while_go_on_and_blame_nobody(suspended):

@@ -130,13 +130,19 @@ def check_judged_without_rank_0(run: Run, *living: Job) -> None:
     assert next(check["statuses"] for check in report["checks"] if check["code"] == "LCH003") == {"done": 3}
 
 
-@pytest.mark.parametrize("name", ["killed", pytest.param("killed by a launcher", marks=deep)])
-def test_living_ranks_say_how_to_judge_a_run_without_rank_0(runs, name):
-    run = runs[name]
-    _, first, second = run.jobs
-    code = 3 if name == "killed" else 143
-    assert [job.wait(SECONDS) for job in (first, second)] == [code, code], first.told() + second.told()
-    check_judged_without_rank_0(run, first, second)
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("killed", 3),
+        pytest.param("killed by a launcher", 143, marks=deep),
+        pytest.param("killed of one process", 3, marks=deep),
+    ],
+)
+def test_living_ranks_say_how_to_judge_a_run_without_rank_0(runs, name, code):
+    jobs = runs[name].jobs
+    living = jobs[1:] or jobs  # one process, or the ranks but for rank 0
+    assert [job.wait(SECONDS) for job in living] == [code] * len(living), [job.told() for job in living]
+    check_judged_without_rank_0(runs[name], *living)
 
 
 @deep
@@ -150,11 +156,3 @@ def test_a_frozen_rank_0_that_wakes_up_blames_no_rank(runs, name):
     assert frozen.wait(SECONDS) == 3, frozen.told()
     assert "rank 0 was stopped for " in frozen.stderr
     assert not frozen.json.exists()
-
-
-@deep
-@pytest.mark.parametrize("name", ["killed of one process"])
-def test_ranks_of_one_process_say_how_to_judge(runs, name):
-    run = runs[name]
-    assert run.jobs[0].wait(SECONDS) == 3, run.jobs[0].told()
-    check_judged_without_rank_0(run, run.jobs[0])

@@ -191,16 +191,6 @@ def test_the_command_keeps_the_terminal(watch):
     os.close(inner)
 
 
-def test_a_signal_is_passed_on_and_answered_by_the_command(watch):
-    program = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); time.sleep(60)"
-    )
-    own = watch(*PYTHON, program)
-    own.stdout.readline()
-    own.send_signal(signal.SIGTERM)
-    assert own.wait(SECONDS) == 5
-
-
 def test_a_parent_that_ignores_its_children_changes_nothing(watch):
     own = watch("sh", "-c", "exit 7", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     assert own.wait(SECONDS) == 7

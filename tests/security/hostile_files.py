@@ -1,19 +1,12 @@
-"""Files of up to 10 MB that ask their reader for much time or memory: a few lines, repeated with other names.
-
-python tests/security/hostile_files.py NAME BYTES FOLDER     reads one, and prints what that took
-"""
+"""Recordings of up to 10 MB that ask their reader for much time or memory: a few lines, repeated with other names."""
 
 import json
 import random
-import resource
-import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-FAILURES = TESTS / "recordings" / "failures"
 Line = dict[str, object]
 
 
@@ -88,6 +81,12 @@ def _at(line: Line, number: int) -> Line:
     return place | {"rank": number, "host": f"n{number}-{number % 7}-{number % 11}"}
 
 
+def _events() -> Iterator[Line]:
+    for at in range(60_000):
+        event = {"type": "event", "rank": at, "seconds": 1.0, "detail": f"d{at}", "host": f"n{at}-{at}"}
+        yield from (event | {"kind": kind} for kind in ("lost", "absent", "duplicate", "leaving"))
+
+
 RECORDINGS: dict[str, Callable[[int], bytes]] = {
     "hosts": renamed("healthy-2-ranks.jsonl", _of_four_numbers),
     "hosts that fail": renamed("failures/rank_segfaults.jsonl", _of_four_numbers),
@@ -109,46 +108,5 @@ RECORDINGS: dict[str, Callable[[int], bytes]] = {
         lambda line, number: line | {"number": number, "groups": [[rank, rank + 1] for rank in range(0, 400, 2)]},
     ),
     "arrivals": repeated("healthy-2-ranks.jsonl", "arrival", lambda line, number: line | {"place": _at(line, number)}),
-    "events": lambda size: text_of(
-        size,
-        (
-            line
-            for line in (
-                *lines_of("healthy-2-ranks.jsonl")[:3],
-                *(
-                    {
-                        "type": "event",
-                        "kind": kind,
-                        "rank": at,
-                        "seconds": 1.0,
-                        "detail": f"d{at}",
-                        "host": f"n{at}-{at}",
-                    }
-                    for at in range(60_000)
-                    for kind in ("lost", "absent", "duplicate", "leaving")
-                ),
-            )
-        ),
-    ),
+    "events": lambda size: text_of(size, iter((*lines_of("healthy-2-ranks.jsonl")[:3], *_events()))),
 }
-
-
-def read(name: str, size: int, folder: Path) -> None:
-    from ddpdiag.cli import judge
-    from ddpdiag.cli.outputs import Outputs
-    from ddpdiag.errors import UserError
-
-    path = folder / "run.jsonl"
-    path.write_bytes(RECORDINGS[name](size))
-    begin = time.process_time()
-    try:
-        files = {kind: f"{folder}/{kind}" for kind in ("json", "markdown")}
-        judge.run([str(path)], Outputs(details=True, **files))
-    except UserError as error:
-        print(str(error)[:200])
-    seconds, most = time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sys.stderr.write(f"{name}: {seconds:.1f} s, {most >> 10} MiB\n")
-
-
-if __name__ == "__main__":
-    read(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -97,11 +97,7 @@ def test_links_without_end_are_refused(sticky: Path) -> None:
         files.write(str(sticky / "a"), "report")
 
 
-def a_file(path: Path) -> None:
-    path.write_text("theirs")
-
-
-@pytest.mark.parametrize("made", [a_file, os.mkfifo])
+@pytest.mark.parametrize("made", [lambda path: path.write_text("theirs"), os.mkfifo], ids=["file", "pipe"])
 def test_no_output_goes_to_a_file_or_pipe_of_a_stranger(made: Callable[[Path], None], sticky: Path) -> None:
     path = sticky / "report.html"
     made(path)

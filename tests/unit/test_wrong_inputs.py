@@ -42,6 +42,23 @@ def test_an_empty_name_is_told_by_its_option(words: str, name: str) -> None:
     assert refused(*shlex.split(words)) == f"{name}: the value is empty; is a variable not set?"
 
 
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ("--set NOSUCH.x=1", "NOSUCH"),
+        ("--json .", "."),
+        ("--record nosuch/run.jsonl", "nosuch"),
+        ("--shared-dir gone", "gone"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_ranks_start(monkeypatch, tmp_path, options, word) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ddpdiag.cli.check.start_ranks", None)
+    monkeypatch.setattr("ddpdiag.cli.app.guarded", lambda body: body())
+    assert word in refused("check", "--nproc-per-node", "2", *shlex.split(options))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["slower", "noise", "transients", "congestion"])
 def test_a_share_that_is_no_number_is_refused(golden, name: str) -> None:
     golden(refused("simulate", f"--{name}", "nan"))
