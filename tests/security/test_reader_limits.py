@@ -1,6 +1,6 @@
-"""Hostile files are read within 20 s of processor time each and 1 GB (logs: 300 MB), those of one kind in one child process.
+"""Hostile files are read within 20 s of processor time and 1 GB (logs: 300 MB), those of one kind in one child process.
 
-In the default tier 200 kB of each; `-m long` 10 MB.
+In the default tier 100 kB of each; `-m long` 10 MB.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ def read_hostile(kind: str, size: int) -> None:
         read(name, size)
 
 
-@pytest.mark.parametrize("size", [200_000, pytest.param(10_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [100_000, pytest.param(10_000_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_files_are_read_in_bounded_time_and_memory(kind: str, size: int) -> None:
     done = subprocess.run([sys.executable, __file__, kind, str(size)], capture_output=True, text=True, check=False)
