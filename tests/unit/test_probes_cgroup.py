@@ -45,13 +45,10 @@ def test_a_level_that_a_container_does_not_show_is_left_out(tmp_path):
     assert cgroup(proc, sys).memory == Share(4096, 96)
 
 
-def test_no_limit_is_none_in_both_versions(tmp_path):
+def test_no_limit_and_nothing_readable_are_none_in_both_versions(tmp_path):
+    assert cgroup(tmp_path, tmp_path) == Cgroup()
     proc, sys = roots(tmp_path, "4:memory:/\n3:cpu:/\n0::/\n")
     mount = sys / "fs" / "cgroup"
     write(mount / "memory", memory__limit_in_bytes="9223372036854771712", memory__usage_in_bytes="96")
     write(mount / "cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     assert cgroup(proc, sys) == Cgroup()
-
-
-def test_nothing_readable_is_nothing_known(tmp_path):
-    assert cgroup(tmp_path, tmp_path) == Cgroup()

@@ -58,38 +58,21 @@ def test_a_torch_without_recorder_says_nothing(c10d: SimpleNamespace) -> None:
     assert posted() is None
 
 
-def test_an_empty_recorder_says_that_nothing_was_posted(c10d: SimpleNamespace) -> None:
-    c10d._dump_fr_trace_json = recorder()
-    assert posted() == ()
-
-
-def test_the_last_entries_are_kept_with_their_elements(c10d: SimpleNamespace) -> None:
-    c10d._dump_fr_trace_json = recorder(*(entry(seq) for seq in range(1, 21)))
-    collectives = posted()
-    assert collectives is not None
-    assert [c.seq for c in collectives] == list(range(21 - LAST, 21))
-    assert collectives[-1] == Collective(seq=20, name="gloo:all_reduce", elements=6, dtype="Float", group="0")
-
-
-def test_what_earlier_trials_posted_is_left_out(c10d: SimpleNamespace) -> None:
-    c10d._dump_fr_trace_json = recorder(entry(9, at=2_000_000_000), entry(10, at=4_000_000_000))  # of one group
-    collectives = posted(3.0)
-    assert collectives is not None
-    assert [c.seq for c in collectives] == [10], "its numbers go on"
-
-
-def test_a_group_that_was_opened_again_counts_anew(c10d: SimpleNamespace) -> None:
-    c10d._dump_fr_trace_json = recorder(entry(1), entry(2), entry(1, pg_id=1, at=3))
-    collectives = posted()
-    assert collectives is not None
-    assert [c.seq for c in collectives] == [1]
-
-
-def test_two_recorders_with_the_same_entries_count_once(c10d: SimpleNamespace) -> None:
-    c10d._dump_fr_trace_json = c10d._dump_nccl_trace_json = recorder(entry(1), entry(2))
-    collectives = posted()
-    assert collectives is not None
-    assert [c.seq for c in collectives] == [1, 2]
+@pytest.mark.parametrize(
+    ("entries", "since", "numbers"),
+    [
+        pytest.param((), 0.0, [], id="nothing was posted"),
+        pytest.param((entry(1), entry(2)), 0.0, [1, 2], id="two recorders count once"),
+        pytest.param([entry(seq) for seq in range(1, 21)], 0.0, range(21 - LAST, 21), id="the last ones"),
+        pytest.param((entry(9, at=2_000_000_000), entry(10, at=4_000_000_000)), 3.0, [10], id="since this trial"),
+        pytest.param((entry(1), entry(2), entry(1, pg_id=1, at=3)), 0.0, [1], id="a group that was opened again"),
+    ],
+)
+def test_the_last_entries_of_this_trial_are_kept(c10d: SimpleNamespace, entries, since: float, numbers) -> None:
+    c10d._dump_fr_trace_json = c10d._dump_nccl_trace_json = recorder(*entries)
+    assert posted(since) == tuple(
+        Collective(seq=seq, name="gloo:all_reduce", elements=6, dtype="Float", group="0") for seq in numbers
+    )
 
 
 def test_sends_have_a_count_of_their_own(c10d: SimpleNamespace) -> None:
@@ -137,24 +120,23 @@ def hooked(**by_backend: tuple[dict[str, object], ...]) -> Callable[..., bytes]:
     return dump
 
 
-def test_nccl2_is_read_by_its_own_name(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch 2.15 opens for "nccl": the other readers stay empty."""
-    open_groups(monkeypatch, nccl=Group("nccl2"))
-    posted_last = entry(2, profiling_name="nccl2:all_reduce")
-    c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(nccl2=(posted_last,)), recorder()
-    assert posted() == (Collective(seq=2, name="nccl2:all_reduce", elements=6, dtype="Float", group="0"),)
+@pytest.mark.parametrize(
+    ("opened", "backend"),
+    [
+        pytest.param({"nccl": Group("nccl2")}, "nccl2", id='torch 2.15 opens it for "nccl"'),
+        pytest.param({"theirs": Group("gloo", "fast")}, "fast", id="a class of another maker"),
+    ],
+)
+def test_a_class_is_read_by_the_name_that_it_gives_itself(
+    c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, opened: dict[str, Group], backend: str
+) -> None:
+    """The other readers stay empty."""
+    open_groups(monkeypatch, **opened)
+    entries = (entry(2, profiling_name=f"{backend}:all_reduce"),)
+    c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(gloo=(), **{backend: entries}), recorder()
+    assert posted() == (Collective(seq=2, name=f"{backend}:all_reduce", elements=6, dtype="Float", group="0"),)
     assert posted(1.0) == ()
     assert unreadable() == ""
-
-
-def test_a_class_of_another_maker_is_read_where_torch_hooks_it(
-    c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_groups(monkeypatch, theirs=Group("gloo", "fast"))
-    c10d._dump_fr_trace_json = hooked(gloo=(), fast=(entry(7, profiling_name="fast:all_reduce"),))
-    collectives = posted()
-    assert collectives is not None
-    assert [c.seq for c in collectives] == [7]
 
 
 def test_a_group_that_is_open_and_idle_posted_nothing(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

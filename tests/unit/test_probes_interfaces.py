@@ -24,13 +24,8 @@ ETH0 = Interface(name="eth0", addresses=("10.0.0.1", "fe80::1%eth0"))
 ETH1 = Interface(name="eth1", addresses=("192.168.0.1",))
 IB0 = Interface(name="ib0", addresses=("10.1.0.1",))
 DOCKER0 = Interface(name="docker0", addresses=("172.17.0.1",))
-BRIDGE = Interface(name="br-9f2", addresses=("172.18.0.1",))
 BARE = Interface(name="eth2")
 DOWN = Interface(name="eth3", addresses=("10.3.0.1",), running=False)
-
-
-def names(*found: Interface) -> list[str]:
-    return [interface.name for interface in found]
 
 
 @pytest.mark.parametrize(
@@ -50,36 +45,42 @@ def test_nccl_takes_prefixes_exact_names_and_exclusions(rule, taken):
     assert [name for name in ("docker0", "eth0", "eth1", "lo") if nccl_takes(rule, name)] == taken
 
 
-def test_nccl_prefers_infiniband_and_leaves_docker_and_loopback_for_the_end():
-    assert names(*nccl_choice(None, (LO, DOCKER0, ETH0, IB0))) == ["ib0"]
-    assert names(*nccl_choice(None, (LO, DOCKER0, ETH0, ETH1))) == ["eth0", "eth1"]
-    assert names(*nccl_choice(None, (LO, DOCKER0))) == ["docker0"]
-    assert names(*nccl_choice(None, (LO,))) == ["lo"]
+@pytest.mark.parametrize(
+    ("rule", "known", "chosen"),
+    [
+        (None, (LO, DOCKER0, ETH0, IB0), (IB0,)),
+        (None, (LO, DOCKER0, ETH0, ETH1), (ETH0, ETH1)),
+        (None, (LO, DOCKER0), (DOCKER0,)),
+        (None, (LO,), (LO,)),
+        ("eth", (DOWN, BARE), ()),
+    ],
+    ids=["InfiniBand", "all others", "docker", "loopback", "down or without address"],
+)
+def test_nccl_prefers_infiniband_and_leaves_docker_and_loopback_for_the_end(rule, known, chosen):
+    assert nccl_choice(rule, known) == chosen
 
 
-def test_nccl_skips_what_is_down_or_has_no_address():
-    assert nccl_choice("eth", (DOWN, BARE)) == ()
+LOCAL = Interface(name="eth4", addresses=("fe80::4%eth4",))
 
 
-def test_gloo_takes_the_first_address_of_the_first_exact_name():
-    known = (LO, ETH0, ETH1, BARE)
-    assert chosen_address("gloo", Wanted("eth1,eth0", None), (), known) == "192.168.0.1"
-    assert chosen_address("gloo", Wanted("eth", None), (), known) is None
-    assert chosen_address("gloo", Wanted("eth2", None), (), known) is None
-
-
-def test_gloo_without_a_variable_takes_the_own_name_or_loopback():
-    assert chosen_address("gloo", Wanted(None, None), ("10.0.0.1",), (LO, ETH0)) == "10.0.0.1"
-    assert chosen_address("gloo", Wanted("", None), (), (LO, ETH0)) == "127.0.0.1"
-
-
-def test_what_other_hosts_cannot_use_is_not_offered_to_them():
-    local = Interface(name="eth4", addresses=("fe80::4%eth4",))
-    known = (LO, ETH0, local)
-    assert offered_address("gloo", Wanted("lo", None), (), known) is None
-    assert offered_address("gloo", Wanted("eth4", None), (), known) is None
-    assert offered_address("gloo", Wanted("eth0", None), (), known) == "10.0.0.1"
-    assert chosen_address("nccl", Wanted("lo", "eth0"), (), known) == "10.0.0.1"
+@pytest.mark.parametrize(
+    ("rule", "own", "chosen", "offered"),
+    [
+        ("eth1,eth0", (), "192.168.0.1", "192.168.0.1"),
+        ("eth", (), None, None),
+        ("eth2", (), None, None),
+        (None, ("10.0.0.1",), "10.0.0.1", "10.0.0.1"),
+        ("", (), "127.0.0.1", None),
+        ("lo", (), "127.0.0.1", None),
+        ("eth4", (), "fe80::4%eth4", None),
+    ],
+    ids=["first exact name", "a prefix", "no address", "its name", "loopback", "loopback by name", "link-local"],
+)
+def test_gloo_offers_the_first_address_of_the_first_exact_name_that_others_can_use(rule, own, chosen, offered):
+    known = (LO, ETH0, ETH1, BARE, LOCAL)
+    assert chosen_address("gloo", Wanted(rule, None), own, known) == chosen
+    assert offered_address("gloo", Wanted(rule, None), own, known) == offered
+    assert chosen_address("nccl", Wanted(rule, "eth0"), own, known) == "10.0.0.1"
 
 
 def test_an_address_leads_to_its_interface_whatever_its_zone():

@@ -16,32 +16,21 @@ def test_this_process_may_run_somewhere():
     assert affinity()
 
 
-def test_the_probe_leaves_no_file_behind(tmp_path):
+def test_the_probe_leaves_no_file_behind_and_says_why_it_fails(tmp_path):
     seen = shared_memory(tmp_path, probe_bytes=4096)
     assert seen is not None
     assert seen.error is None
     assert seen.size_bytes >= seen.free_bytes > 0
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_file_that_gets_no_pages_is_an_error_in_words(tmp_path):
     seen = shared_memory(tmp_path, probe_bytes=1 << 60)
     assert seen is not None
     assert seen.error
-
-
-def test_a_place_that_is_missing_is_none(tmp_path):
+    assert os.listdir(tmp_path) == []
     assert shared_memory(tmp_path / "shm") is None
 
 
-def test_only_processes_of_this_user_count(tmp_path):
-    (tmp_path / "17").mkdir()
-    (tmp_path / "self").mkdir()
-    assert user_processes(tmp_path) == 1
-    assert user_processes(tmp_path / "nowhere") is None
-
-
-def test_a_process_that_ends_while_they_are_counted_is_left_out(tmp_path):
-    (tmp_path / "17").mkdir()
+def test_only_processes_of_this_user_that_still_exist_count(tmp_path):
+    for name in ("17", "self"):
+        (tmp_path / name).mkdir()
     (tmp_path / "18").symlink_to(tmp_path / "gone")
     assert user_processes(tmp_path) == 1
+    assert user_processes(tmp_path / "nowhere") is None

@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from collections.abc import Sequence
 
 import pytest
 
@@ -58,31 +57,23 @@ def test_everybody_measures_the_way_to_everybody_else(size):
             assert cell.bytes_per_s > 0
 
 
-def test_a_closed_port_is_refused(listener):
+def test_a_closed_port_is_refused_and_the_known_address_taken_where_the_offered_one_fails(listener):
     connection = Connection(peer_of(listener, port=free_port("127.0.0.1")))
-    assert not connection.is_open
-    assert connection.cell.reach is Reach.REFUSED
-
-
-def test_the_known_address_is_taken_where_the_offered_one_fails(listener):
+    assert (connection.is_open, connection.cell.reach) == (False, Reach.REFUSED)
     connection = Connection(peer_of(listener, offered="0.0.0.1"))
     connection.close()
     assert (connection.cell.reach, connection.cell.address) == (Reach.ACCEPTED, "127.0.0.1")
     assert connection.cell.missed is not None
 
 
-def test_a_stranger_is_sent_away(listener):
-    connection = Connection(peer_of(listener, token="0" * TOKEN_BYTES))
-    connection.try_sizes(1)
-    assert (connection.cell.stalled_bytes, connection.cell.broken, connection.is_open) == (0, True, False)
-
-
-def test_somebody_else_behind_the_port_is_found_out(listener):
+def test_a_wrong_token_and_another_process_behind_the_port_are_noticed(listener):
+    wrong = Connection(peer_of(listener, token="0" * TOKEN_BYTES))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = Connection(peer_of(listener, port=server.getsockname()[1]))
+        other = Connection(peer_of(listener, port=server.getsockname()[1]))
         server.accept()[0].close()
-        connection.try_sizes(1)
-    assert (connection.cell.stalled_bytes, connection.cell.broken) == (0, True)
+        for connection in (wrong, other):
+            connection.try_sizes(1)
+            assert (connection.cell.stalled_bytes, connection.cell.broken, connection.is_open) == (0, True, False)
 
 
 def greeted(listener: Listener) -> socket.socket:
@@ -129,12 +120,9 @@ def test_a_listener_takes_the_first_free_port_of_a_range(listener):
 
 
 def test_the_kernel_counts_what_was_sent():
-    def pair() -> Sequence[socket.socket]:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            caller = socket.create_connection(server.getsockname())
-            return caller, server.accept()[0]
-
-    caller, called = pair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        caller = socket.create_connection(server.getsockname())
+        called = server.accept()[0]
     with caller, called:
         before = tcp_info(caller)
         caller.sendall(bytes(1000))

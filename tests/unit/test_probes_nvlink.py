@@ -43,28 +43,23 @@ def linked(monkeypatch, *, states, kinds, init=lambda: None):
     return connections("GPU-1", (9, 0))
 
 
-def test_links_to_a_switch(monkeypatch):
-    found = linked(monkeypatch, states=dict.fromkeys(range(18), 1), kinds=dict.fromkeys(range(18), SWITCH))
-    assert (found.nvlinks, found.nvlink_switched) == (18, True)
-    assert found.nvlink_bytes_per_s == pytest.approx(370.8e9)
+@pytest.mark.parametrize(
+    ("states", "kinds", "nvlinks", "switched"),
+    [
+        pytest.param(dict.fromkeys(range(18), 1), dict.fromkeys(range(18), SWITCH), 18, True, id="a switch"),
+        pytest.param({0: 0, 3: 1, 5: 1}, {3: SWITCH, 5: SWITCH}, 2, True, id="only links that are up count"),
+        pytest.param({0: 1, 1: 1}, {0: GPU, 1: GPU}, 2, False, id="a bridge"),
+        pytest.param({0: 1, 1: 1}, {0: SWITCH, 1: GPU}, 2, False, id="a switch and a bridge"),
+        pytest.param({0: 1, 1: 1}, {0: SWITCH}, 2, None, id="one link is not known"),
+        pytest.param({0: 0}, {0: SWITCH}, 0, None, id="no link is up"),
+        pytest.param({}, {}, None, None, id="nothing is known"),
+    ],
+)
+def test_links_and_whether_they_lead_to_a_switch(monkeypatch, states, kinds, nvlinks, switched):
+    found = linked(monkeypatch, states=states, kinds=kinds)
+    assert (found.nvlinks, found.nvlink_switched) == (nvlinks, switched)
+    assert found.nvlink_bytes_per_s == (pytest.approx(20.6e9 * nvlinks) if nvlinks else None)
     assert found.pcie_bytes_per_s == 48e9
-
-
-def test_only_links_that_are_up_are_asked_where_they_lead(monkeypatch):
-    found = linked(monkeypatch, states={0: 0, 3: 1, 5: 1}, kinds={3: SWITCH, 5: SWITCH})
-    assert (found.nvlinks, found.nvlink_switched) == (2, True)
-
-
-def test_a_bridge_is_no_switch(monkeypatch):
-    assert linked(monkeypatch, states={0: 1, 1: 1}, kinds={0: GPU, 1: GPU}).nvlink_switched is False
-    assert linked(monkeypatch, states={0: 1, 1: 1}, kinds={0: SWITCH, 1: GPU}).nvlink_switched is False
-
-
-def test_what_is_not_said_is_none(monkeypatch):
-    assert linked(monkeypatch, states={0: 1, 1: 1}, kinds={0: SWITCH}).nvlink_switched is None
-    assert linked(monkeypatch, states={0: 0}, kinds={0: SWITCH}).nvlink_switched is None
-    found = linked(monkeypatch, states={}, kinds={})
-    assert (found.nvlinks, found.nvlink_switched) == (None, None)
 
 
 def test_no_pynvml_and_no_driver_say_nothing(monkeypatch):

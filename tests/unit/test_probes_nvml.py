@@ -15,16 +15,9 @@ class NVMLError(Exception):
     value = 999
 
 
-class LibraryNotFound(NVMLError): ...
-
-
-class DriverNotLoaded(NVMLError): ...
-
-
-class Mismatch(NVMLError): ...
-
-
-class NotSupported(NVMLError): ...
+LibraryNotFound, DriverNotLoaded, Mismatch, NotSupported = (
+    type(name, (NVMLError,), {}) for name in ("LibraryNotFound", "DriverNotLoaded", "Mismatch", "NotSupported")
+)
 
 
 def raising(error):

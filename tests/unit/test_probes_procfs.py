@@ -26,41 +26,35 @@ def add_gpu(root: Path, address: str, uuid: str = "GPU-11111111-2222", minor: in
 def test_gpus_of_the_driver_are_listed_in_bus_order(tmp_path):
     add_gpu(tmp_path, "0000:3a:00.0", "GPU-b")
     add_gpu(tmp_path, "0000:1b:00.0", "GPU-a")
+    add_gpu(tmp_path, "0000:4a:00.0", "GPU-????????-????")  # as long as the driver does not know it
     assert nvidia_gpus(tmp_path) == (
         ProcGpu("0000:1b:00.0", "GPU-a"),
         ProcGpu("0000:3a:00.0", "GPU-b"),
+        ProcGpu("0000:4a:00.0", None),
     )
 
 
-def test_a_uuid_that_the_driver_does_not_know_yet_is_none(tmp_path):
-    add_gpu(tmp_path, "0000:1b:00.0", "GPU-????????-????")
-    assert [gpu.uuid for gpu in nvidia_gpus(tmp_path)] == [None]
+def test_gpus_whose_device_files_are_missing_or_cannot_be_opened_are_not_counted(tmp_path, monkeypatch):
+    def counted() -> tuple[list[str], int]:
+        gpus = nvidia_gpus(tmp_path, tmp_path / "dev")
+        return [gpu.uuid for gpu in gpus], withheld_gpus(tmp_path, tmp_path / "dev")
 
-
-def test_gpus_whose_device_files_a_container_lacks_are_none_of_its_own(tmp_path):
-    for minor in range(8):
-        add_gpu(tmp_path, f"0000:{minor}b:00.0", f"GPU-{minor}", minor)
+    every = [f"GPU-{minor}" for minor in range(8)]
+    for minor, uuid in enumerate(every):
+        add_gpu(tmp_path, f"0000:{minor}b:00.0", uuid, minor)
     (tmp_path / "dev").mkdir()
-    assert len(nvidia_gpus(tmp_path, tmp_path / "dev")) == 8  # nothing was opened since the boot
+    assert counted()[0] == every  # nothing was opened since the boot
     (tmp_path / "dev" / "nvidia6").touch()
-    assert [gpu.uuid for gpu in nvidia_gpus(tmp_path, tmp_path / "dev")] == ["GPU-6"]
-    assert withheld_gpus(tmp_path, tmp_path / "dev") == 7
-
-
-def test_gpus_whose_device_files_cannot_be_opened_are_not_counted(tmp_path, monkeypatch):
-    (tmp_path / "dev").mkdir()
+    assert counted() == (["GPU-6"], 7)
     for minor in range(8):
-        add_gpu(tmp_path, f"0000:{minor}b:00.0", f"GPU-{minor}", minor)
         (tmp_path / "dev" / f"nvidia{minor}").touch()
-    assert len(nvidia_gpus(tmp_path, tmp_path / "dev")) == 8
+    assert counted() == (every, 0)
     # A device cgroup refuses root as well; the kernel asks it in access(2).
     opened = {str(tmp_path / "dev" / "nvidia6")}
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) in opened and mode == os.R_OK | os.W_OK)
-    assert [gpu.uuid for gpu in nvidia_gpus(tmp_path, tmp_path / "dev")] == ["GPU-6"]
-    assert withheld_gpus(tmp_path, tmp_path / "dev") == 7
+    assert counted() == (["GPU-6"], 7)
     opened.clear()
-    assert nvidia_gpus(tmp_path, tmp_path / "dev") == ()
-    assert withheld_gpus(tmp_path, tmp_path / "dev") == 8
+    assert counted() == ([], 8)
 
 
 def test_a_driver_that_tells_no_device_file_is_believed(tmp_path):
@@ -71,19 +65,20 @@ def test_a_driver_that_tells_no_device_file_is_believed(tmp_path):
 
 
 def test_without_a_driver_nothing_is_said_about_gpus(tmp_path):
-    assert nvidia_gpus(tmp_path) is None
-    assert driver_version(tmp_path) is None
+    assert nvidia_gpus(tmp_path) is driver_version(tmp_path) is None
 
 
-def test_the_driver_version_is_read_from_both_kinds_of_module(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC\n", "535.104.05"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n", "580.95.05"),
+    ],
+)
+def test_the_driver_version_is_read_from_both_kinds_of_module(tmp_path, line, version):
     (tmp_path / "driver" / "nvidia").mkdir(parents=True)
-    version = tmp_path / "driver" / "nvidia" / "version"
-    version.write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC\n"
-    )
-    assert driver_version(tmp_path) == "535.104.05"
-    version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n")
-    assert driver_version(tmp_path) == "580.95.05"
+    (tmp_path / "driver" / "nvidia" / "version").write_text(f"NVRM version: {line}")
+    assert driver_version(tmp_path) == version
 
 
 @pytest.mark.parametrize(
@@ -103,8 +98,9 @@ def test_a_process_has_a_state_and_a_function_in_which_it_waits(tmp_path, stat, 
 
 
 def test_this_process_is_seen_in_the_real_proc():
-    state, _ = process_state(os.getpid())
-    assert state in ("R", "S")
+    assert process_state(os.getpid())[0] in ("R", "S")
+    assert 0 <= age_seconds(os.getpid()) <= age_seconds(1)
+    assert age_seconds(os.getpid(), Path("/nowhere")) is None
 
 
 def test_memory_is_in_bytes_and_none_when_meminfo_is_odd(tmp_path):
@@ -121,12 +117,6 @@ def test_the_boot_id_is_a_text_even_where_there_is_none(tmp_path):
     path.mkdir(parents=True)
     (path / "boot_id").write_text("7678536a\n")
     assert boot_id(tmp_path) == "7678536a"
-
-
-def test_a_process_has_an_age_and_who_is_not_there_has_none():
-    assert 0 <= age_seconds(os.getpid()) < 3600 * 24
-    assert age_seconds(os.getpid()) <= age_seconds(1)
-    assert age_seconds(os.getpid(), Path("/nowhere")) is None
 
 
 def test_the_root_can_be_replaced():

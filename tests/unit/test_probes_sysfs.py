@@ -22,16 +22,13 @@ def test_a_gpu_is_a_display_or_3d_function_of_nvidia(tmp_path):
     add_function(tmp_path, "0000:01:00.1", kind="0x040300")  # its sound
     add_function(tmp_path, "0000:05:00.0", kind="0x068000")  # an NVSwitch
     add_function(tmp_path, "0000:00:02.0", vendor="0x8086", kind="0x030000")
+    add_function(tmp_path, "0000:3b:00.0", driver=None)
     assert nvidia_functions(tmp_path) == (
         PciFunction("0000:01:00.0", "nouveau"),
         PciFunction("0000:1b:00.0", "nvidia"),
+        PciFunction("0000:3b:00.0", None),
     )
-    assert pci_gpus(tmp_path) == 2
-
-
-def test_a_function_without_a_driver_is_still_there(tmp_path):
-    add_function(tmp_path, "0000:1b:00.0", driver=None)
-    assert nvidia_functions(tmp_path) == (PciFunction("0000:1b:00.0", None),)
+    assert pci_gpus(tmp_path) == 3
 
 
 def test_a_kernel_without_pci_has_an_empty_bus(tmp_path):
@@ -40,13 +37,7 @@ def test_a_kernel_without_pci_has_an_empty_bus(tmp_path):
 
 
 def test_a_sysfs_that_is_not_there_is_unknown_and_not_empty(tmp_path):
-    assert nvidia_functions(tmp_path) is None
-    assert pci_gpus(tmp_path) is None
-
-
-def test_a_device_that_hides_its_identity_is_unknown(tmp_path):
-    (tmp_path / "bus" / "pci" / "devices" / "0000:1b:00.0").mkdir(parents=True)
-    assert pci_gpus(tmp_path) is None
+    assert nvidia_functions(tmp_path) is pci_gpus(tmp_path) is rdma_devices(tmp_path) is None
 
 
 def test_rdma_devices_are_named(tmp_path):
@@ -56,8 +47,9 @@ def test_rdma_devices_are_named(tmp_path):
     assert rdma_devices(tmp_path) == ("mlx5_0",)
 
 
-def test_rdma_devices_are_unknown_where_sysfs_cannot_be_read(tmp_path):
-    assert rdma_devices(tmp_path) is None
+def test_a_device_that_hides_its_identity_is_unknown(tmp_path):
+    (tmp_path / "bus" / "pci" / "devices" / "0000:1b:00.0").mkdir(parents=True)
+    assert pci_gpus(tmp_path) is None
 
 
 def test_the_root_can_be_replaced():

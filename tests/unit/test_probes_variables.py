@@ -1,33 +1,15 @@
 """What is recorded of the environment, and what never is."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.probes.host.environment import MAX_VALUE, is_recorded, nccl_files, recorded_variables
 
 
-@pytest.mark.parametrize("name", ["NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])
-def test_what_steers_communication_is_recorded(name):
-    assert is_recorded(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HOME",
-        "AWS_REGION",
-        "TORCH_HUB_TOKEN",
-        "NCCL_SECRET",
-        "UCX_password",
-        "FI_AUTH_KEY",
-        "UCX_PSK",
-        "FI_PWD",
-        "TORCH_PASS",
-    ],
-)
-def test_strangers_and_secrets_are_not(name):
-    assert not is_recorded(name)
+def test_what_steers_communication_is_recorded_and_secrets_are_not():
+    names = ["NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"]
+    others = ["HOME", "AWS_REGION", "TORCH_HUB_TOKEN", "NCCL_SECRET", "UCX_password", "FI_AUTH_KEY", "UCX_PSK"]
+    assert [*filter(is_recorded, [*names, *others, "FI_PWD", "TORCH_PASS"])] == names
 
 
 @given(st.sampled_from(["NCCL_", "TORCH_", "GLOO_", ""]), st.sampled_from(["TOKEN", "Secret", "PASSWORD", "api_KEY"]))
@@ -35,17 +17,14 @@ def test_no_prefix_saves_a_secret(prefix, word):
     assert recorded_variables({f"{prefix}{word}": "x", f"{prefix}A_{word}_B": "x"}) == {}
 
 
-def test_credentials_in_values_are_hidden():
+def test_credentials_in_values_are_hidden_and_long_values_are_cut():
     env = {"TORCH_HOME": "http://user:pw@host/x", "TORCH_MIRROR": "https://tok@host", "NCCL_SOCKET_IFNAME": "=eth0"}
-    assert recorded_variables(env) == {
+    assert recorded_variables({**env, "NCCL_TOPO": "x" * 9999}) == {
         "NCCL_SOCKET_IFNAME": "=eth0",
+        "NCCL_TOPO": "x" * MAX_VALUE,
         "TORCH_HOME": "http://***@host/x",
         "TORCH_MIRROR": "https://***@host",
     }
-
-
-def test_long_values_are_cut():
-    assert len(recorded_variables({"NCCL_TOPO": "x" * 9999})["NCCL_TOPO"]) == MAX_VALUE
 
 
 def test_nccl_files_are_read_without_comments_and_secrets(tmp_path):
@@ -57,13 +36,10 @@ def test_nccl_files_are_read_without_comments_and_secrets(tmp_path):
     }
 
 
-def test_a_named_file_replaces_the_one_at_home(tmp_path):
+def test_a_named_file_replaces_the_one_at_home_and_empty_ones_are_not_listed(tmp_path):
     (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Ring\n")
     (tmp_path / "site.conf").write_text("NCCL_ALGO=Tree\n")
+    (tmp_path / "nccl.conf").write_text("\n")
     env = {"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/site.conf"}
     assert nccl_files(env, etc=tmp_path) == {f"{tmp_path}/site.conf": {"NCCL_ALGO": "Tree"}}
-
-
-def test_files_that_are_missing_or_empty_are_not_listed(tmp_path):
-    (tmp_path / "nccl.conf").write_text("\n")
     assert nccl_files({}, etc=tmp_path) == {}
