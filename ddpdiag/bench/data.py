@@ -113,7 +113,6 @@ def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
 
 
 def rows(sweep: Sweep) -> Iterator[BenchRow]:
-    """The rows of a sweep over all its ranks."""
     for by_rank in sweep.rows.values():
         rank, slowest = max(by_rank.items(), key=lambda each: each[1].mean_seconds)
         wrong = [row.wrong for row in by_rank.values() if row.wrong is not None]

@@ -206,7 +206,6 @@ class Seen(Generic[D]):
 
     @property
     def options(self) -> Options:
-        """The options of the run."""
         return self.world.options
 
     def of(self, other: "Check[E]") -> "Seen[E]":
@@ -350,7 +349,6 @@ def new_trial(
         groups=chosen,
         kind=check.kind,
         deadline_seconds=seen.number("deadline_seconds", grown + crowded_seconds(seen.world.ranks_per_core)),
-        attempt=len(seen.trials),
         params=dict(params or {}),
         env=dict(env or {}),
         fresh=fresh,

@@ -46,7 +46,6 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict_text(self) -> str:
-        """The verdict for people."""
         return f"{self.verdict.upper()}{', degraded' if self.degraded else ''}"
 
 

@@ -91,7 +91,6 @@ def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
 
 
 def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
-    """The hosts that a finding names."""
     return tuple(filter(_HOST_NAME.fullmatch, (*finding.hosts, *world.hosts_of(finding.ranks))))
 
 

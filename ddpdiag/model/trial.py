@@ -103,12 +103,12 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     """One experiment of a check.
 
     `groups` lists the ranks that take part together; a rank is in one group at most. `env` overrides the worker's
-    environment (`None` unsets). `number` is unique in the run, `attempt` within the check. `deadline_seconds` counts
-    from the moment at which a rank receives the trial; `hurried` says that the budget left less than the check would
-    have given. While a rank is in its first use, its deadline moves on, by `first_use_seconds` at most. A trial that
-    `may_fail` is an experiment whose failure is an answer: the check itself judges it, and no other check
-    blames a rank for it. Once half of its groups are through, rank 0 ends a group that takes more than `late_after`
-    times as long as they did. `begin_seconds` is when rank 0 handed it out, since the start of the run there.
+    environment (`None` unsets). `number` is unique in the run. `deadline_seconds` counts from the moment at which a
+    rank receives the trial; `hurried` says that the budget left less than the check would have given. While a rank is
+    in its first use, its deadline moves on, by `first_use_seconds` at most. A trial that `may_fail` is an experiment
+    whose failure is an answer: the check itself judges it, and no other check blames a rank for it. Once half of its
+    groups are through, rank 0 ends a group that takes more than `late_after` times as long as they did.
+    `begin_seconds` is when rank 0 handed it out, since the start of the run there.
     """
 
     code: str
@@ -116,7 +116,6 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     kind: Kind
     deadline_seconds: float
     number: int = 0
-    attempt: int = 0
     params: dict[str, str | int | float | bool] = field(default_factory=dict)
     env: dict[str, str | None] = field(default_factory=dict)
     fresh: bool = False

@@ -180,7 +180,6 @@ def value_of(cell: Scalar | Cell) -> Scalar:
 
 
 def mark_of(cell: Scalar | Cell) -> Mark:
-    """The mark of a cell."""
     return cell.mark if isinstance(cell, Cell) else Mark.NONE
 
 

@@ -58,7 +58,6 @@ class Doing:
     pending: Pending | None = None
 
     def after(self, news: News, now: float) -> "Doing":
-        """The state after this news."""
         match news:
             case TrialBegan(deadline_seconds=seconds, importing=importing):
                 progress = "its first step is the import of torch" if importing else ""

@@ -79,7 +79,6 @@ class SharedRecord:
             self._do(self._open)
 
     def write(self, line: Line) -> None:
-        """Append a line."""
         self._pending.append(line)
         if self.path is not None:
             self._do(self._append)
@@ -188,7 +187,6 @@ class Record:
             self._shared.open(nonce)
 
     def write(self, line: Line) -> None:
-        """Append a line. A full disk loses the record, not the run."""
         self.outcomes += isinstance(line, Outcome)
         with contextlib.suppress(OSError):
             os.write(self._descriptor, encode_line(line))

@@ -133,7 +133,6 @@ class SignalProbe:
         return shared
 
     def end(self) -> None:
-        """End it."""
         os.kill(self._pid, signal.SIGKILL)  # it was not waited for yet, so its number is still its own
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)

@@ -198,12 +198,10 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def by_rank(self) -> Mapping[int, Witness]:
-        """The state of each rank."""
         return {seen.rank: seen for seen in self.ranks}
 
     @cached_property
     def activities(self) -> Mapping[int, Activity]:
-        """The activity of each rank."""
         return {seen.rank: seen.activity for seen in self.ranks}
 
     @property

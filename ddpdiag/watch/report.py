@@ -86,7 +86,6 @@ def blocks(look: Look, finding: Finding, notes: Sequence[str], *, quiet: bool) -
 
 
 def _reason(look: Look) -> str:
-    """The reason of a look."""
     return "requested" if look.asked else f"nothing new for {look.silent_seconds:.0f} s"
 
 

@@ -80,7 +80,6 @@ def meshed(
         structs.replace(
             new_trial(empty, groups=(tuple(range(size)),)),
             number=number,
-            attempt=number,
             params={AT_END: True} if at_end and number + 1 == len(trials) else {},
         )
         for number, _ in enumerate(trials)

@@ -6,7 +6,7 @@ from seen import seen_of
 from ddpdiag.checks.host.limits import CHECK, Data
 from ddpdiag.checks.hosts import GIB
 from ddpdiag.model import Severity
-from ddpdiag.probes.host.limits import Limit, Limits, Share
+from ddpdiag.probes.host.limits import Limits, Share
 
 
 def found(*rows, **world):
@@ -14,8 +14,7 @@ def found(*rows, **world):
 
 
 def rank(nofile: int | None = 65536, memlock: int | None = None, nproc: int | None = None, **more):
-    files, locked, processes = (Limit(soft, None) for soft in (nofile, memlock, nproc))
-    return Data(limits=Limits(nofile=files, memlock=locked, nproc=processes), **more)
+    return Data(limits=Limits(nofile=nofile, memlock=memlock, nproc=nproc), **more)
 
 
 LITTLE_LOCKED = 8 << 20

@@ -214,7 +214,6 @@ def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:
 PATH_FAILURES = 3
 # A suspect is blamed if it fails in so many quiet rounds as well: one with a part of the suspects, and the last two.
 FINAL_ROUNDS = 2
-QUIET_TESTS = 1 + FINAL_ROUNDS
 # The results of a group of which a member was lost before, or during the test: the path between them is not at fault.
 LOST, UNHEARD = "lost", "unheard"
 
@@ -362,14 +361,8 @@ class Notes:
         return tested.passes(self.bar.least)
 
     def passed(self, pair: Pair) -> bool:
-        """Whether this pair passed in any of its tests."""
         alone = self.alone.get(pair)
         return any(map(self.passes, self.tests[pair])) or (alone is not None and self.passes(alone))
-
-    @property
-    def most_failures(self) -> int:
-        """The failures for which a unit is blamed, quiet rounds included."""
-        return self.needed + (QUIET_TESTS if self.has_quiet_rounds else 0)
 
     def partners_of(self, unit: int) -> tuple[int, ...]:
         """The partners with which a unit failed, in order."""

@@ -468,6 +468,7 @@ def _diagnose(notes: Notes, systemic: Systemic | None = None) -> Diagnosis:
     named = [unit for unit in failing if unit not in shared and unit not in undecided]
     between_good = [pair for pair in notes.between_good() if shared.isdisjoint(pair)]
     failed = [pair for pair in between_good if not notes.passed(pair) and len(notes.tests[pair]) >= PATH_FAILURES]
+    failures = notes.needed + (1 + FINAL_ROUNDS if notes.has_quiet_rounds else 0)
     return Diagnosis(
         bar=notes.bar,
         rounds=notes.rounds,
@@ -481,5 +482,5 @@ def _diagnose(notes: Notes, systemic: Systemic | None = None) -> Diagnosis:
         congested=congested,
         systemic=systemic,
         # Two have no third one to be compared with.
-        found_from=smallest_slowdown(notes.bar, notes.most_failures) if len(notes.units) > 2 else 1.0,
+        found_from=smallest_slowdown(notes.bar, failures) if len(notes.units) > 2 else 1.0,
     )

@@ -30,7 +30,7 @@ from ddpdiag.model import Finding, Outcome, Severity, Status
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, rdma_devices, sys_root
-from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
+from ddpdiag.probes.host.limits import Limits, Share, cgroup, limits, user_processes
 from ddpdiag.text import begun, count, size_text
 
 FINDINGS = {
@@ -102,7 +102,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from _processes(seen, host, answers)
         what = {
             "limits": any(row.limits is None for row in answers),
-            "processes": any(row.limits and row.limits.nproc.soft and row.user_processes is None for row in answers),
+            "processes": any(row.limits and row.limits.nproc and row.user_processes is None for row in answers),
             # Within one host no job uses RDMA.
             "RDMA devices": is_little and len(seen.world.hosts) > 1 and any(row.rdma is None for row in answers),
         }
@@ -120,9 +120,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
 
 
-def _lowest(limits: Iterable[Limit]) -> int | None:
-    """The tightest of the soft limits; None if there is no limit."""
-    return min((limit.soft for limit in limits if limit.soft is not None), default=None)
+def _lowest(limits: Iterable[int | None]) -> int | None:
+    """The tightest of the limits; None if there is no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def lacked_processes(outcome: Outcome) -> bool:
@@ -136,9 +136,9 @@ def _processes(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator
     needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
     in_group = [(row.tasks.left, row.tasks.limit, "its control group") for row in rows if row.tasks]
     of_user = [
-        (max(0, row.limits.nproc.soft - row.user_processes), row.limits.nproc.soft, "this user (ulimit -u)")
+        (max(0, row.limits.nproc - row.user_processes), row.limits.nproc, "this user (ulimit -u)")
         for row in rows
-        if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None
+        if row.limits is not None and row.limits.nproc is not None and row.user_processes is not None
     ]
     left, limit, whose = min((*in_group, *of_user), default=(needed, needed, ""))
     if left >= needed:

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.model.measurements import GpuLoad
 from ddpdiag.model.trial import NVML_STEP
-from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks, pcie_link
+from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks
 from ddpdiag.probes.gpu.nvml import Broken, Device, Gpu, NvmlError, memory, opened_gpus, opened_nvml, supported
 
 # nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t; NVML_TEMPERATURE_GPU, NVML_CLOCK_SM.
@@ -157,7 +157,12 @@ def _health(gpu: Gpu, device: Device | None, driver: str | None) -> Health:
     return Health(
         **structs.asdict(gpu),
         memory=errors,
-        pcie=pcie_link(device),
+        pcie=PcieLink(
+            width=device.number("nvmlDeviceGetCurrPcieLinkWidth"),
+            width_max=device.number("nvmlDeviceGetMaxPcieLinkWidth"),
+            generation_max=device.number("nvmlDeviceGetMaxPcieLinkGeneration"),
+            replays=device.number("nvmlDeviceGetPcieReplayCounter"),
+        ),
         clocks=_clocks(device, events),
         nvlinks=links,
         fabric=fabric(device),
@@ -206,7 +211,6 @@ class Watched:
         self._device = device
 
     def load(self) -> GpuLoad | None:
-        """The load of the GPU at this moment."""
         device = self._device
         if device is None:
             return None

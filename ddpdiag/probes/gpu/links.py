@@ -76,16 +76,6 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.state is not None and (self.cluster is None or int(self.cluster, 16) != 0)
 
 
-def pcie_link(device: Device) -> PcieLink:
-    """The PCIe link of the card."""
-    return PcieLink(
-        width=device.number("nvmlDeviceGetCurrPcieLinkWidth"),
-        width_max=device.number("nvmlDeviceGetMaxPcieLinkWidth"),
-        generation_max=device.number("nvmlDeviceGetMaxPcieLinkGeneration"),
-        replays=device.number("nvmlDeviceGetPcieReplayCounter"),
-    )
-
-
 def link_states(device: Device) -> dict[int, bool]:
     """Whether each NVLink is up, of those that tell; none on a card without NVLink."""
     import pynvml

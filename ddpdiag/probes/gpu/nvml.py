@@ -200,7 +200,6 @@ class Device:
         self.broken: Broken | None = None
 
     def number(self, function: str, *arguments: int) -> int | None:
-        """The one number that the function gives."""
         return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, *arguments)))
 
     def towards(self, function: str, other: "Device", *arguments: int) -> int | None:
@@ -225,7 +224,6 @@ class Device:
         return self.of(lambda handle: float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
 
     def text(self, function: str) -> str | None:
-        """The text that the function gives."""
         return self._ask(function, lambda: str(getattr(self._nvml, function)(self._handle)))
 
     def members(self, function: str, structure: str, names: Sequence[str]) -> Mapping[str, int]:

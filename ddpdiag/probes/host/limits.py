@@ -23,19 +23,12 @@ from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 SHM = Path("/dev/shm")
 
 
-class Limit(Struct, frozen=True):
-    """A resource limit, soft and hard; None means unlimited."""
-
-    soft: int | None
-    hard: int | None
-
-
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of this process: open files, locked memory in bytes, and processes."""
+    """Soft limits of this process: open files, locked memory in bytes, and processes; None means unlimited."""
 
-    nofile: Limit
-    memlock: Limit
-    nproc: Limit
+    nofile: int | None
+    memlock: int | None
+    nproc: int | None
 
 
 class SharedMemory(Struct, frozen=True):
@@ -58,9 +51,9 @@ def limits() -> Limits | None:
         return None
 
 
-def _limit(which: int) -> Limit:
-    soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
-    return Limit(soft, hard)
+def _limit(which: int) -> int | None:
+    soft, _hard = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def affinity() -> tuple[int, ...]:

@@ -60,7 +60,6 @@ def interfaces(sys: Path) -> tuple[Interface, ...] | None:
 
 
 def interface_of(address: str | None, known: Iterable[Interface]) -> Interface | None:
-    """The interface that has this address."""
     return next((i for i in known if address is not None and bare(address) in map(bare, i.addresses)), None)
 
 

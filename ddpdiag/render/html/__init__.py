@@ -36,8 +36,6 @@ _NOTES_SHOWN, _NAMES_SHOWN, _BOXES_SHOWN = 40, 24, 120
 
 
 class FindingBox(NamedTuple):
-    """A finding with its parts."""
-
     severity: str
     code: str
     title: str

@@ -60,7 +60,6 @@ class TableView(NamedTuple):
 
 
 def view_of(block: Table | Matrix) -> TableView:
-    """The table that is shown for a block."""
     return _table_view(block) if isinstance(block, Table) else _matrix_view(block)
 
 

@@ -43,7 +43,6 @@ AnyCheck = Check[Any]
 
 
 def _parts(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
-    """The checks by stage."""
     by_stage = ((stage, [check for check in checks if check.stage is stage]) for stage in Stage)
     return [(stage, own) for stage, own in by_stage if own]
 

@@ -65,7 +65,6 @@ class DispatchedTrial:
         return (rank,) if again else self.trial.groups[index]
 
     def is_at_barrier(self, rank: int) -> bool:
-        """Whether this rank has reached the barrier."""
         return rank in self._offers
 
     def barrier_is_open(self, rank: int) -> bool:

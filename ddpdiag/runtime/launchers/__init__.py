@@ -218,7 +218,6 @@ def _ranks_per_task(asked: LaunchArgs, here: Here, step: slurm.Step) -> int | No
 
 
 def _task_place(env: Environ, asked: LaunchArgs, here: Here, step: slurm.Step) -> Place:
-    """The place of a task that is a rank."""
     rank = agreed(step.rank, option("--rank", asked.rank)) or step.rank
     local_rank = agreed(step.local_rank, option("--local-rank", asked.local_rank))
     check_below(local_rank, step.local_tasks)

@@ -338,7 +338,6 @@ class ForkedWorker(WorkerProcess):
                 self._handle = os.pidfd_open(pid)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to it."""
         if self._handle is None:
             super().signal(signum)
         else:

@@ -10,7 +10,6 @@ from ddpdiag.workloads.mnist import Digits
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
-    """Train alone."""
     device = choose_device(backend, ctx.place.local_rank)
     model = task.network().to(device)
     optimizer = task.optimizer(model.parameters())
