@@ -245,8 +245,7 @@ def test_a_gpu_that_nvml_does_not_number_keeps_torchs():
     seen = together(
         world(2, {0: host_of(2, gpus={1: {"uuid": "MIG-1"}})}), seen_of(p2p001.CHECK, {0: paths_of(count=2)})
     )
-    copy = next(matrix for matrix in CHECK.report(seen).matrices if matrix.name == "p2p.copy.n0")
-    assert copy.rows == ("GPU 0", "cuda:1")
+    assert CHECK.report(seen).matrices[0].rows == ("GPU 0", "cuda:1")
 
 
 @given(st.dictionaries(st.sampled_from(list(permutations(range(4), 2))), st.floats(-1e12, 1e12), max_size=12))
@@ -259,49 +258,46 @@ def test_any_rates_are_judged_and_no_stranger_is_named(rates):
 # To and from the host -------------------------------------------------------------------------------------------------
 
 
-def with_slots(*changes, rate=50 * GB):
-    """Two GPUs that copy at this rate, and what GPU003 found of their links."""
+def with_slots(*slots, rate, virtual=None, **changes):
+    """GPUs that copy to and from the host at this rate, over these slots; `virtual` is what P2P001 saw."""
+    count = len(slots)
     slow = {"to_bytes_per_s": rate, "from_bytes_per_s": rate}
-    look = Look(gpus=tuple(healthy(index, **pcie(**own)) for index, own in enumerate(changes)))
-    shape = {"size": 2, "ranks_per_node": 2, "gpus": 2}
-    met = world(2, {0: host_of(2, gpus={0: slow, 1: slow})})
-    return list(CHECK.judge(together(met, seen_of(memory_errors.CHECK, {0: look}, **shape))))
+    copies = host_of(count, gpus={index: slow | changes.get(f"gpu{index}", {}) for index in range(count)})
+    look = Look(gpus=tuple(healthy(index, **pcie(**slot)) for index, slot in enumerate(slots)))
+    shape = {"size": count, "ranks_per_node": count, "gpus": count}
+    met = together(world(count, {0: copies}), seen_of(memory_errors.CHECK, {0: look}, **shape))
+    if virtual is not None:
+        shown = paths_of(count=count, surroundings=around(count, virtual=virtual))
+        met = together(met, seen_of(p2p001.CHECK, {0: shown}, **shape))
+    return list(CHECK.judge(met))
+
+
+GEN5 = {"generation_max": 5, "width": 16}
 
 
 @pytest.mark.parametrize(
     ("generation", "width", "rate"), [(5, 16, 28 * GB), (4, 16, 14 * GB), (3, 16, 7 * GB), (3, 8, 3.5 * GB)]
 )
 def test_half_of_what_the_slot_gives_is_silent_and_less_is_not(golden, generation, width, rate):
-    slot = {"generation_max": generation, "width": width}
-    assert with_slots(slot, slot, rate=rate) == []
-    found = with_slots(slot, slot, rate=rate * 0.9)
+    slots = [{"generation_max": generation, "width": width}] * 2
+    assert with_slots(*slots, rate=rate) == []
+    found = with_slots(*slots, rate=rate * 0.9)
     assert {finding.code for finding in found} == {"P2P002.host-slow"}
     golden(found[0])
 
 
-def in_a_guest(count, *, virtual=True, **changes):
-    """A host whose copies to and from its memory reach 12 GB/s over what it shows as PCIe 5 x16."""
-    slow = {"to_bytes_per_s": 12 * GB, "from_bytes_per_s": 12 * GB}
-    copies = host_of(count, gpus={index: slow | changes.get(f"gpu{index}", {}) for index in range(count)})
-    shape = {"size": count, "ranks_per_node": count, "gpus": count}
-    slot = {"generation_max": 5, "width": 16}
-    look = Look(gpus=tuple(healthy(index, **pcie(**slot)) for index in range(count)))
-    shown = paths_of(count=count, surroundings=around(count, virtual=virtual))
-    met = together(world(count, {0: copies}), seen_of(memory_errors.CHECK, {0: look}, **shape))
-    return list(CHECK.judge(together(met, seen_of(p2p001.CHECK, {0: shown}, **shape))))
-
-
 @pytest.mark.parametrize("count", [2, 8])
 def test_in_a_virtual_machine_the_slot_that_it_shows_promises_nothing(count):
-    assert in_a_guest(count) == []
-    assert {finding.code for finding in in_a_guest(count, virtual=False)} == {"P2P002.host-slow"}
+    assert with_slots(*[GEN5] * count, rate=12 * GB, virtual=True) == []
+    found = with_slots(*[GEN5] * count, rate=12 * GB, virtual=False)
+    assert {finding.code for finding in found} == {"P2P002.host-slow"}
 
 
 def test_a_gpu_slower_than_its_siblings_is_named(golden):
     (finding,) = judged(host_of(gpus={1: {"to_bytes_per_s": 25 * GB}}))
     assert (finding.code, finding.severity, finding.gpus) == ("P2P002.host-slow", Severity.WARNING, (uuid_of(1),))
     golden(finding)
-    (odd,) = in_a_guest(8, gpu5={"from_bytes_per_s": 5 * GB})
+    (odd,) = with_slots(*[GEN5] * 8, rate=12 * GB, virtual=True, gpu5={"from_bytes_per_s": 5 * GB})
     assert (odd.gpus, odd.evidence["expected_bytes_per_s"]) == ((uuid_of(5),), 12 * GB)
 
 
@@ -321,17 +317,8 @@ def ended(status, at="copy GPU 0 -> GPU 1", *, so_far=KNOWN, process=None, **mor
     (trial,) = CHECK.plan(seen)
     trial = structs.replace(trial, number=len(seen.recording.trials))
     data = Raw(b"null") if so_far is None else Raw(encode(so_far))
-    own = Outcome(
-        trial=trial.number,
-        code="P2P002",
-        rank=0,
-        status=status,
-        at=at,
-        so_far=data,
-        process=process,
-        seconds=25,
-        **more,
-    )
+    known = {"status": status, "at": at, "so_far": data, "process": process, "seconds": 25}
+    own = Outcome(trial=trial.number, code="P2P002", rank=0, **known, **more)
     recording = seen.recording
     recording = structs.replace(recording, trials=(*recording.trials, trial), outcomes=(*recording.outcomes, own))
     return Seen(seen.world, CHECK, recording)
@@ -367,11 +354,20 @@ def test_what_ends_a_copy_names_its_gpus(golden, end, at, ranks):
     golden(finding)
 
 
-def test_what_cuda_has_no_peer_mappings_for_is_not_tested_and_no_fault(golden):
-    met = host_of(10, refused=((0, 9), (9, 0)))
-    kept = tuple(pair for pair in met.pairs if (pair.source, pair.target) not in met.refused)
-    (finding,) = judged(structs.replace(met, pairs=kept), count=10)
-    assert (finding.code, finding.severity) == ("P2P002.untested", Severity.NOTE)
+REFUSED = host_of(10, refused=((0, 9), (9, 0)))
+MAPPED = tuple(pair for pair in REFUSED.pairs if (pair.source, pair.target) not in REFUSED.refused)
+
+
+@pytest.mark.parametrize(
+    ("host", "count", "word", "severity"),
+    [
+        pytest.param(structs.replace(REFUSED, pairs=MAPPED), 10, "untested", Severity.NOTE, id="no peer mappings"),
+        pytest.param(host_of(2, done=3), 2, "unmeasured", Severity.WARNING, id="no time"),
+    ],
+)
+def test_what_was_not_copied_is_not_known(golden, host, count, word, severity):
+    (finding,) = judged(host, count=count)
+    assert (finding.code, finding.severity) == (f"P2P002.{word}", severity)
     golden(finding)
 
 
@@ -400,38 +396,35 @@ def test_a_lost_rank_is_named_elsewhere():
     assert list(CHECK.judge(seen)) == []
 
 
-def test_what_there_was_no_time_for_is_unknown(golden):
-    (finding,) = judged(host_of(2, done=3), count=2)
-    assert (finding.code, finding.evidence) == ("P2P002.unmeasured", {"done": 3, "of": 4})
-    golden(finding)
-
-
 # Who tries ------------------------------------------------------------------------------------------------------------
 
 
-def groups(seen):
-    return [trial.groups for trial in CHECK.plan(seen)]
+APART = {rank: host_of(1, gpus={0: {"uuid": uuid_of(rank)}}) for rank in range(3)}
 
 
-def test_one_rank_of_each_host_tries():
-    assert groups(world(4, hosts=2)) == [((0,), (4,))]
-    assert groups(world(4, {0: host_of()})) == []
+@pytest.mark.parametrize(
+    ("seen", "groups"),
+    [
+        pytest.param(world(4, hosts=2), [((0,), (4,))], id="one rank of each host"),
+        pytest.param(world(4, {0: host_of()}), [], id="once"),
+        pytest.param(world(3, apart=True), [((0,),)], id="bound ranks one after the other"),
+        pytest.param(world(3, {0: APART[0]}, apart=True), [((1,),)], id="the second bound rank"),
+    ],
+)
+def test_each_gpu_is_tried_by_one_rank(seen, groups):
+    assert [trial.groups for trial in CHECK.plan(seen)] == groups
+
+
+def test_where_torch_shows_no_gpu_none_is_tried():
     nothing = {0: devices.Data(torch="2.13+cpu")}
     seen = seen_of(devices.CHECK, nothing, gpus=2, ranks_per_node=1).of(CHECK)
     assert CHECK.plan(seen) == ()
     assert "GPU002" in skip_text(CHECK, seen)
 
 
-def test_ranks_that_see_gpus_of_their_own_try_one_after_the_other():
-    rows = {rank: host_of(1, gpus={0: {"uuid": uuid_of(rank)}}) for rank in range(2)}
-    assert groups(world(3, apart=True)) == [((0,),)]
-    assert groups(world(3, {0: rows[0]}, apart=True)) == [((1,),)]
-
-
 def test_ranks_that_see_gpus_of_their_own_have_no_pairs_and_that_is_said(golden):
-    rows = {rank: host_of(1, gpus={0: {"uuid": uuid_of(rank)}}) for rank in range(3)}
-    rows[1] = structs.replace(rows[1], gpus=(gpu(0, uuid=uuid_of(1), from_bytes_per_s=9 * GB),))
-    seen = world(3, rows, apart=True)
+    second = structs.replace(APART[1], gpus=(gpu(0, uuid=uuid_of(1), from_bytes_per_s=9 * GB),))
+    seen = world(3, APART | {1: second}, apart=True)
     slow, apart = CHECK.judge(seen)
     assert (slow.gpus, slow.ranks) == ((uuid_of(1),), (1,))
     assert (apart.code, apart.severity) == ("P2P002.untested", Severity.NOTE)

@@ -31,14 +31,57 @@ def only(run):
     return finding
 
 
-def test_of_one_host_the_set_that_works_is_named_and_no_rank(golden):
-    run = Run(8, hangs_unless(P2P, pair=(2, 5)), options=LONG).search()
-    found = only(run)
-    assert found.code == "P2P003.fallback"
-    assert found.env == P2P
-    assert (found.hosts, found.ranks, found.links) == (("n0",), (), ())
-    assert run.tried() == [("all ranks", ""), *[("all ranks", "P2P")] * 3]
-    golden(found)
+def copied(run, **changes):
+    """What P2P002 saw: two direct copies."""
+    own = {"access": True, "bytes_per_s": 50e9, "words": 1024}
+    pairs = (PairCopies(source=0, target=1, **(own | changes)), PairCopies(source=1, target=0, **own))
+    run.told(copies.CHECK, {0: Copies(pairs=pairs, done=2, jobs=2)})
+    return run
+
+
+def hangs_once():
+    answers = iter([HANGS])
+    return lambda _group, _env: next(answers, WORKS)
+
+
+def works_twice():
+    works = iter([WORKS, WORKS])
+    return lambda _group, env: next(works, HANGS) if P2P.items() <= env.items() else HANGS
+
+
+RUNS = {
+    "a set that works on one host": (
+        Run(8, hangs_unless(P2P, pair=(2, 5)), options=LONG),
+        ("fallback", Severity.ERROR, P2P, ("n0",), ()),
+        [("all ranks", ""), *[("all ranks", "P2P")] * 3],
+    ),
+    "two hosts, of which one fails inside": (
+        Run(4, hangs_unless(P2P, pair=(2, 3)), per_host=2, options=LONG),
+        ("fallback", Severity.ERROR, P2P, ("n1",), (uuid_of(2), uuid_of(3))),
+        None,
+    ),
+    "a failure that does not come back": (
+        Run(4, hangs_once(), options=LONG),
+        ("transient", Severity.WARNING, {}, (), ()),
+        [("all ranks", "")] * 3,
+    ),
+    "a set that works and then hangs": (
+        Run(2, works_twice(), options=LONG),
+        ("nothing", Severity.ERROR, {}, ("n0",), ()),
+        [("all ranks", ""), *[("all ranks", "P2P")] * 3],
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "expected", "tried"), RUNS.values(), ids=RUNS)
+def test_the_search_names_the_set_that_works_and_no_rank(golden, run, expected, tried):
+    found = only(run.search())
+    word, severity, env, hosts, gpus = expected
+    assert (found.code, found.severity, found.env) == (f"P2P003.{word}", severity, env)
+    assert (found.hosts, found.gpus, found.ranks, found.links) == (hosts, gpus, (), ())
+    assert fallback.needed(run.seen) == env
+    assert tried is None or run.tried()[: len(tried)] == tried
+    golden(found, "\n".join(found.evidence["tried"]))
 
 
 def test_ranks_with_different_process_groups_are_no_question_of_how_gpus_are_joined(golden):
@@ -225,14 +268,6 @@ def test_ranks_that_share_a_gpu_are_no_question_of_variables(error, golden):
     golden(fallback.moot(run.seen))
 
 
-def copied(run, **changes):
-    """What P2P002 saw: two direct copies."""
-    own = {"access": True, "bytes_per_s": 50e9, "words": 1024}
-    pairs = (PairCopies(source=0, target=1, **(own | changes)), PairCopies(source=1, target=0, **own))
-    run.told(copies.CHECK, {0: Copies(pairs=pairs, done=2, jobs=2)})
-    return run
-
-
 def test_direct_copies_that_were_right_clear_acs_and_the_iommu(golden):
     run = Run(2, hangs_unless(P2P), options=LONG).search()
     run.told(paths.CHECK, {0: paths_of(surroundings=translating(count=2, ports=(0, 1)), count=2)})
@@ -240,14 +275,6 @@ def test_direct_copies_that_were_right_clear_acs_and_the_iommu(golden):
     before = only(run).message
     assert only(copied(run, wrong=3)).message == before
     golden(only(run), only(copied(run)))
-
-
-def test_of_two_hosts_the_one_that_fails_inside_is_named(golden):
-    run = Run(4, hangs_unless(P2P, pair=(2, 3)), per_host=2, options=LONG).search()
-    found = only(run)
-    assert found.hosts == ("n1",)
-    assert found.gpus == (uuid_of(2), uuid_of(3))
-    golden(found)
 
 
 @pytest.mark.parametrize(
@@ -295,32 +322,3 @@ def test_a_first_collective_that_works_with_variables_did_not_lack_time(answer, 
     run.recording = structs.replace(run.recording, outcomes=tuple(outcomes), trials=tuple(trials))
     report = judge(run.search().recording, all_checks())
     assert {finding.code for finding in report.findings if finding.code.startswith(("RUN", "P2P"))} == codes
-
-
-def test_a_failure_that_does_not_come_back_is_transient(golden):
-    answers = iter([HANGS])
-    run = Run(4, lambda _group, _env: next(answers, WORKS), options=LONG).search()
-    found = only(run)
-    assert (found.code, found.severity) == ("P2P003.transient", Severity.WARNING)
-    assert found.evidence["tried"] == ["as it is: works, 10.1 GB/s"] * 3
-    assert fallback.needed(run.seen) == {}
-    golden(found)
-
-
-def test_a_set_that_works_and_then_hangs_is_not_recommended(golden):
-    works = iter([WORKS, WORKS])
-
-    def answer(_group, env):
-        return next(works, HANGS) if env.get("NCCL_P2P_DISABLE") == "1" else HANGS
-
-    run = Run(2, answer, options=LONG).search()
-    found = only(run)
-    assert (found.code, found.severity, found.env) == ("P2P003.nothing", Severity.ERROR, {})
-    assert found.evidence["tried"] == [
-        "as it is: hangs",
-        "P2P: works, 6.71 GB/s",
-        "P2P: works, 6.71 GB/s",
-        "P2P: hangs",
-    ]
-    assert fallback.needed(run.seen) == {}
-    golden(found)
