@@ -33,9 +33,8 @@ _REASONS = (Role.CAUSE, Role.FAILURE, Role.WAIT)
 class KnownError(Struct, frozen=True, kw_only=True):
     """A known text, as a finding reports it: `title` and the `rest` of the card's meaning, its fix, and the text.
 
-    `name` is the card's, `check` the check (or rule of lint) that explains more. `is_wait`: the text shows only that
-    another rank is missing; `is_harmless`: it is no failure of its own. `action` is what the device of a line of the
-    kernel's log needs.
+    `name` is the card's, `check` the check (or rule of lint) that explains more. `is_harmless`: the text is no failure
+    of its own. `action` is what the device of a line of the kernel's log needs.
     """
 
     name: str
@@ -44,7 +43,6 @@ class KnownError(Struct, frozen=True, kw_only=True):
     rest: str
     fix: str
     quote: str
-    is_wait: bool = False
     is_harmless: bool = False
     action: str = ""
 
@@ -90,7 +88,6 @@ def as_known(sighting: Sighting) -> KnownError:
         title=clause[:1].lower() + clause[1:] if _WORDS.match(clause) else clause,
         rest=meaning[len(clause) :],
         fix=sighting.card.fix,
-        is_wait=sighting.card.role is Role.WAIT,
         is_harmless=sighting.card.role in (Role.HINT, Role.ECHO, Role.NOTE),
         action=sighting.card.action,
         quote=_NOISE.sub("", sighting.excerpt).rstrip(". "),

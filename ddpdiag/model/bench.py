@@ -33,7 +33,6 @@ _ALIASES = {
 }
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MOST_SIZES = 1000
-_MOST_DIGITS = 9
 _SIZES, _CALLS, _WHAT, _VERDICT = "Sizes", "Calls", "What is measured", "Verdict"
 
 

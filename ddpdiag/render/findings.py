@@ -195,13 +195,10 @@ def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Val
     shown: dict[str, Value] = {}
     for name, whole in finding.evidence.items():
         value = whole.rstrip().rpartition("\n")[2] if isinstance(whole, str) else whole
-        if name not in hidden and not _is_unknown(value) and (name in stacks or not _is_in_prose(name, value, prose)):
+        is_unknown = value is None or (isinstance(value, list) and value and all(item is None for item in value))
+        if name not in hidden and not is_unknown and (name in stacks or not _is_in_prose(name, value, prose)):
             shown[name] = value
     return shown
-
-
-def _is_unknown(value: Value) -> bool:
-    return value is None or (isinstance(value, list) and bool(value) and all(item is None for item in value))
 
 
 def _is_in_prose(name: str, value: Value, prose: str) -> bool:

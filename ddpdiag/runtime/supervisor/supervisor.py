@@ -79,7 +79,7 @@ class Supervisor(TrialRunner):
     def _replace_lost_fork_server(self) -> None:
         """Replace a lost fork server: its trials have an outcome, and workers not yet started are requested again."""
         while (lost := self._fork_server).is_lost:
-            self._lost_servers = _SHARED_SERVERS if lost.takes_no_rank else self._lost_servers + 1
+            self._lost_servers = _SHARED_SERVERS if lost.has_refused else self._lost_servers + 1
             self._fork_server = self._start_fork_server()
             for worker in lost.unserved():
                 self._fork_server.request(worker)

@@ -148,7 +148,7 @@ class ForkServer(PythonChild):
         self.is_shared = address is not None
         self._address = address
         self.failed = False  # torch cannot be imported
-        self._refused = False
+        self.has_refused = False  # this rank, as another server like it would
         self._is_own = False
         self._rank = rank
         self._environment = ipc.environment_file(env)
@@ -204,15 +204,10 @@ class ForkServer(PythonChild):
         """Whether this rank needs another server: this one has died, does not take this rank, or is stopped."""
         if not self.is_shared or self.killed or self.failed:
             return False
-        if self.closed or self._refused or not self._requested:
-            return self.closed or self._refused
+        if self.closed or self.has_refused or not self._requested:
+            return self.closed or self.has_refused
         late = time.monotonic() > self._requested_at + DEADLINES.fork
         return late and (self.state().state or "") in ("T", "t")
-
-    @property
-    def takes_no_rank(self) -> bool:
-        """Whether it has refused this rank, as another one like it would."""
-        return self._refused
 
     def unserved(self) -> "list[ForkedWorker]":
         """The workers that were asked for, have not started and are still wanted."""
@@ -244,7 +239,7 @@ class ForkServer(PythonChild):
                 self._follow(pid)
                 self._hold(pid, life)
             case ipc.Unlike():
-                self._refused = True
+                self.has_refused = True
             case ipc.Imported(seconds):
                 self.import_seconds = seconds
             case ipc.Forked(pid):
