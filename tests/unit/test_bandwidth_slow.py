@@ -23,10 +23,6 @@ anything = st.dictionaries(
 )
 
 
-def copying(*rates: float) -> dict[int, RankEvidence]:
-    return {rank: RankEvidence((rate,) * 5) for rank, rate in enumerate(rates)}
-
-
 @relaxed
 @given(st.integers(0, 64), st.lists(rates, max_size=5))
 def test_equal_ranks_name_no_rank(ranks: int, copies: list[float]) -> None:
@@ -52,16 +48,29 @@ def test_never_more_than_half_are_named(evidence: dict[int, RankEvidence]) -> No
 
 
 def test_two_of_four_may_be_slow_and_three_share_a_cause() -> None:
-    evidence = copying(10e9, 4e9, 10e9, 4e9)
+    evidence = {rank: RankEvidence((rate,) * 5) for rank, rate in enumerate((10e9, 4e9, 10e9, 4e9))}
     assert list(slow_ranks(evidence)) == [1, 3]
     assert slow_ranks(evidence | {2: evidence[2]._replace(lag_share=1.0, late_share=0.9)}) == {}
 
 
-def test_who_comes_last_in_most_calls_by_much_is_slow() -> None:
-    late = RankEvidence(lag_share=0.7, late_share=0.93)
-    assert list(slow_ranks({0: RankEvidence(), 1: late})) == [1]
-    assert slow_ranks({0: RankEvidence(), 1: late._replace(lag_share=0.1)}) == {}
-    assert slow_ranks({0: RankEvidence(), 1: late._replace(late_share=0.5)}) == {}
+LATE = RankEvidence(lag_share=0.7, late_share=0.93)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "slow"),
+    [
+        pytest.param([RankEvidence(), LATE], [1], id="last in most calls by much"),
+        pytest.param([RankEvidence(), LATE._replace(lag_share=0.1)], [], id="last by little"),
+        pytest.param([RankEvidence(), LATE._replace(late_share=0.5)], [], id="last in half of the calls"),
+        pytest.param([RankEvidence((1.0,), 9.0, 1.0)], [], id="a rank alone"),
+        pytest.param([RankEvidence((9e9, 2e9, 9e9))] * 3, [], id="a moment that is slow for all"),
+        pytest.param(
+            [RankEvidence((9e9, 9e9, 9e9)), RankEvidence((9e9, 1e9, 9e9))], [], id="a rank that was disturbed once"
+        ),
+    ],
+)
+def test_who_comes_last_in_most_calls_by_much_is_slow(evidence: list[RankEvidence], slow: list[int]) -> None:
+    assert list(slow_ranks(dict(enumerate(evidence)))) == slow
 
 
 @pytest.mark.parametrize(
@@ -76,16 +85,3 @@ def test_who_comes_last_in_most_calls_by_much_is_slow() -> None:
 def test_the_reason_says_by_how_much(golden, own: RankEvidence) -> None:
     usual = RankEvidence((10e9,) * 5)
     golden(slow_ranks({0: usual, 1: usual, 2: own})[2])
-
-
-@pytest.mark.parametrize(
-    "evidence",
-    [
-        [RankEvidence((1.0,), 9.0, 1.0)],
-        [RankEvidence((9e9, 2e9, 9e9))] * 3,
-        [RankEvidence((9e9, 9e9, 9e9)), RankEvidence((9e9, 1e9, 9e9))],
-    ],
-    ids=["a rank alone", "a moment that is slow for all", "a rank that was disturbed once"],
-)
-def test_what_is_no_slow_rank_names_none(evidence: list[RankEvidence]) -> None:
-    assert slow_ranks(dict(enumerate(evidence))) == {}

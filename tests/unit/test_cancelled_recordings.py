@@ -39,26 +39,19 @@ HEALTHY = {
 }
 
 
-def skipped(outcome: Outcome) -> Outcome:
-    """As the coordinator closes a trial at the end of the run."""
-    return structs.replace(outcome, status=Status.SKIPPED, told=True, data=Raw(b"null"))
+def ending(status: Status, error: str = "", **more: object) -> Ending:
+    """How an outcome ends instead."""
+    return lambda outcome: structs.replace(outcome, status=status, error=error, data=Raw(b"null"), **more)
 
 
-def killed(outcome: Outcome) -> Outcome:
-    """The signal was sent to the worker as well, and came there first."""
-    return structs.replace(outcome, status=Status.DIED, error="killed by SIGTERM", data=Raw(b"null"))
-
-
-def echoing(outcome: Outcome) -> Outcome:
-    """Its peer's worker is gone."""
-    return structs.replace(
-        outcome, status=Status.RAISED, error="RuntimeError: Connection closed by peer", data=Raw(b"null")
-    )
-
-
-def failing(outcome: Outcome) -> Outcome:
-    """After the signal: its worker met the end of another process."""
-    return structs.replace(outcome, status=Status.RAISED, error="OSError: no such file", seconds=1e6, data=Raw(b"null"))
+# As the coordinator closes a trial at the end of the run.
+skipped = ending(Status.SKIPPED, told=True)
+# The signal was sent to the worker as well, and came there first.
+killed = ending(Status.DIED, "killed by SIGTERM")
+# Its peer's worker is gone.
+echoing = ending(Status.RAISED, "RuntimeError: Connection closed by peer")
+# After the signal: its worker met the end of another process.
+failing = ending(Status.RAISED, "OSError: no such file", seconds=1e6)
 
 
 def told(run: Recording, ranks: tuple[int, ...], seconds: float, signum: int) -> Recording:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from benched import FAST, SIZES, benched, data_of, steady
 from msgspec import structs
-from seen import skip_text, with_arrivals, world_of
+from seen import skip_text, unseen, with_arrivals, world_of
 
 from ddpdiag.bandwidth import counts
 from ddpdiag.bench import check as col002
@@ -17,7 +17,6 @@ from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.model.bench import Bench, Bottleneck, Limits
-from ddpdiag.model.recording import Header, Recording
 
 
 def alike(ranks: int, **more) -> dict[int, Data]:
@@ -28,8 +27,13 @@ def codes(seen: Seen[Data]) -> list[str]:
     return [finding.code for finding in col002.judge(seen)]
 
 
-def test_equal_ranks_are_blamed_for_nothing():
-    assert codes(benched(alike(4))) == []
+@pytest.mark.parametrize(
+    ("ranks", "bench", "expected"),
+    [(4, None, []), (2, Bench(min_busbw=5.0), ["COL002.below"]), (2, Bench(min_busbw=0.5), [])],
+    ids=["no gate", "below the gate", "above the gate"],
+)
+def test_equal_ranks_are_blamed_for_nothing_but_the_gate_of_a_script(ranks, bench, expected):
+    assert codes(benched(alike(ranks), bench=bench)) == expected
 
 
 def test_a_row_is_the_time_of_the_slowest_rank():
@@ -127,9 +131,12 @@ def test_what_was_measured_before_the_run_was_cut_short_is_kept(golden):
     golden(*report.notes)
 
 
-def test_a_rank_that_gave_nothing_hides_nothing():
+def test_a_sweep_without_one_rank_or_that_was_cut_short_is_not_complete():
     rows = {0: data_of(0, 2, steady()), 1: data_of(1, 2, steady(), sizes=())}
-    assert len(bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.DIED})).rows) == len(SIZES)
+    report = bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.DIED}))
+    assert len(report.rows) == len(SIZES), "a rank that gave nothing hides nothing"
+    assert not bench_of(benched({0: data_of(0, 2, steady())}, size=2)).complete
+    assert not bench_of(benched(alike(2, whole=False))).complete
 
 
 NOT_MEASURED = {
@@ -147,21 +154,19 @@ def test_what_was_not_measured_is_not_healthy(golden, rows, bench):
     golden(finding)
 
 
-def test_a_sweep_without_one_rank_or_that_was_cut_short_is_not_complete():
-    assert not bench_of(benched({0: data_of(0, 2, steady())}, size=2)).complete
-    assert not bench_of(benched(alike(2, whole=False))).complete
+def empty(size: int, bench: Bench) -> Seen[Data]:
+    return unseen(col002.CHECK, world_of(size, options=Options(bench=bench)))
 
 
-def test_a_backend_that_was_asked_for_is_not_beside():
+def test_every_collective_is_measured_over_every_backend():
+    seen = empty(4, Bench(collective=("all_reduce", "broadcast"), backend=("gloo", "nccl")))
+    (trial,) = col002.plan(seen)
+    assert trial.params == {"backend": "gloo", "collective": "all_reduce"}
+    assert trial.deadline_seconds == pytest.approx(10 + (60 - 6) / 4)
+    assert col002.plan(benched(alike(4))) == ()
     named = empty(2, Bench(backend=("nccl", "gloo")))
     (trial,) = col002.plan(named)
-    assert trial.params["backend"] == "nccl"
-    assert not named.uses_other_backend(trial)
-
-
-def test_the_gate_of_a_script():
-    assert codes(benched(alike(2), bench=Bench(min_busbw=5.0))) == ["COL002.below"]
-    assert codes(benched(alike(2), bench=Bench(min_busbw=0.5))) == []
+    assert (trial.params["backend"], named.uses_other_backend(trial)) == ("nccl", False)
 
 
 @pytest.mark.parametrize(
@@ -190,20 +195,6 @@ def test_what_the_backend_lacks_is_said(golden):
     )
     assert finding.code == "COL002.unsupported"
     golden(finding)
-
-
-def empty(size: int, bench: Bench) -> Seen[Data]:
-    world = world_of(size, options=Options(bench=bench))
-    header = Header(run_id="", world_size=size, launcher="hand", options=world.options, created="", version="")
-    return Seen(world, col002.CHECK, Recording(header=header, arrivals=world.arrivals))
-
-
-def test_every_collective_is_measured_over_every_backend():
-    seen = empty(4, Bench(collective=("all_reduce", "broadcast"), backend=("gloo", "nccl")))
-    (trial,) = col002.plan(seen)
-    assert trial.params == {"backend": "gloo", "collective": "all_reduce"}
-    assert trial.deadline_seconds == pytest.approx(10 + (60 - 6) / 4)
-    assert col002.plan(benched(alike(4))) == ()
 
 
 def test_a_host_far_below_its_links_is_a_warning(golden):

@@ -84,10 +84,12 @@ class Slow(Fleet):
         return super().rate(group, inside) * (0.6 if slow else 1)
 
 
-def test_neighbours_that_are_slow_together_are_a_part_of_the_fabric():
-    found, _ = searched(Slow(512, range(32, 48)))
+@pytest.mark.parametrize("known", [True, False])
+def test_neighbours_that_are_slow_together_are_a_part_of_the_fabric(known):
+    fleet = Slow(512, range(32, 48))
+    found, _ = searched(fleet, leaves_of(fleet) if known else None)
     assert not found.bad
-    assert [part.units for part in found.congested] == [tuple(range(32, 48))]
+    assert [(part.domain, part.units) for part in found.congested] == [(2 if known else None, tuple(range(32, 48)))]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -109,12 +111,6 @@ def test_witnesses_show_that_a_suspect_shares_its_slowness(known):
     (part,) = found.congested
     assert 40 in part.units
     assert len(part.units) >= 4
-
-
-def test_of_a_known_leaf_the_leaf_is_at_fault():
-    fleet = Slow(512, range(32, 48))
-    found, _ = searched(fleet, leaves_of(fleet))
-    assert [(part.domain, part.units) for part in found.congested] == [(2, tuple(range(32, 48)))]
 
 
 def test_the_only_two_hosts_of_a_leaf_cannot_be_told_from_the_leaf():

@@ -9,7 +9,7 @@ from seen import seen_of, skip_text, with_events
 
 from ddpdiag.checks.fabric import gpus, hosts
 from ddpdiag.checks.world import World
-from ddpdiag.model import Depth, Event, EventKind, Finding, Options
+from ddpdiag.model import Depth, Event, EventKind, Options
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 
@@ -71,28 +71,22 @@ def test_gpus_behind_nvlinks_are_alike_wherever_their_pcie_ways_meet(one: dict, 
 # What is found --------------------------------------------------------------------------------------------------------
 
 
-def found(rate: Rate, *, ranks: int) -> list[Finding]:
-    """The findings of a search among the ranks of one host."""
-    seen = searched(gpus.CHECK, rate, ranks=ranks, ranks_per_node=ranks, stages=("fabric",))
-    return list(gpus.CHECK.judge(seen))
+PATH = ("rank 0 -> rank 1", "rank 1 -> rank 0")
 
 
-def test_of_two_ranks_that_are_slow_together_only_the_path_is_blamed(golden):
-    (finding,) = found(lambda group: USUAL / 4 if {*group} == {0, 1} else USUAL, ranks=6)
-    assert (finding.code, finding.ranks, finding.hosts) == ("FAB002.path", (), ())
-    assert finding.links == ("rank 0 -> rank 1", "rank 1 -> rank 0")
-    golden(finding)
-
-
-def test_a_rank_that_fails_with_every_partner_is_named(golden):
-    (finding,) = found(lambda group: None if 2 in group else USUAL, ranks=3)
-    assert (finding.code, finding.ranks) == ("FAB002.rank", (2,))
-    golden(finding)
-
-
-def test_a_healthy_host_is_clear(golden):
-    (finding,) = found(lambda group: USUAL, ranks=4)
-    assert (finding.code, finding.ranks, finding.hosts) == ("FAB002.clear", (), ())
+@pytest.mark.parametrize(
+    ("count", "rate", "word", "ranks", "links"),
+    [
+        pytest.param(6, lambda group: USUAL / 4 if {*group} == {0, 1} else USUAL, "path", (), PATH, id="two together"),
+        pytest.param(3, lambda group: None if 2 in group else USUAL, "rank", (2,), (), id="one with every partner"),
+        pytest.param(4, lambda group: USUAL, "clear", (), (), id="none"),
+    ],
+)
+def test_a_rank_that_is_bad_with_every_partner_is_named(golden, count, rate, word, ranks, links):
+    seen = searched(gpus.CHECK, rate, ranks=count, ranks_per_node=count, stages=("fabric",))
+    (finding,) = gpus.CHECK.judge(seen)
+    assert (finding.code, finding.ranks, finding.links) == (f"FAB002.{word}", ranks, links)
+    assert word == "rank" or finding.hosts == ()
     golden(finding)
 
 
