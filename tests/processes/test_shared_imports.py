@@ -147,19 +147,7 @@ def test_a_rank_whose_python_has_no_torch_is_blamed(start, tmp_path):
         if not entry.name.startswith("torch"):
             (site / entry.name).symlink_to(entry)
     wrapper = 'p=python; [ $LOCAL_RANK = 1 ] && p=$OTHER; exec "$p" "$@"'
-    words = (
-        "bash",
-        "-c",
-        wrapper,
-        "wrapper",
-        "-m",
-        "ddpdiag",
-        "check",
-        "--select",
-        "LCH003,COL001",
-        "--json",
-        "{json}",
-    )
+    words = ("bash", "-c", wrapper, "wrapper", *CHECK, "--select", "LCH003,COL001", "--json", "{json}")
     job = start(*torchrun(2, "--no-python"), *words, OTHER=str(tmp_path / "venv/bin/python"))
     assert job.wait(120) == 1, job.told()
     assert job.blamed == {1}

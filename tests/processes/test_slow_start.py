@@ -29,18 +29,16 @@ def test_a_communicator_that_takes_twice_the_deadline_is_slow_and_no_hang(start:
 
 
 @pytest.mark.deep
-def test_a_communicator_that_never_ends_is_a_hang_at_that_step(start: Start) -> None:
-    options = ("--set", "COL001.deadline_seconds=20", "--budget", "60")
-    job, report = checked(start, {"kind": "hang-init"}, *options)
-    hung = next(finding for finding in report["findings"] if finding["code"] == "RUN003.hung")
-    assert hung["evidence"]["last_step"] == "communicator"
-    assert (report["verdict"], job.process.returncode) == ("unfit", 1)
-
-
-@pytest.mark.deep
-def test_a_communicator_that_the_budget_ends_is_no_hang(start: Start) -> None:
-    options = ("--set", "COL001.deadline_seconds=5", "--budget", "26")
+@pytest.mark.parametrize(
+    ("deadline", "budget", "code", "verdict", "exit_code"),
+    [(20, "60", "RUN003.hung", "unfit", 1), (5, "26", "RUN004.unfinished", "unknown", 3)],
+    ids=["the deadline ends it", "the budget ends it"],
+)
+def test_a_communicator_that_never_ends_is_a_hang_unless_the_budget_ends_it(
+    start: Start, deadline: int, budget: str, code: str, verdict: str, exit_code: int
+) -> None:
+    options = ("--set", f"COL001.deadline_seconds={deadline}", "--budget", budget)
     job, report = checked(start, {"kind": "hang-init"}, *options)
     (found,) = [finding for finding in report["findings"] if finding["code"].startswith("RUN00")]
-    assert (found["code"], found["evidence"]["last_step"]) == ("RUN004.unfinished", "communicator")
-    assert (report["verdict"], job.process.returncode) == ("unknown", 3)
+    assert (found["code"], found["evidence"]["last_step"]) == (code, "communicator")
+    assert (report["verdict"], job.process.returncode) == (verdict, exit_code)

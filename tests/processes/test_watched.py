@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from jobs import Job, Start
+from jobs import Start
 
 SCRIPT = """\
 import os, signal, sys, time
@@ -25,58 +25,42 @@ except RunLost as lost:
 """
 
 
-@pytest.fixture
-def watch(start: Start):
-    """watch("    return 3", 10): what a process said that watched over this call, and its exit code."""
-
-    def run(body: str, seconds: float) -> tuple[int, str, Job]:
-        job = start("-c", SCRIPT.format(body=body, seconds=seconds))
-        code = job.wait()
-        job.check_left_nothing()
-        return code, job.stdout.strip(), job
-
-    return run
-
-
-def test_the_exit_code_is_that_of_the_call(watch):
-    code, said, _ = watch("    return 5", 10)
-    assert (code, said) == (5, "")
-
-
-def test_a_call_that_hangs_and_ignores_sigterm_is_killed_and_named_with_where_it_stood(watch):
-    body = "    signal.signal(signal.SIGTERM, signal.SIG_IGN); stand('write /mnt/dead/x.json'); time.sleep(60)"
-    code, said, _ = watch(body, 1)
-    assert code == 3
-    assert re.search(r"'write /mnt/dead/x.json' .* its 1 s ", said)
-
-
-def test_a_stopped_call_is_told_from_one_that_works(watch):
-    code, said, _ = watch("    os.kill(os.getpid(), signal.SIGSTOP)", 1)
-    assert code == 3
-    assert "state T" in said
-
-
-def test_a_call_that_crashes_is_no_verdict(watch):
-    code, said, _ = watch("    stand('judge'); os.kill(os.getpid(), signal.SIGSEGV); time.sleep(60)", 10)
-    assert code == 3
-    assert re.search(r"'judge' .*SIGSEGV", said)
-
-
 ENDS_ITSELF = """\
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 """
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+CALLS = {
+    "returns": ("    return 5", 10, 5, ""),
+    "hangs and ignores SIGTERM": (
+        f"    {IGNORES}; stand('write /mnt/dead/x.json'); time.sleep(60)",
+        1,
+        3,
+        r".*'write /mnt/dead/x.json' .* its 1 s .*",
+    ),
+    "is stopped": ("    os.kill(os.getpid(), signal.SIGSTOP)", 1, 3, ".*state T.*"),
+    "crashes": (
+        "    stand('judge'); os.kill(os.getpid(), signal.SIGSEGV); time.sleep(60)",
+        10,
+        3,
+        ".*'judge' .*SIGSEGV.*",
+    ),
+    "ends when its time is over": (f"{ENDS_ITSELF}    time.sleep(60)", 2, 3, ".*"),
+    "ends at a signal, which is passed on": (
+        f"{ENDS_ITSELF}    os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)",
+        10,
+        143,
+        "",
+    ),
+}
 
 
-def test_a_call_that_ends_when_its_time_is_over_was_not_cancelled(watch):
-    code, _, _ = watch(f"{ENDS_ITSELF}    time.sleep(60)", 2)
-    assert code == 3
-
-
-def test_a_signal_is_passed_on_and_the_call_ends_by_itself(watch):
-    body = f"{ENDS_ITSELF}    os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
-    code, said, _ = watch(body, 10)
-    assert (code, said) == (143, "")
+@pytest.mark.parametrize(("body", "seconds", "code", "pattern"), CALLS.values(), ids=CALLS)
+def test_a_call_ends_with_its_exit_code_or_is_named(start: Start, body, seconds, code, pattern):
+    job = start("-c", SCRIPT.format(body=body, seconds=seconds))
+    assert job.wait() == code, job.told()
+    assert re.fullmatch(pattern, job.stdout.strip(), re.DOTALL)
+    job.check_left_nothing()
 
 
 def captured(body: str, seconds: float) -> subprocess.CompletedProcess[str]:

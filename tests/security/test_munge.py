@@ -59,30 +59,29 @@ def test_a_rank_has_the_secret_and_the_port_of_its_users_rank_0() -> None:
     assert across_hosts(ports).of_rank() is None
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, *, run_id: str = "run", **environ: str) -> tuple[bytes, int] | None:
+@pytest.mark.parametrize(
+    ("run_id", "environ", "opens"),
+    [
+        ("run", {}, True),
+        ("run", {"UNMUNGE_STATUS": "17"}, True),  # replayed: the ranks of one host may all open it
+        ("run", {"UNMUNGE_STATUS": "8"}, False),  # no credential
+        ("run", {"UNMUNGE_STATUS": "14"}, False),  # invalid
+        ("run", {"UNMUNGE_STATUS": "18"}, False),  # for another user
+        ("run", {"MUNGE_UID": "12345"}, False),
+        ("another", {}, False),
+    ],
+)
+def test_ranks_of_the_run_and_its_user_alone_open_the_secret(
+    monkeypatch: pytest.MonkeyPatch, run_id: str, environ: dict[str, str], opens: bool
+) -> None:
     port = free_port("127.0.0.1")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     offer = offer_by_munge("run", SECRET, 1234, [port])
     try:
-        return ask_by_munge(run_id, "127.0.0.1", [port])
+        assert ask_by_munge(run_id, "127.0.0.1", [port]) == ((SECRET, 1234) if opens else None)
     finally:
         offer.close()
-
-
-@pytest.mark.parametrize("status", ["0", "17"], ids=["first", "replayed"])
-def test_the_ranks_of_one_host_may_all_open_it(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
-    assert asked(monkeypatch, UNMUNGE_STATUS=status) == (SECRET, 1234)
-
-
-@pytest.mark.parametrize("status", ["8", "14", "18"], ids=["no credential", "invalid", "not for this user"])
-def test_what_cannot_be_opened_is_no_offer(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
-    assert asked(monkeypatch, UNMUNGE_STATUS=status) is None
-
-
-def test_another_users_offer_and_that_of_another_run_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked(monkeypatch, run_id="another") is None
-    assert asked(monkeypatch, MUNGE_UID="12345") is None
 
 
 @pytest.mark.parametrize("said", [b"", b"MUNGE:", b"0:eyJ9:", b"\0" * 10_000], ids=["nothing", "half", "odd", "noise"])

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from ddpdiag.watch.processes import KnownProcesses, Process, find_ranks
@@ -18,22 +19,28 @@ def trainer(*tasks: Process, **programs: str) -> int:
     return find_ranks([structs.replace(one, environ=RANK, program=known.get(one.pid)) for one in tasks]).ranks[0].pid
 
 
-def test_a_console_script_or_a_renamed_process_is_python_by_its_program():
-    assert trainer(task(1, 0, "train"), task(2, 1, "wandb-core"), p1="python3.11", p2="wandb-core") == 1
-    assert trainer(task(1, 0, "my job [0]"), task(2, 1, "my job [w]"), p1="pypy3.10", p2="pypy3.10") == 1
+SCRIPT, TEE, PYTHON = task(1, 0, "bash"), task(2, 1, "tee"), task(3, 1, "train")
 
 
-def test_of_what_a_script_started_the_only_python_trains():
-    script, tee, python = task(1, 0, "bash"), task(2, 1, "tee"), task(3, 1, "train")
-    assert trainer(script, tee, python, p1="bash", p2="tee", p3="python3.12") == 3
-    deep = task(4, 3, "python3")
-    assert trainer(script, tee, task(3, 1, "numactl"), deep, p1="bash", p2="tee", p3="numactl", p4="python3.12") == 4
-    dead = task(5, 1, "python3", "Z")
-    assert trainer(script, python, dead, p1="bash", p3="python3.12") == 3
-
-
-def test_of_several_pythons_that_a_script_started_none_is_taken_for_the_trainer():
-    assert trainer(task(1, 0, "bash"), task(2, 1, "python3"), task(3, 1, "python3")) == 1
+@pytest.mark.parametrize(
+    ("tasks", "programs", "pid"),
+    [
+        # A console script or a renamed process is Python by its program.
+        ([task(1, 0, "train"), task(2, 1, "wandb-core")], {"p1": "python3.11", "p2": "wandb-core"}, 1),
+        ([task(1, 0, "my job [0]"), task(2, 1, "my job [w]")], {"p1": "pypy3.10", "p2": "pypy3.10"}, 1),
+        # Of the processes below a script the only Python trains.
+        ([SCRIPT, TEE, PYTHON], {"p1": "bash", "p2": "tee", "p3": "python3.12"}, 3),
+        (
+            [SCRIPT, TEE, task(3, 1, "numactl"), task(4, 3, "python3")],
+            {"p1": "bash", "p2": "tee", "p3": "numactl", "p4": "python3.12"},
+            4,
+        ),
+        ([SCRIPT, PYTHON, task(5, 1, "python3", "Z")], {"p1": "bash", "p3": "python3.12"}, 3),
+        ([SCRIPT, task(2, 1, "python3"), task(3, 1, "python3")], {}, 1),
+    ],
+)
+def test_the_only_python_trains_or_else_the_topmost_process(tasks, programs, pid):
+    assert trainer(*tasks, **programs) == pid
 
 
 def test_without_any_python_the_only_child_trains_as_far_as_there_is_one():
