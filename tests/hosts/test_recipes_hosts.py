@@ -146,6 +146,7 @@ exit $(<$own.left)
         thread.join()
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 def test_mpirun_checks_and_trains_on_several_hosts(network, script, running, tmp_path):
     (tmp_path / "hostfile").write_text("h0 slots=1\nh1 slots=1\n")

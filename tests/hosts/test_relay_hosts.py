@@ -56,7 +56,7 @@ def test_a_healthy_run_on_shared_connections_is_fit(hosts, tmp_path):
 EIGHT = [pytest.param(8, fault, marks=[pytest.mark.deep, pytest.mark.alone]) for fault in (stop, kill, freeze)]
 
 
-@pytest.mark.parametrize(("ranks", "fault"), [(2, kill), *EIGHT])
+@pytest.mark.parametrize(("ranks", "fault"), [pytest.param(2, kill, marks=pytest.mark.deep), *EIGHT])
 def test_the_rank_that_has_the_connection_is_blamed_alone(hosts, tmp_path, ranks, fault):
     run = started(hosts, tmp_path, ranks, DDPDIAG_TEST_FAULT=f"pause {ranks}")
     try:

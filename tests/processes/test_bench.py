@@ -105,6 +105,7 @@ def test_one_corrupted_element_is_found_and_what_does_not_fit_into_memory_is_lef
     assert any("256 GiB" in note for note in report["bench"]["notes"]), report["bench"]["notes"]
 
 
+@pytest.mark.deep
 def test_ctrl_c_prints_what_was_measured(start):
     job = start(*BENCH, "-b", "64K", "-e", "60M", "-f", "1.01", "-T", "120")
     job.wait_until(lambda: core_seconds(job) > ENOUGH_CORE_SECONDS, 100)

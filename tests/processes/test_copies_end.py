@@ -41,6 +41,7 @@ def test_healthy_gpus_have_a_rate_for_every_pair(checked):
 BEHIND = [(1, 0), (1, 2), (2, 0), (2, 1)]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("fault", "word", "unknown"),
     [

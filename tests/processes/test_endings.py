@@ -94,6 +94,7 @@ def test_ctrl_c_under_torchrun_reports_what_was_seen(start):
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 def test_a_killed_launcher_leaves_no_process(start):
     job = _interrupted(start, *STANDALONE)
     job.process.kill()

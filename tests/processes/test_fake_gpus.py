@@ -117,6 +117,7 @@ def test_a_gpu_that_falls_sick_during_the_run_is_named_and_the_other_seven_are_n
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 def test_the_whole_stage_on_healthy_gpus_has_nothing_to_say_of_them(checked):
     job = checked("healthy", arguments=STAGE)
     # torch has no CUDA here.
@@ -149,6 +150,7 @@ def test_gpus_are_started_once_for_the_whole_run_and_slow_ones_are_a_warning(che
 FALLEN = f"NVRM: Xid (PCI:{fake_nvml.pci_of(5)[:-2]}): 79, pid=1234, name=python, GPU has fallen off the bus."
 
 
+@pytest.mark.deep
 def test_an_xid_before_the_run_names_its_gpu(checked, tmp_path):
     (tmp_path / "before").mkdir()
     job = checked("healthy", arguments=STAGE, DDPDIAG_KMSG=str(_kmsg(tmp_path / "before", FALLEN)))

@@ -21,6 +21,7 @@ def opened(start: Start, tmp_path: Path, *options: str, faults: tuple[dict, ...]
     return len(count.read_text()), json.loads(job.json.read_text())
 
 
+@pytest.mark.deep
 def test_a_healthy_check_opens_one_group(start: Start, tmp_path: Path) -> None:
     groups, report = opened(start, tmp_path)
     assert (groups, report["verdict"]) == (1, "fit")

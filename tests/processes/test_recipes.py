@@ -26,6 +26,7 @@ def test_torchrun_checks_everything_and_then_the_digits_are_learned_on_a_fit_hos
     assert (job.folder / "weights.pt").stat().st_size > 100_000
 
 
+@pytest.mark.deep
 def test_torchrun_does_not_train_on_an_unfit_host(start: Start) -> None:
     job = gated(start, TRAIN, DDPDIAG_TEST_FAULT="broken-import 1")
     assert job.wait(90) != 0

@@ -90,6 +90,7 @@ def test_each_rank_has_what_it_would_have_by_itself(told):
     assert len({other["output"] for other in told.values()}) == 1  # memory files of one name, each rank's its own
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("arguments", [ALONE, pytest.param(TORCHRUN, marks=pytest.mark.deep)], ids=WAYS)
 def test_a_crash_of_one_worker_leaves_the_server_to_the_others(start, arguments):
     job = start(*arguments, DDPDIAG_TEST_FAULT="pause 1")

@@ -77,6 +77,7 @@ def test_one_rank_that_is_told_to_end_ends_the_run_and_is_not_blamed(start, sign
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 @BOTH
 def test_a_signal_while_the_report_is_written_gives_its_exit_code(start, signum):
     reader, writer = os.pipe()

@@ -62,6 +62,7 @@ def lines(cluster: Cluster, job: int, name: str) -> list[str]:
 # The gate ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_two_jobs_at_once_on_the_same_hosts_do_not_disturb_each_others_verdict(four, training, tmp_path):
     faulty = Pause(1, tmp_path).variables | {"DDPDIAG_TEST_FAULT": "corrupt 1"}
     gate, check = RECIPES / "slurm-gate.sbatch", {"CHECK": "--select LCH001,RDZ002,COL001"}
