@@ -8,7 +8,6 @@ from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.gpu import clocks as clocks_check
 from ddpdiag.checks.gpu import devices, memory_errors, nvlink, nvswitch, other_users, pcie_link, present
-from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.health import Clocks, Health, Look, MemoryErrors, Process
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink
@@ -138,7 +137,7 @@ def test_limits_can_be_set(settings, changes):
     assert found(host_of({5: changes}), options=Options(settings=settings)) == []
 
 
-# Memory, and whose GPUs they are --------------------------------------------------------------------------------------
+# Memory ---------------------------------------------------------------------------------------------------------------
 
 
 def test_sram_errors_are_not_counted_twice(golden):
@@ -158,33 +157,6 @@ def test_nothing_that_can_be_read_is_unknown(golden):
     (mute,) = found(Look(gpus=(Health(index=0, uuid="GPU-1", name="NVIDIA T400"),)))
     assert gone.code == mute.code == "GPU003.unreadable"
     golden(gone, mute)
-
-
-def torch_rows(count, *indices):
-    """The same GPUs shown by torch to each of `count` ranks, which take them in order."""
-    gpus = tuple(devices.TorchGpu("NVIDIA H100", uuid_of(index)) for index in indices)
-    return {rank: devices.Data(torch="2.13", cuda="12.8", gpus=gpus, chosen=rank) for rank in range(count)}
-
-
-def of_job(look, rows, *, gpus):
-    """Host n0 with this many visible GPUs for each rank, and what torch saw there."""
-    world = {"size": len(rows), "ranks_per_node": len(rows), "gpus": gpus}
-    return together(seen_of(memory_errors.CHECK, {0: look}, **world), seen_of(devices.CHECK, rows, **world))
-
-
-@pytest.mark.parametrize(
-    ("sick", "rows", "gpus", "blamed"),
-    [
-        pytest.param(1, torch_rows(2, 0, 1), 2, [((uuid_of(1),), (1,))], id="the rank that takes it"),
-        pytest.param(5, torch_rows(2, 0, 1), 2, [], id="no rank may use it"),
-        # CUDA should show eight and shows seven: the one that is missing may be the sick one.
-        pytest.param(5, torch_rows(1, 0, 1, 2, 3, 4, 6, 7), 8, [((uuid_of(5),), ())], id="CUDA leaves it out"),
-    ],
-)
-def test_a_sick_gpu_is_blamed_with_the_rank_that_takes_it(sick, rows, gpus, blamed):
-    run = of_job(host_of({sick: memory(uncorrected=1)}), rows, gpus=gpus)
-    assert [(finding.gpus, finding.ranks) for finding in memory_errors.CHECK.judge(run)] == blamed
-    assert len(cards_of(run)) == gpus
 
 
 # Clocks, links, fabric ------------------------------------------------------------------------------------------------
@@ -224,7 +196,8 @@ def test_links_that_half_of_the_gpus_on_boards_lack_are_missing_there():
 
 @pytest.mark.parametrize(("changes", "severity"), [({"state": 2}, WARNING), ({"status": 999}, ERROR)])
 def test_a_gpu_that_has_not_joined_and_on_which_cuda_starts_is_a_warning(changes, severity):
-    torch = seen_of(devices.CHECK, torch_rows(8, *range(8)), size=8, ranks_per_node=8, gpus=8)
+    row = devices.Data(torch="2", gpus=tuple(devices.TorchGpu("H100", uuid_of(index)) for index in range(8)))
+    torch = seen_of(devices.CHECK, dict.fromkeys(range(8), row), size=8, ranks_per_node=8, gpus=8)
     run = together(seen(host_of({5: fabric(**changes)})), torch)
     assert [finding.severity for finding in nvswitch.CHECK.judge(run.of(nvswitch.CHECK))] == [severity]
 

@@ -116,6 +116,8 @@ JOBS = {
     "UUIDs among different models": (job(SICK, [uuid_of(5), uuid_of(6)], gpus=MIXED), ((0,), Severity.ERROR)),
     # CUDA leaves a lost GPU out and counts on.
     "indices beside a lost GPU": (job(SICK, ["4", "6"], gpus=listed(lost=(2,))), UNCERTAIN),
+    # CUDA should show eight and shows seven: the one that is missing may be the sick one.
+    "torch lacks one": (job(SICK, [None], torch=[[*ALL[:5], *ALL[6:]]]), ((), Severity.ERROR)),
     "another rank did not answer": (first_of_two("0"), UNCERTAIN),
     "another rank did not answer, and this one takes it": (first_of_two("5"), ((0,), Severity.ERROR)),
 }

@@ -138,28 +138,22 @@ def test_a_virtual_machine_shows_itself(tmp_path):
     assert surroundings([], proc, sys).virtual is True
 
 
-def cores_near(folder: Path, *, host: str, cores: str) -> set[int]:
-    """The cores of this thread while it allocates for a GPU of that NUMA node."""
-    _, sys = board(folder)
-    device = sys / "bus/pci/devices" / GPU_A
-    (device / "numa_node").write_text(f"{host}\n")
-    (device / "local_cpulist").write_text(f"{cores}\n")
+@pytest.mark.parametrize(
+    ("node", "cores", "bound"),
+    [("1", "{last},100000-100003", True), ("-1", "{last}", False), ("1", "100000-100003", False), ("1", "", False)],
+    ids=["near", "unknown node", "cores of others", "no cores"],
+)
+def test_memory_for_a_gpu_is_allocated_on_the_cores_of_its_node(tmp_path, node, cores, bound):
+    _, sys = board(tmp_path)
     before = os.sched_getaffinity(0)
+    device = sys / "bus/pci/devices" / GPU_A
+    (device / "numa_node").write_text(f"{node}\n")
+    (device / "local_cpulist").write_text(f"{cores.format(last=max(before))}\n")
     with on_local_cores(GPU_A, sys):
-        inside = os.sched_getaffinity(0)
+        assert os.sched_getaffinity(0) == ({max(before)} if bound else before)
     assert os.sched_getaffinity(0) == before
-    return inside
-
-
-def test_memory_for_a_gpu_is_allocated_on_the_cores_of_its_node(tmp_path):
-    mine = os.sched_getaffinity(0)
-    last = max(mine)
-    assert cores_near(tmp_path / "bound", host="1", cores=f"{last},100000-100003") == {last}
-    assert cores_near(tmp_path / "unknown", host="-1", cores=f"{last}") == mine
-    assert cores_near(tmp_path / "others", host="1", cores="100000-100003") == mine
-    assert cores_near(tmp_path / "none", host="1", cores="") == mine
-    with on_local_cores(None, tmp_path):
-        assert os.sched_getaffinity(0) == mine
+    with on_local_cores(None, sys):
+        assert os.sched_getaffinity(0) == before
 
 
 def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):
