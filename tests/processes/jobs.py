@@ -53,12 +53,12 @@ class Process:
 
     @property
     def is_worker(self) -> bool:
-        """Is it a worker with torch, forked from a fork server?"""
+        """Whether it is a worker with torch, forked from a fork server."""
         return self.is_fork_server and self.name.startswith("ddpdiag-r")
 
     @property
     def is_fork_server(self) -> bool:
-        """Is it a fork server, or forked from one?"""
+        """Whether it is a fork server, or forked from one."""
         return "ddpdiag.runtime.supervisor.fork_server" in self.command
 
     def kill(self, signum: int) -> None:
@@ -190,7 +190,7 @@ class Job:
 
     @property
     def has_traceback(self) -> bool:
-        """Does a traceback show our code? torchrun prints one of its own whenever a rank fails."""
+        """Whether a traceback shows ddpdiag's code; torchrun prints one of its own whenever a rank fails."""
         return bool(_OURS_IN_TRACEBACK.search(self.stdout + self.stderr)) or "this is a bug" in self.stderr
 
     @property
@@ -230,7 +230,7 @@ class Job:
             time.sleep(0.02)
 
     def is_over(self, seconds: float = 0.0) -> bool:
-        """Does it end within so many seconds from now?"""
+        """Whether it ends within so many seconds from now."""
         self._waiter.join(seconds)
         return not self._waiter.is_alive()
 

@@ -18,13 +18,7 @@ from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import GpuCopies
-from ddpdiag.workloads.copies import (
-    PROBE_BYTES,
-    Buffer,
-    CudaDevices,
-    _words,
-    copies,
-)
+from ddpdiag.workloads.copies import PROBE_BYTES, Buffer, CudaDevices, _words, copies
 
 
 class Slots(CudaDevices):

@@ -4,15 +4,7 @@ from msgspec import structs
 from reports import SLOW, fit, unfit
 
 from ddpdiag.model import Report, Verdict
-from ddpdiag.model.bench import (
-    Bench,
-    BenchRank,
-    BenchReport,
-    BenchRow,
-    Bottleneck,
-    Expectation,
-    Series,
-)
+from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Bottleneck, Expectation, Series
 
 RANKS = 4
 SIZES = tuple(1 << power for power in range(3, 28, 2))

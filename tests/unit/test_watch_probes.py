@@ -24,12 +24,7 @@ from ddpdiag.watch.evidence import (
     recorder_answer,
     refusal,
 )
-from ddpdiag.watch.processes import (
-    Process,
-    descendants,
-    find_ranks,
-    read_process,
-)
+from ddpdiag.watch.processes import Process, descendants, find_ranks, read_process
 
 ENTRY = {
     "record_id": 2,
