@@ -5,7 +5,6 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,27 +61,6 @@ def sources_of(check: Check[object]) -> list[str]:
     return [path.read_text() for path in (file.parent.glob("*.py") if file.name == "check.py" else [file])]
 
 
-def functions_of_others(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    """The functions that a module imports from other checks: they read the settings of the check that calls them."""
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module in map(module_of, MODULES):
-            imported = ast.parse(Path(inspect.getfile(sys.modules[node.module])).read_text()).body
-            names = {alias.name for alias in node.names}
-            yield from (entry for entry in imported if isinstance(entry, ast.FunctionDef) and entry.name in names)
-
-
-def numbers_read(tree: ast.AST) -> set[object]:
-    """The settings that are read by name: `seen.number("name")`."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
-    return {
-        name.value
-        for call in calls
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "number"
-        for name in ast.walk(call.args[0])
-        if isinstance(name, ast.Constant)
-    }
-
-
 def test_findings_that_a_check_reads_are_of_checks_before_it() -> None:
     room, codes = Path(ddpdiag.checks.__file__).parent, list(MODULES)
     for code, module in MODULES.items():
@@ -95,9 +73,14 @@ def test_findings_that_a_check_reads_are_of_checks_before_it() -> None:
 def test_settings_that_a_check_reads_are_declared() -> None:
     for check in CHECKS:
         trees = list(map(ast.parse, sources_of(check)))
-        read = set().union(*map(numbers_read, trees))
-        others = (function for tree in trees for function in functions_of_others(tree))
-        read |= set().union(*map(numbers_read, others)) & set(check.settings)
+        calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+        read = {
+            name.value
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "number"
+            for name in ast.walk(call.args[0])
+            if isinstance(name, ast.Constant)
+        }
         read |= {row.most for row in signs.COUNTERS if row.total.startswith(check.code)} - {""}
         read |= {row.most_per_minute for row in signs.COUNTERS if row.rise.startswith(check.code)} - {""}
         words = Counter(node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))

@@ -35,12 +35,12 @@ def test_the_mode_follows_the_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "report.txt").stat().st_mode) == 0o640
 
 
-def test_a_link_is_replaced_and_its_target_stays(tmp_path):
+def test_a_link_of_this_user_is_followed_and_stays(tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")
     write(str(tmp_path / "link"), "new")
-    assert not (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_text() == "old"
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
 
 
 def test_a_dash_is_standard_output(capsys):
