@@ -161,6 +161,12 @@ def test_no_rank_is_blamed_when_all_is_done() -> None:
     assert blamed([outcome(rank, Status.DONE) for rank in range(4)]) is None
 
 
+def test_echoes_and_the_front() -> None:
+    assert not is_echo(structs.replace(outcome(0, DIED), error="killed by SIGSEGV", detail=ECHO))
+    assert is_echo(outcome(0, HUNG, told=True))
+    assert front([*hung(0, step=1), *hung(1, step=2)]) == 2, "of two equally common steps the higher one"
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -174,15 +180,6 @@ def test_a_watchdog_of_either_process_group_ends_who_waited(said: str) -> None:
     assert blamed([aborted(0, said), *hung(1)]).ranks == (1,)
 
 
-def test_echoes() -> None:
-    assert not is_echo(structs.replace(outcome(0, DIED), error="killed by SIGSEGV", detail=ECHO))
-    assert is_echo(outcome(0, HUNG, told=True))
-
-
-def test_of_two_equally_common_steps_the_higher_is_the_front() -> None:
-    assert front([*hung(0, step=1), *hung(1, step=2)]) == 2
-
-
 @given(st.lists(st.tuples(st.sampled_from(Status), st.integers(0, 5), st.booleans()), min_size=1, max_size=8))
 def test_only_ranks_that_failed_are_ever_blamed(rows: list[tuple[Status, int, bool]]) -> None:
     outcomes = [outcome(rank, status, step=step, told=told) for rank, (status, step, told) in enumerate(rows)]
@@ -193,11 +190,14 @@ def test_only_ranks_that_failed_are_ever_blamed(rows: list[tuple[Status, int, bo
         assert failed.issuperset(blame.ranks)
 
 
-@given(st.integers(0, 30), st.integers(3, 31))
-def test_one_rank_short_of_the_others_is_found_in_any_world(guilty: int, size: int) -> None:
+@given(st.integers(0, 30), st.integers(3, 31), st.integers(1, 9))
+def test_one_rank_that_differs_from_the_others_is_found_in_any_world(guilty: int, size: int, upto: int) -> None:
     guilty %= size
-    outcomes = [outcome(rank, Status.HUNG, step=2 if rank == guilty else 3) for rank in range(size)]
-    assert blamed(outcomes).ranks == (guilty,)
+    steps = [outcome(rank, HUNG, step=2 if rank == guilty else 3) for rank in range(size)]
+    fewer = [posted(r, upto - (r == guilty), SLEEPS if r == guilty else WAITS) for r in range(size)]
+    sizes = [structs.replace(posted(r, 3), collectives=trace(3, elements=4 + (r == guilty))) for r in range(size)]
+    for outcomes in (steps, fewer, sizes):
+        assert blamed(outcomes).ranks == (guilty,)
 
 
 ROWS = st.tuples(
@@ -236,22 +236,6 @@ def test_who_was_told_to_stop_is_never_blamed_beside_a_failure_of_its_own_accord
         assert not {o.rank for o in outcomes if o.told}.intersection(blame.ranks)
 
 
-@given(st.integers(0, 30), st.integers(3, 31), st.integers(1, 9))
-def test_one_rank_that_posted_fewer_is_found_in_any_world(guilty: int, size: int, upto: int) -> None:
-    guilty %= size
-    outcomes = [
-        posted(r, upto - (r == guilty), "sleep (user.py:1)" if r == guilty else "wait (c10d.py:1)") for r in range(size)
-    ]
-    assert blamed(outcomes).ranks == (guilty,)
-
-
-@given(st.integers(0, 30), st.integers(3, 31))
-def test_one_rank_that_posted_another_size_is_found_in_any_world(guilty: int, size: int) -> None:
-    guilty %= size
-    outcomes = [structs.replace(posted(r, 3), collectives=trace(3, elements=4 + (r == guilty))) for r in range(size)]
-    assert blamed(outcomes).ranks == (guilty,)
-
-
 def test_where_messages_do_not_arrive_it_proves_nothing_where_a_rank_waits() -> None:
     short = [outcome(0, Status.HUNG, step=3), *(outcome(rank, Status.HUNG) for rank in (1, 2))]
     assert blamed(short).ranks == (0,)
@@ -261,38 +245,32 @@ def test_where_messages_do_not_arrive_it_proves_nothing_where_a_rank_waits() -> 
     assert blamed(stopped, "the port is closed").ranks == (0,)
 
 
-def trial(*, hurried: bool = False) -> Trial:
-    return Trial(code="X", groups=((0, 1, 2),), kind=Kind.TORCH, deadline_seconds=10.0, hurried=hurried)
+IMPORTING = structs.replace(outcome(0, HUNG, step=0, state="R", busy=True), at="import torch")
+WAITING = [outcome(rank, HUNG, step=7, state="S", step_seconds=5.0) for rank in (1, 2)]
 
 
-def wants_time(last: Outcome, *, hurried: bool = False) -> bool:
-    outcomes = [last, *(outcome(rank, Status.HUNG, step=7, state="S", step_seconds=5.0) for rank in (1, 2))]
-    return unfinished(trial(hurried=hurried), blamed(outcomes), outcomes)
-
-
-def test_a_rank_that_was_still_taking_steps_has_not_hung() -> None:
-    assert wants_time(outcome(0, Status.HUNG, state="R", step_seconds=0.2))
-    assert not wants_time(outcome(0, Status.HUNG, state="R", step_seconds=0.8))
-    assert not wants_time(outcome(0, Status.HUNG, state="T", step_seconds=0.2)), "it is stopped"
-    assert not wants_time(outcome(0, Status.HUNG, step=1, state="S", step_seconds=0.2)), "it has only begun"
-
-
-def test_a_busy_rank_has_not_hung_if_the_budget_left_it_less_time_than_usual() -> None:
-    busy = outcome(0, Status.HUNG, state="R", busy=True, step_seconds=8.0)
-    assert wants_time(busy, hurried=True)
-    assert not wants_time(busy), "it had all its time: it spins"
-    assert not wants_time(outcome(0, Status.HUNG, state="S", step_seconds=8.0), hurried=True)
-
-
-def test_a_crash_is_never_a_want_of_time() -> None:
-    outcomes = [outcome(0, Status.DIED), outcome(1, Status.HUNG, state="R", step_seconds=0.1)]
-    assert not unfinished(trial(hurried=True), blamed(outcomes), outcomes)
-
-
-def test_an_import_that_uses_a_core_has_not_hung() -> None:
-    importing = structs.replace(outcome(0, Status.HUNG, step=0, state="R", busy=True), at="import torch")
-    assert wants_time(importing)
-    assert not wants_time(structs.replace(importing, process=ProcessState(pid=1, state="S")))
+@pytest.mark.parametrize(
+    ("last", "hurried", "is_unfinished"),
+    [
+        pytest.param(outcome(0, HUNG, state="R", step_seconds=0.2), False, True, id="it takes steps"),
+        pytest.param(outcome(0, HUNG, state="R", step_seconds=0.8), False, False, id="its last step is long ago"),
+        pytest.param(outcome(0, HUNG, state="T", step_seconds=0.2), False, False, id="it is stopped"),
+        pytest.param(outcome(0, HUNG, step=1, state="S", step_seconds=0.2), False, False, id="it has only begun"),
+        pytest.param(outcome(0, HUNG, state="R", busy=True, step_seconds=8.0), True, True, id="busy and hurried"),
+        pytest.param(outcome(0, HUNG, state="R", busy=True, step_seconds=8.0), False, False, id="it spins"),
+        pytest.param(outcome(0, HUNG, state="S", step_seconds=8.0), True, False, id="it sleeps"),
+        pytest.param(outcome(0, DIED), True, False, id="a crash beside a rank that takes steps"),
+        pytest.param(IMPORTING, False, True, id="an import that uses a core"),
+        pytest.param(
+            structs.replace(IMPORTING, process=ProcessState(pid=1, state="S")), False, False, id="an import that waits"
+        ),
+    ],
+)
+def test_a_rank_that_was_still_taking_steps_has_not_hung(last: Outcome, hurried: bool, is_unfinished: bool) -> None:
+    trial = Trial(code="X", groups=((0, 1, 2),), kind=Kind.TORCH, deadline_seconds=10.0, hurried=hurried)
+    beside = outcome(3, HUNG, state="R", step_seconds=0.1)
+    outcomes = [last, *([beside] if last.status is DIED else WAITING)]
+    assert unfinished(trial, blamed(outcomes), outcomes) is is_unfinished
 
 
 NCCL_ERROR = "DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error"

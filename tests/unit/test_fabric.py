@@ -230,20 +230,15 @@ def test_any_rates_have_a_bar(rates, units):
 # The whole search -----------------------------------------------------------------------------------------------------
 
 
-def located(ground: Ground, fleet: Fleet) -> Located:
-    answers: list[Results] = []
-    while not isinstance(step := follow(locate(ground), answers), Located):
-        answers.append(fleet(step))
-    return step
-
-
 def test_a_unit_that_is_bad_alone_takes_no_part_in_pairs():
     class Inside(Fleet):
         def tested(self, group):
             return Reached(USUAL / 4) if group == (3,) else super().tested(group)
 
     fleet = Inside(10, transients=0)
-    found = located(Ground(tuple(range(10)), tuple(range(10))), fleet)
+    answers: list[Results] = []
+    while not isinstance(found := follow(locate(Ground(fleet.units, fleet.units)), answers), Located):
+        answers.append(fleet(found))
     assert [own.unit for own in found.alone] == [3]
     assert len(found.alone[0].tests) == 3
     pairs = [group for step in fleet.rounds if step.phase is not Phase.LOCAL for group in step.groups]
