@@ -258,8 +258,7 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
     if process is not None and process.survived:
         return f"Reboot {node}, or reset the GPU that process {process.pid} waits for; the process cannot be killed."
     if process is not None and process.state == "T":
-        return f"Run `kill -CONT {process.pid}` on {node}. Find what stopped it: a debugger, a suspended job, or a "
-        "SIGSTOP."
+        return f"Run `kill -CONT {process.pid}` on {node}. Find what stopped it: a debugger or a suspended job."
     if "out of memory" in outcome.error:
         return f"End the process that uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*` as root)."
     look = f"Run `dmesg -T | grep -i xid` on {node}. If it shows one of these GPUs, {leave_out([node])}."
