@@ -19,16 +19,16 @@ def explained(size: int, bad: set[Link]) -> Pattern | None:
     return explain(bad, links(size) - bad)
 
 
-def of_host(size: int, host: int) -> set[Link]:
-    return {link for link in links(size) if host in link}
-
-
 def from_host(size: int, host: int) -> set[Link]:
     return {link for link in links(size) if link[0] == host}
 
 
 def to_host(size: int, host: int) -> set[Link]:
     return {link for link in links(size) if link[1] == host}
+
+
+def of_host(size: int, host: int) -> set[Link]:
+    return from_host(size, host) | to_host(size, host)
 
 
 ACROSS = {(a, b) for a, b in links(6) if (a < 2) != (b < 2)}

@@ -168,18 +168,13 @@ def test_an_exception_is_not_told_twice() -> None:
     assert (said in finding.message, "output" in finding.evidence) == (True, False)
 
 
-def test_of_several_guilty_ranks_none_only_waited(golden) -> None:
-    hung = [outcome(r, Status.HUNG, step=4 if r in (1, 3) else 5) for r in range(6)]
-    finding = only(list(run003.judge(run_of(*hung, size=6))))
-    assert finding.ranks == (1, 3)
-    golden(finding)
-
-
-def test_ranks_that_stand_in_one_place_show_one_stack() -> None:
+def test_of_several_guilty_ranks_none_only_waited_and_one_stack_is_shown(golden) -> None:
     stood = ProcessState(pid=7, state="S", stack=("f (user.py:3)",))
     hung = [outcome(r, Status.HUNG, step=4 if r in (1, 3) else 5, process=stood) for r in range(6)]
     finding = only(list(run003.judge(run_of(*hung, size=6))))
+    assert finding.ranks == (1, 3)
     assert [name for name in finding.evidence if name.startswith("stack")] == ["stack_of_rank_1", "stack_of_rank_5"]
+    golden(finding)
 
 
 def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) -> None:

@@ -123,10 +123,3 @@ def test_figures_take_the_slowest_rank_and_columns_show_each():
     assert report.figures["training.samples_per_second"] == 1000.5
     assert [report.columns[rank]["samples_per_second"] for rank in (0, 1)] == [4000.0, 0.5]
     assert CHECK.report(seen_of(CHECK, {})).figures == {}
-
-
-def test_non_finite_numbers_survive_the_recording():
-    seen = seen_of(CHECK, {0: trained(last_loss=math.nan)})
-    training = seen.by_rank[0].training
-    assert training is not None
-    assert math.isnan(training.last_loss)
