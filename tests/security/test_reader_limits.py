@@ -1,6 +1,6 @@
-"""Hostile files are read within 20 s of processor time and 1 GB (logs: 300 MB), those of one kind in one child process.
+"""Hostile files are read in bounded processor time and memory, those of one kind in one child process.
 
-In the default tier 100 kB of each; `-m long` 10 MB.
+In the default tier 100 kB of each; `-m long` 10 MB (logs: 5 MB).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from ddpdiag.explain.render import render
 from ddpdiag.text import fold_hosts
 from ddpdiag.watch.evidence import load_trace
 
-SECONDS, MEMORY_BYTES = 20, 1 << 30
+MEMORY_BYTES = 1 << 30
 HUGE = (1 << 36).to_bytes(8, "little")
 # Opcodes of pickle: https://github.com/python/cpython/blob/main/Lib/pickletools.py
 PICKLES: dict[str, Callable[[int], bytes]] = {
@@ -97,7 +97,7 @@ def load_pickle(name: str, size: int) -> None:
 
 def read_log(name: str, size: int) -> None:
     piece = LOGS[name] * ((1 << 16) // len(LOGS[name]) + 1)
-    found = explain_log((piece for _ in range(size // len(piece) + 1)), "job.log")
+    found = explain_log((piece for _ in range(size // 2 // len(piece) + 1)), "job.log")
     assert not set(render([found], width=80, color=False)) & {"\x00", "\x1b", "\x07", "\r"}
 
 
@@ -105,17 +105,18 @@ def fold_names(name: str, size: int) -> None:
     assert fold_hosts(names_of(name, size), limit=8)
 
 
-KINDS: dict[str, tuple[Callable[[str, int], None], Iterable[str], int | None]] = {
-    "recordings": (judge_recording, RECORDINGS, MEMORY_BYTES),
-    "pickles": (load_pickle, PICKLES, None),  # their reader takes a MemoryError for a damaged file
-    "logs": (read_log, LOGS, 300_000_000),
-    "names": (fold_names, ("four numbers", "a hundred numbers", "no two alike"), MEMORY_BYTES),
+# The reader, the names, and the bytes and seconds that each may take.
+KINDS: dict[str, tuple[Callable[[str, int], None], Iterable[str], int | None, int]] = {
+    "recordings": (judge_recording, RECORDINGS, MEMORY_BYTES, 20),
+    "pickles": (load_pickle, PICKLES, None, 20),  # their reader takes a MemoryError for a damaged file
+    "logs": (read_log, LOGS, 300_000_000, 30),
+    "names": (fold_names, ("four numbers", "a hundred numbers", "no two alike"), MEMORY_BYTES, 20),
 }
 
 
 def read_hostile(kind: str, size: int) -> None:
     """In a child: read each of a kind; a name that takes too long or too much is the last on standard error."""
-    read, names, memory = KINDS[kind]
+    read, names, memory, seconds = KINDS[kind]
     used = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (used + memory, used + memory))
@@ -123,7 +124,7 @@ def read_hostile(kind: str, size: int) -> None:
         sys.stderr.write(f"{name}\n")
         begun = resource.getrusage(resource.RUSAGE_SELF)
         # The kernel ends the process by SIGXCPU.
-        resource.setrlimit(resource.RLIMIT_CPU, (int(begun.ru_utime + begun.ru_stime) + 1 + SECONDS, -1))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(begun.ru_utime + begun.ru_stime) + 1 + seconds, -1))
         read(name, size)
 
 

@@ -77,7 +77,8 @@ def test_bad_input_is_a_sentence(read, monkeypatch, words, message):
 @pytest.mark.parametrize(
     "words",
     [
-        *(f"{BENCH} {flag}" for flag in ("-n 0", "-w -1", "-c 2", "-T 1", "-z 1", "-N 2", "-g 2", "-i 8", "-o max")),
+        *(f"{BENCH} {flag}" for flag in ("-n 0", "-w -1", "-c 2", "-T 1")),
+        *(f"{BENCH} {flag}" for flag in ("-z 1", "-N 2", "-g 2", "-i 8", "-o max", "-r 1")),
         *(f"{TRAIN} {flag}" for flag in ("--steps 1", "--batch-size 0", "--group-size 5")),
     ],
 )
