@@ -200,14 +200,11 @@ def test_single_that_is_no_number_is_wrong_and_nothing_is_compared():
     assert rows(seen) == {S.SINGLE: Ended.WRONG, S.DDP: Ended.UNFINISHED}
 
 
-def test_a_tolerance_that_was_set_counts():
-    asked = structs.replace(options(S.DDP), settings={"TRN002.tolerance": "1"})
-    assert findings(ran(world_of(4, options=asked), off={(S.DDP, 2): (0.5,)})) == []
-
-
 @given(st.floats(0, 1e-5), st.integers(0, 3))
-def test_rounding_is_silent(off, rank):
+def test_rounding_and_what_a_set_tolerance_allows_are_silent(off, rank):
     assert findings(ran(world(4, S.DDP), off={(S.DDP, rank): (off,)})) == []
+    asked = structs.replace(options(S.DDP), settings={"TRN002.tolerance": "1"})
+    assert findings(ran(world_of(4, options=asked), off={(S.DDP, rank): (0.5,)})) == []
 
 
 def test_a_hang_names_who_others_wait_for_and_the_next_one_runs():

@@ -47,8 +47,11 @@ def off(sketch: tuple[float, ...], by: float = 0.5) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 9])
-def test_right_gradients_are_no_finding(ranks):
-    assert judged(proofs(ranks)) == []
+def test_right_gradients_are_no_finding_and_no_numbers_name_no_rank(ranks):
+    rows = proofs(ranks)
+    assert judged(rows) == []
+    rows = {rank: structs.replace(proof, norm=float("nan")) for rank, proof in rows.items()}
+    assert all(finding.ranks == () for finding in judged(rows))
 
 
 def test_of_two_ranks_none_is_named(golden):
@@ -228,11 +231,6 @@ def witnessed(ranks: int) -> dict[int, Proof]:
 def test_the_neighbour_of_a_bad_host_is_not_blamed(ranks, bad):
     found = next(finding for finding in judged(wrong(witnessed(ranks), bad)) if finding.code == "TRN003.gradient")
     assert set(found.ranks) <= bad
-
-
-def test_where_all_gradients_are_no_numbers_nobody_is_named():
-    rows = {rank: structs.replace(proof, norm=float("nan")) for rank, proof in proofs(4).items()}
-    assert all(finding.ranks == () for finding in judged(rows))
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
