@@ -57,7 +57,7 @@ def test_everybody_measures_the_way_to_everybody_else(size):
             assert cell.bytes_per_s > 0
 
 
-def test_a_closed_port_is_refused_and_the_known_address_taken_where_the_offered_one_fails(listener):
+def test_a_closed_port_is_refused_and_the_known_address_is_the_second_choice(listener):
     connection = Connection(peer_of(listener, port=free_port("127.0.0.1")))
     assert (connection.is_open, connection.cell.reach) == (False, Reach.REFUSED)
     connection = Connection(peer_of(listener, offered="0.0.0.1"))
