@@ -84,6 +84,14 @@ def test_the_second_measurement_decides():
     assert judged(slow(100 * GB)) == []
 
 
+def test_a_pair_that_stays_slow_is_named_apart_from_one_that_recovers():
+    first = FAST | {(2, 3): 2 * GB, (0, 1): 2 * GB}
+    seen = run(first, again={(2, 3): 2 * GB, (0, 1): 300 * GB})
+    found = {finding.severity: finding.evidence["pairs"] for finding in CHECK.judge(seen)}
+    assert found[Severity.NOTE] == ["GPU 0 -> GPU 1"]
+    assert [pairs for severity, pairs in found.items() if severity is not Severity.NOTE] == [["GPU 2 -> GPU 3"]]
+
+
 def test_pairs_that_are_far_below_are_measured_again_and_no_others():
     (trial,) = CHECK.plan(run(FAST | {(2, 3): 2 * GB}))
     assert (trial.groups, trial.params, trial.may_fail) == (((0,),), {"again.0": "2>3"}, True)
