@@ -22,10 +22,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-for _room in ("benchmarks", "faults", "hosts", "processes"):
+for _room in ("faults", "hosts", "processes"):
     sys.path.insert(0, str(Path(__file__).parent.parent / _room))
 
-from elsewhere import SCRIPT, _is_about_files  # noqa: E402
 from fault import Fault  # noqa: E402
 from jobs import Job  # noqa: E402
 from launch import Launched, Launcher  # noqa: E402
@@ -38,6 +37,33 @@ TIMEOUT_SECONDS = 10
 # gloo waits five times as long as it was told to; then torchrun has to find out.
 PATIENCE_SECONDS = 75.0
 _FAREWELL_SECONDS = 5.0
+SCRIPT = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+dist.init_process_group("gloo", **(place | {"init_method": "INIT"} if "INIT" else {}))
+for count in (1, 4 << 20):
+    dist.all_reduce(torch.ones(count))
+layers = torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+model = DistributedDataParallel(torch.nn.Sequential(*layers))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(20):
+    images, labels = torch.randn(32, 784), torch.randint(10, (32,))
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+print("trained")
+"""
+
+
+def _is_about_files(name: str) -> bool:
+    """Whether the fault is about a rendezvous by file; then the script meets by one."""
+    return name.startswith("shared_directory_") or name == "stale_store"
 
 
 class _Merged:
