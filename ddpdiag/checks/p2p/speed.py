@@ -1,7 +1,7 @@
 """All-reduce far below what its path can do.
 
 NCCL's log (P2P004) shows the path between the ranks, and NVML what its links carry. Where the all-reduce of COL001 over
-nccl stays below `far_ratio` of that, it is measured once more in new processes, with a larger message (128 MiB, less
+nccl stays below `far_ratio` of that, it is measured once more, with a larger message (128 MiB, less
 where that takes long). A run whose all-reduce is fast enough measures nothing more. Short messages are bound by
 latency, so the time of a call of 4 bytes is left out.
 
@@ -167,8 +167,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Once more in new processes, where COL001's all-reduce is far below what the path can do; if it still is, without
-    direct copies."""
+    """Once more, where COL001's all-reduce is far below what the path can do; if it still is, without direct copies."""
     first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
     if first is None or isinstance(path, str) or len(seen.world.living) < seen.world.size:
         return ()
@@ -185,9 +184,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     # Bytes that keep the slow path busy for a moment, no fewer than before.
     most = min(max(_BYTES, _BYTES_PER_RANK * first.ranks), _MOST_BYTES)
     size = max(first.size_bytes, min(most, int(_CALL_SECONDS * first.size_bytes / first.seconds) & ~0xFFFF))
-    return (
-        new_trial(seen, params={"backend": seen.world.backend, "bytes": size}, env=env, fresh=True, may_fail=bool(env)),
-    )
+    params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": size}
+    return (new_trial(seen, params=params, env=env, fresh=bool(env), may_fail=bool(env)),)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
