@@ -109,10 +109,9 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         fix=f"{_COMPARE} Different ones may round differently: install one torch, and use hosts of one model. If all "
         "are equal already, "
         + (
-            f"{leave_out(nodes)}, and run `ddpdiag check --depth deep` on {names_text(nodes)} alone, which tests "
-            "memory and arithmetic."
+            f"{leave_out(nodes)}, and run `ddpdiag host --torch` on {names_text(nodes)}, which tests its arithmetic."
             if (nodes := seen.world.hosts_of(blamed))
-            else "run `ddpdiag check --depth deep` on each host alone, which tests memory and arithmetic."
+            else "run `ddpdiag host --torch` on each host, which tests its arithmetic."
         ),
     )
 
@@ -132,8 +131,7 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         f"of the largest element; at most {tolerance(proofs[wrong[0]]):g} is expected.",
         ranks=blamed,
         evidence={"error": worst, "ranks": [*wrong]},
-        fix=f"Run `ddpdiag check --depth deep` on {names_text(seen.world.hosts_of(blamed))}: it tests the arithmetic "
-        "there."
+        fix=f"Run `ddpdiag host --torch` on {names_text(seen.world.hosts_of(blamed))}: it tests the arithmetic there."
         if blamed
         else f"Run {_SUMS}.",
     )

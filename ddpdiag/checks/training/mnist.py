@@ -149,8 +149,8 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
         f"The loss or the gradients became NaN or infinite. {where}.",
         ranks=ranks,
         evidence={"first_bad_step": None if first is None else first + 1},
-        fix=f"{begun(leave_out(seen.world.hosts_of(ranks)))}, and test memory and arithmetic there: `ddpdiag check "
-        f"--depth deep`{', `dcgmi diag -r 3`' if seen.world.gpus else ''}."
+        fix=f"{begun(leave_out(seen.world.hosts_of(ranks)))}, and test the arithmetic there: `ddpdiag host "
+        f"--torch`{', `dcgmi diag -r 3`' if seen.world.gpus else ''}."
         if ranks
         else "Run `ddpdiag check --stage gpu,collective`, which checks GPUs and the sums of an all-reduce.",
     )
