@@ -1,7 +1,7 @@
-"""The parts of a check: a documented question, a plan, a measurement, a judgement.
+"""The parts of a check: its manual page, its plan, its measurement and its judgement.
 
-`plan` and `judge` are pure functions of what was seen: no clock, no environment, no randomness. `measure` alone touches
-the world, inside a worker that may die.
+`plan` and `judge` are pure functions of the recorded run: they read no clock, no environment and no random numbers.
+Only `measure` reads the machine. It runs in a worker process, which may crash without ending the run.
 """
 
 import math
@@ -51,11 +51,11 @@ class Stage(Enum):
     P2P = "p2p"
     FABRIC = "fabric"
     TRAINING = "training"
-    RUN = "run"  # not run by itself: what happened to our own run
+    RUN = "run"  # no trials: its checks judge the run itself
 
 
 class Scope(Enum):
-    """The ranks that take part: each alone, one of each host alone, all or none, or all that are left."""
+    """The ranks of a trial: each rank alone, one rank of each host alone, all ranks or none, or all that are left."""
 
     RANK = "rank"
     HOST = "host"
@@ -73,13 +73,13 @@ class SkipKind(Enum):
 
 
 class SkipReason(NamedTuple):
-    """Why a check is not run."""
+    """The reason why a check is not run, and its meaning for the verdict."""
 
     text: str
     kind: SkipKind
 
     def skip(self, check: "Check[Any]", options: Options) -> Skip:
-        """The line of the recording."""
+        """The recording's line about the skipped check. The options decide whether the skip is a failure."""
         match self.kind:
             case SkipKind.INAPPLICABLE:
                 is_selected = bool(options.select) and check.code.startswith(options.select)
@@ -92,31 +92,31 @@ class SkipReason(NamedTuple):
 
 
 def inapplicable(text: str | None) -> SkipReason | None:
-    """The check does not apply here, for the reason `text`; None without a reason."""
+    """A reason of kind INAPPLICABLE, or None if `text` is None."""
     return SkipReason(text, SkipKind.INAPPLICABLE) if text is not None else None
 
 
 def optional(text: str | None) -> SkipReason | None:
-    """As `inapplicable`; a request of the check's stage is no request of the check."""
+    """A reason of kind OPTIONAL, or None if `text` is None."""
     return SkipReason(text, SkipKind.OPTIONAL) if text is not None else None
 
 
 def unneeded(text: str | None) -> SkipReason | None:
-    """Other checks leave nothing to do, for the reason `text`; None without a reason."""
+    """A reason of kind UNNEEDED, or None if `text` is None."""
     return SkipReason(text, SkipKind.UNNEEDED) if text is not None else None
 
 
 def blocked(text: str | None) -> SkipReason | None:
-    """The check cannot run after what others found, for the reason `text`; None without a reason."""
+    """A reason of kind BLOCKED, or None if `text` is None."""
     return SkipReason(text, SkipKind.BLOCKED) if text is not None else None
 
 
 class Nothing(Struct, frozen=True):
-    """The data of a check that judges what others saw."""
+    """The data of a check that measures nothing and judges the data of other checks."""
 
 
 class Row(NamedTuple, Generic[D]):
-    """One rank's answer in one trial."""
+    """The data that one rank measured in one trial."""
 
     place: Place
     data: D
@@ -124,9 +124,9 @@ class Row(NamedTuple, Generic[D]):
 
 
 class Concern(NamedTuple):
-    """A finding that belongs to a stage, or to that of another check (its code).
+    """A finding that the report shows under another stage. `where` is that stage, or the code of a check in it.
 
-    `affected` counts by status the outcomes of ranks that failed only because of the blamed ones.
+    `affected` counts, by status, the outcomes of ranks that failed only because of the blamed ranks.
     """
 
     where: Stage | str
@@ -135,13 +135,13 @@ class Concern(NamedTuple):
 
 
 class Contribution(Struct, frozen=True, kw_only=True):
-    """All that a check adds to the report beside its findings.
+    """Everything that a check adds to the report in addition to its findings.
 
-    `columns` are figures of the ranks, `figures` those of the run (units are in the names), `matrices` are figures of
-    pairs, and `inventory` says by rank what a host has (INVENTORY).
-    `section` is a part of the report, of a run that was made for this check. `concerns` are findings that belong to
-    other stages. `excuse` says why an error, of this check or another one, does not concern the job. `workarounds` are
-    variables that the job needs.
+    `columns` are figures by rank, `figures` are figures of the whole run (units are in the names), and `matrices` are
+    figures of pairs. `inventory` names the parts of a host (keys: INVENTORY), by rank. `section` is the check's part of
+    the report if the run was made for this check. `concerns` are findings that are shown under other stages.
+    `excuse(error)` returns a sentence if that error, of any check, does not concern the job, else None. `workarounds`
+    are environment variables that the job needs (None: unset).
     """
 
     columns: Mapping[int, Mapping[str, Scalar]] = {}
@@ -156,10 +156,10 @@ class Contribution(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Seen(Generic[D]):
-    """The run so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
+    """The recorded run as one check sees it: its trials and outcomes. `of` returns the view of another check.
 
-    Two are for plans only: `left_seconds` is what the budget leaves for trials; with `is_last` all other checks have
-    run. `kept` are the findings of checks that were judged before, `sections` the parts of the report of these.
+    `left_seconds`, which the budget leaves for trials, and `is_last`, if all other checks have run, are set only for
+    planning. `kept` holds the findings of all checks judged before, by code; `sections` are their parts of the report.
     """
 
     world: World
@@ -182,12 +182,12 @@ class Seen(Generic[D]):
 
     @cached_property
     def rows(self) -> tuple[Row[D], ...]:
-        """Answers of the ranks on which a trial was done."""
+        """The data of each outcome with status DONE."""
         return self._rows((o, o.data) for o in self.outcomes if o.status is Status.DONE)
 
     @cached_property
     def rows_so_far(self) -> tuple[Row[D], ...]:
-        """As `rows`, and what ranks had handed over whose trial was cut short."""
+        """Like `rows`, with the partial data of ranks whose trial was cut short."""
         answers = ((o, o.data if o.status is Status.DONE else o.so_far) for o in self.outcomes)
         return self._rows((o, data) for o, data in answers if bytes(data) != bytes(NOTHING))
 
@@ -201,7 +201,7 @@ class Seen(Generic[D]):
 
     @cached_property
     def by_rank(self) -> dict[int, D]:
-        """Each rank's last answer."""
+        """The data of each rank's last trial that was DONE."""
         return {row.place.rank: row.data for row in self.rows}
 
     @property
@@ -209,28 +209,28 @@ class Seen(Generic[D]):
         return self.world.options
 
     def of(self, other: "Check[E]") -> "Seen[E]":
-        """The same run as another check sees it."""
+        """The same run, as the check `other` sees it."""
         return Seen(self.world, other, self.recording, kept=self.kept)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of this check, judged once."""
+        """The findings of this check. The first use judges the check and stores them in `kept`."""
         code = self.check.code
         if code not in self.kept:
             self.kept[code] = tuple(self.check.judge(self))
         return self.kept[code]
 
     def findings_of(self, code: str) -> tuple[Finding, ...]:
-        """The findings of another check, which runs before this one."""
+        """The findings of another check, which must run before this one."""
         return self.of(by_code(code)).findings
 
     def succeeded(self, trial: Trial) -> bool:
-        """Whether this trial was done on every rank that took part."""
+        """Whether the trial was DONE on every rank that took part."""
         return {o.status for o in self.outcomes if o.trial == trial.number} == {Status.DONE}
 
     @property
     def failure_text(self) -> str | None:
-        """A clause if a trial over the job's backend, or a requested one, failed; else None."""
+        """A clause about a failed trial over the job's backend or a requested one; None if none failed."""
         if all(self.succeeded(trial) for trial in self.trials if not self.uses_other_backend(trial)):
             return None
         return f"{self.check.code} ({self.check.name}) did not go well"
@@ -242,19 +242,19 @@ class Seen(Generic[D]):
         return backend != self.world.backend and backend not in named
 
     def is_harmless(self, trial: Trial) -> bool:
-        """Whether a failure of this trial does not concern the job, because its backend is another one, which works."""
+        """Whether a failure of this trial does not concern the job: the job uses another backend, which works."""
         return self.uses_other_backend(trial) and self.job_backend_works
 
     @cached_property
     def job_backend_works(self) -> bool:
-        """Whether the job's backend was tried in any check, and all these trials succeeded."""
+        """Whether checks ran trials over the job's backend, and all of these trials succeeded."""
         numbers = {
             t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend and not t.may_fail
         }
         return {o.status for o in self.recording.outcomes if o.trial in numbers} == {Status.DONE}
 
     def number(self, name: str, default: float | None = None) -> float:
-        """The threshold `name` of this check: `--set CODE.name=value`, or `default`, or the check's own."""
+        """The threshold `name` of this check, from `--set CODE.name=value`, else `default`, else its declaration."""
         usual = self.check.thresholds[name] if default is None else default
         return float(self.options.settings.get(f"{self.check.code}.{name}", usual))
 
@@ -275,9 +275,9 @@ class Seen(Generic[D]):
         of_the_run: bool = False,
         known: KnownError | None = None,
     ) -> Finding:
-        """A finding of this check, `CODE.word`, as declared; `hosts` are those of the ranks unless given.
+        """Create the finding `CODE.word`. Defaults: the declared severity, and the hosts of `ranks` as `hosts`.
 
-        A host that was tested alone (`ddpdiag host`) has no ranks.
+        `ddpdiag host` tests one host alone, so its findings name no ranks.
         """
         finding = Finding(
             code=f"{self.check.code}.{word}",
@@ -297,7 +297,7 @@ class Seen(Generic[D]):
 
 
 def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
-    """The groups in which the living ranks take part in a trial of that scope."""
+    """The groups of a trial with this scope, formed from the living ranks."""
     living = world.living
     match scope:
         case Scope.WORLD | Scope.LIVING:
@@ -311,7 +311,7 @@ def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
 
 
 def once(seen: Seen[D]) -> Sequence[Trial]:
-    """The plan of most checks: one trial, everybody in scope; none of a check that only judges what others measured."""
+    """The plan of most checks: one trial of all ranks in scope. A check without `measure` has no trials."""
     return () if seen.trials or seen.check.measure is None else (new_trial(seen),)
 
 
@@ -332,15 +332,15 @@ def new_trial(
     may_fail: bool = False,
     late_after: float | None = None,
 ) -> Trial:
-    """A trial of this check, without its number.
+    """Create a trial of this check; rank 0 gives it a number later.
 
-    The deadline grows with the largest group, and where many ranks share a core, unless `--set CODE.deadline_seconds`
-    gives it.
+    `--set CODE.deadline_seconds` sets the deadline. Without this option it is the check's deadline, with more time for
+    a large group and for cores that many ranks share.
     """
     check = seen.check
     backend = dict(params or {}).get("backend", seen.world.backend)
     chosen = scope_groups(check.scope, seen.world) if groups is None else groups
-    # Through torch, but for gloo, or through NVML.
+    # torch starts the GPUs for every backend but gloo; checks without torch start them through NVML.
     starts_gpus = backend != "gloo" if check.kind is Kind.TORCH else check.stage in (Stage.GPU, Stage.P2P)
     largest = max(map(len, chosen), default=1)
     grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
@@ -360,18 +360,18 @@ def new_trial(
 
 @dataclass(frozen=True)
 class Check(Generic[D]):
-    """One documented question, which is a module: `CHECK: Check[Data] = Check(__name__, "HST008", "name", ...)`.
+    """One check. It is a module that contains `CHECK: Check[Data] = Check(__name__, "HST008", "name", ...)`.
 
-    Everything else is found in that module by name. A module has its docstring (the manual page), FINDINGS (all that it
-    can find, by the word in their codes) and judge(seen); the others are optional:
+    All other parts are looked up in this module by name. It must have a docstring (the manual page), FINDINGS (all
+    findings that the check can make, by the word in their code) and judge(seen). These names are optional:
 
-    - SETTINGS: the names that `--set` takes, with their defaults.
-    - Data, measure(ctx): the data of one rank. A check without `measure` judges what others saw.
-    - plan(seen): the next trials; one trial of all in scope if there is no such function.
+    - SETTINGS: the thresholds that `--set` can change, with their defaults.
+    - Data, measure(ctx): the type of one rank's data, and the function that measures it in a worker.
+    - plan(seen): the next trials. The default is one trial of all ranks in scope.
     - skip(seen): the reason not to run the check, or None.
     - report(seen): a Contribution.
-    - last_seconds(seen): a check with it runs at the end (`seen.is_last`), after all others, for this long; it runs in
-      its stage, too, if it has a plan there.
+    - last_seconds(seen): with this function the check runs after all others (`seen.is_last`), for so many seconds. It
+      also runs in its stage if its plan has trials there.
     """
 
     module: str
@@ -430,15 +430,15 @@ class Check(Generic[D]):
 
     @property
     def thresholds(self) -> Mapping[str, float]:
-        """All that `--set` can change, with its defaults: the check's own, and the deadline where it runs trials."""
+        """The thresholds that `--set` can change, with defaults: SETTINGS, and the deadline if the check measures."""
         return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
 
     def explained(self, word: str) -> FindingSpec:
-        """The declaration of a finding of this check; KeyError if there is none."""
+        """The declaration of the finding `CODE.word`; KeyError if there is none."""
         return self.findings[word] if word in self.findings else COMMON[word]
 
     def severity_of(self, word: str) -> Severity:
-        """The severity of a finding that does not state its own."""
+        """The declared severity of the finding `CODE.word`; TypeError if it depends on the data."""
         severity = self.explained(word).severity
         if severity is None:
             raise TypeError(f"the severity of {self.code}.{word} depends on what was seen")
@@ -446,5 +446,5 @@ class Check(Generic[D]):
 
     @property
     def title(self) -> str:
-        """First line of the manual page."""
+        """The first line of the manual page, without its full stop."""
         return self.manual.strip().splitlines()[0].rstrip(".")

@@ -1,11 +1,11 @@
-"""The ranks that stopped a group, from the outcomes of all its ranks.
+"""The ranks that stopped their group, decided from the outcomes of all ranks in it.
 
 The rank that reports an error is seldom the one at fault: survivors of a crash print "Connection closed by peer", and
 in a hang all ranks wait.
 
-Collectives of several ranks are compared: which rank posted a different one than most, and which posted fewer. A
-collective's number within its group is the same on all ranks, so that equal numbers must mean equal calls. Only
-numbers, names and sizes count: the state of a collective in a flight recorder cannot be trusted.
+The collectives that ranks posted are compared: a rank may have posted a different one than most, or fewer. Each rank
+counts the collectives of a group, so that ranks must post equal calls under equal numbers. Only numbers, names and
+sizes are compared, because the state of a collective in a flight recorder cannot be trusted.
 """
 
 import math
@@ -24,8 +24,8 @@ from ddpdiag.model import FORK_STEP, IMPORT_STEP, Collective, Outcome, Status, T
 from ddpdiag.model.trial import BARRIER_STEP, COMMUNICATOR_STEP, is_first_use
 from ddpdiag.stats import odd_ones_out
 
-# Texts of gloo, NCCL and c10d's store by which a rank reports the end of another one (torch 2.6-2.15), beside those of
-# the cards of echoes. In a log some of these name the cause, or a rank that is missing; here all ranks are known.
+# Texts by which gloo, NCCL and c10d's store report that another rank ended (torch 2.6-2.15), in addition to the cards
+# with Role.ECHO. In a log some of them name a cause or a missing rank, but here the outcomes of all ranks are known.
 ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -42,30 +42,30 @@ ECHOES = (
     "clients joined",
     "failed to recv, got 0 bytes",
     "Failed to recv, got 0 bytes",
-    # Watchdogs of both classes of process groups for NCCL, which abort a rank that waited for too long.
+    # The watchdogs of both classes of NCCL process groups abort a rank that waited too long.
     "Watchdog caught collective operation timeout",
     "timeout watchdog detected operation",
-    # Of two ranks that post different sizes, the one with the smaller buffer reports it, whichever is wrong.
+    # If two ranks post different sizes, the rank with the smaller buffer reports this, even if the other is wrong.
     "data size doesn't match expected size",
     "Detected mismatch between collectives",
 )
-# The error of a GPU's program after its peer's memory was freed with the peer's process (legacy CUDA IPC).
+# The error of a GPU kernel that uses a peer's memory after the peer's process has ended (legacy CUDA IPC).
 _OF_LOST_MEMORY = "illegal memory access"
-# The files of torch.distributed in which a rank is that waits in one of its calls.
+# A rank that waits in a call of torch.distributed has its innermost frame in one of these files.
 _INSIDE = ("(distributed_c10d.py", "(c10d_logger.py", "(rendezvous.py")
-# The end of a step in which a rank waits for what it has posted.
+# The name of a step in which a rank waits for a collective that it has posted ends with this.
 _WAITS = ": wait"
-# A rank whose last step was announced within this share of the deadline before its end was not stuck.
+# A rank that announced a step within this last share of its deadline was still making progress.
 _MOVING_SHARE = 0.05
-# A communicator of 25 s is slow and works (libraries on a file server, many adapters); see also FIRST_USE_SECONDS.
+# A communicator may take 25 s and still work (libraries on a file server, many adapters); see FIRST_USE_SECONDS.
 _SLOW_FIRST_USE_SECONDS = 30.0
 
 
 class Blame(Struct, frozen=True, kw_only=True):
-    """The blamed ranks and how they failed, with the deciding evidence; no ranks when it cannot decide.
+    """The blamed ranks, how they failed (`status`), and the deciding evidence (`why`). No ranks: it cannot decide.
 
-    `sides` holds what the ranks posted under the same number, if that was not the same (their paths through the code
-    differ, or their shapes): an example of each kind with its ranks, the most common one last.
+    `sides` is set if ranks posted different collectives under the same number (another path through the code, or other
+    shapes): one example of each with the ranks that posted it, the most common one last.
     """
 
     status: Status
@@ -75,12 +75,12 @@ class Blame(Struct, frozen=True, kw_only=True):
 
 
 def is_echo(outcome: Outcome) -> bool:
-    """Whether this rank failed only because another one did."""
+    """Whether this rank failed only because another rank failed."""
     if outcome.told:
         return True
     if outcome.status is Status.RAISED:
         return _echoes(outcome.error)
-    # NCCL's watchdog aborts the process of a rank whose peer has ended; any other signal is a failure of its own.
+    # NCCL's watchdog aborts the process of a rank whose peer has ended. Any other signal is this rank's failure.
     aborted = "SIGABRT" in outcome.error and _echoes(outcome.detail)
     return outcome.status is Status.DIED and (aborted or _echoes(outcome.error))
 
@@ -91,9 +91,9 @@ def _echoes(text: str) -> bool:
 
 @dataclass(frozen=True)
 class _Case:
-    """The outcomes of a group that failed, of which `members` is the size, and what the rules derive from them.
+    """The failed outcomes of a group of `members` ranks, and the facts that the rules of blame derive from them.
 
-    `cause` says why messages between the ranks do not arrive, if that is known.
+    `cause` says why messages between the ranks do not arrive; empty if not known.
     """
 
     failed: Sequence[Outcome]
@@ -110,7 +110,7 @@ class _Case:
 
     @cached_property
     def frames(self) -> dict[int, str]:
-        """The innermost frame of each hung rank, as far as it is known."""
+        """The innermost frame of each hung rank whose stack is known."""
         return {o.rank: _frame(o) for o in self.hung if o.process and o.process.stack}
 
     @cached_property
@@ -119,13 +119,13 @@ class _Case:
 
     @cached_property
     def waiting(self) -> frozenset[int]:
-        """Hung ranks that wait for others: beyond the common step, or inside of torch.distributed."""
+        """Hung ranks that wait for other ranks: they passed the step of most ranks, or wait in torch.distributed."""
         inside = {rank for rank, frame in self.frames.items() if frame.endswith(_INSIDE)}
         return frozenset(inside | {o.rank for o in self.hung if o.step > self.front or _waits(o)})
 
     @cached_property
     def frames_ahead(self) -> set[str]:
-        """The frames of ranks that lack no collective. One that lacks some and is there as well waits for a message."""
+        """Frames of ranks that lack no collective. A rank that lacks one but is in such a frame waits for a message."""
         return {frame for rank, frame in self.frames.items() if rank not in self.lag.ranks}
 
     def hung_blame(self, ranks: Iterable[int], why: str) -> Blame:
@@ -133,9 +133,9 @@ class _Case:
 
 
 def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
-    """Ranks that stopped a group, by the first of `_RULES` that decides; None if no rank failed.
+    """The ranks that stopped a group, by the first of `_RULES` that returns a blame; None if no rank failed.
 
-    `cause` says why messages between the ranks do not arrive, if that is known: then where a rank waits proves nothing.
+    `cause` says why messages between the ranks do not arrive (empty: not known). Then a rank's position proves nothing.
     """
     failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
     if not failed:
@@ -145,7 +145,7 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
 
 
 def _failed_by_themselves(case: _Case) -> Blame | None:
-    """A rank that sent no result explains all others; a crash explains the hangs around it, and so does an error."""
+    """Blame the ranks that sent no result, else those that crashed, else those with an error of their own."""
     victims = _victims(case.failed)
     for status, why in (
         (Status.UNHEARD, "it sent no result"),
@@ -164,7 +164,7 @@ def _failed_by_themselves(case: _Case) -> Blame | None:
 
 
 def _mismatch(case: _Case) -> Blame | None:
-    """The ranks that posted a different collective than most; without a majority no rank is blamed."""
+    """Blame the ranks that posted a different collective than most, or no rank if there is no majority."""
     found = split({o.rank: o.collectives for o in case.failed if o.collectives})
     if found is None:
         return None
@@ -205,11 +205,11 @@ def _short_of_the_step(case: _Case) -> Blame | None:
 
 
 def _absent_from_the_first_call(case: _Case) -> Blame | None:
-    """Ranks outside of torch.distributed while others wait inside of it, if no rank has posted anything.
+    """Blame ranks outside of torch.distributed while others wait inside of it, if no rank has posted a collective.
 
-    The older class of NCCL's groups creates its communicator in the first collective, before it is recorded, so that a
-    rank that never calls it and those that wait for it have posted equally much. Once something was posted, a rank may
-    as well wait for it outside, in a call of CUDA.
+    The older class of NCCL groups creates its communicator in the first collective, before that is recorded. So a rank
+    that never calls this collective has posted as many as the ranks that wait for it: none. After the first collective,
+    a rank may also wait outside of torch.distributed, in a call of CUDA.
     """
     frames = case.frames
     if len(frames) < len(case.hung) or any(o.collectives is None or o.collectives for o in case.hung):
@@ -222,8 +222,8 @@ def _absent_from_the_first_call(case: _Case) -> Blame | None:
 
 def _posted_fewer(case: _Case) -> Blame | None:
     behind, lacking = case.lag
-    told = {o.rank for o in case.hung if o.told}  # earlier than it would have hung by itself
-    guilty = {rank for rank in behind if case.frames.get(rank) not in case.frames_ahead} - told - case.waiting
+    ended = {o.rank for o in case.hung if o.told}  # by rank 0, before their deadline
+    guilty = {rank for rank in behind if case.frames.get(rank) not in case.frames_ahead} - ended - case.waiting
     if not guilty or lacking is None:
         return None
     return case.hung_blame(guilty, f"it did not post {in_words(lacking)}, in which the others wait for it")
@@ -252,7 +252,7 @@ def _undecided(case: _Case) -> Blame:
     return case.hung_blame((), "all ranks are at the same step")
 
 
-# The first one that decides counts.
+# The first rule that returns a blame decides.
 _RULES: tuple[Callable[[_Case], Blame | None], ...] = (
     _failed_by_themselves,
     _mismatch,
@@ -270,9 +270,9 @@ _RULES: tuple[Callable[[_Case], Blame | None], ...] = (
 
 
 def _victims(failed: Sequence[Outcome]) -> frozenset[int]:
-    """Ranks that lost memory which a peer had shared with them, as the peer's process ended before.
+    """Ranks that failed because a peer's process ended and its memory, which they shared, was freed.
 
-    It crashed, or it hung until its deadline, at which it was killed.
+    The peer crashed, or it hung and was killed at its deadline.
     """
     lost = [o for o in failed if _OF_LOST_MEMORY in (f"{o.error}{o.detail}" if o.status is Status.DIED else o.error)]
     ranks = {o.rank for o in lost}
@@ -282,16 +282,16 @@ def _victims(failed: Sequence[Outcome]) -> frozenset[int]:
     return frozenset(o.rank for o in lost if crashed or o.seconds >= killed_seconds)
 
 
-# Texts of errors that come from the backend, or from what carries its messages.
+# Texts of errors of the backend, or of the system below it that carries its messages.
 _OF_BACKENDS = ("NCCL", "CUDA", "DistBackendError", "system error", "imed out", "imeout")
 
 
 def stopped_by_themselves(outcomes: Sequence[Outcome], backend: str) -> tuple[int, ...]:
-    """Ranks that stopped a collective, however messages travel, so that no variable of the backend helps; else ().
+    """Ranks that stopped a collective for a reason that no variable of the backend can change; empty if none did.
 
-    They raised an error that is none of the backend's, exited or were killed by SIGKILL, posted another collective than
-    most or none, or are stopped. That a rank is short of the others' step proves nothing here: a collective that fails
-    in the backend may end on some ranks.
+    They raised an error that is not the backend's, exited, were killed by SIGKILL, posted another collective than most
+    (all ranks if there is no majority) or none, or are stopped. A rank that did not reach the step of the others is not
+    among them for that reason alone, because a collective that fails in the backend may end on some ranks.
     """
     case = _Case([o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)], len(outcomes))
     if mismatch := _mismatch(case):
@@ -316,18 +316,17 @@ def stopped_by_themselves(outcomes: Sequence[Outcome], backend: str) -> tuple[in
 
 
 def without_backend(outcomes: Iterable[Outcome]) -> dict[int, str]:
-    """Ranks whose torch does not have the backend, with the error text."""
-    said = ((outcome.rank, *outcome.error.partition(": ")) for outcome in outcomes)
-    return {rank: text for rank, name, _, text in said if name == AbsentBackend.__name__}
+    """The error text of each rank whose torch lacks the backend."""
+    errors = ((outcome.rank, *outcome.error.partition(": ")) for outcome in outcomes)
+    return {rank: text for rank, name, _, text in errors if name == AbsentBackend.__name__}
 
 
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patient: bool = False) -> bool:
     """Whether a blamed rank (any rank, if none is blamed) was still making progress at its deadline: it did not hang.
 
-    It had taken a step shortly before; or it used a core, in the imports (which may take minutes) or in a trial
-    that the budget gave less time than usual; or the budget left less for its first use of GPU and NCCL than that takes
-    on slow hosts. `patient`: a rank that was given less time than usual counts as making
-    progress in any case, unless it is stopped, or stuck in the kernel.
+    Such a rank announced a step shortly before. Or it used a core during the imports (which may take minutes) or in a
+    trial whose deadline the budget had shortened. Or the budget left less for its first use of GPU and NCCL than slow
+    hosts need. With `patient`, a shortened deadline is enough, unless the rank is stopped or stuck in the kernel.
     """
     if blame.status is not Status.HUNG or blame.sides:
         return False
@@ -336,7 +335,7 @@ def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patie
 
 
 def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
-    """Whether this rank was still making progress at its deadline."""
+    """Whether the rank was still making progress at its deadline, by the rules of `unfinished`."""
     process = outcome.process
     if process is None or (process.state or "") in "TtD":
         return False
@@ -348,25 +347,25 @@ def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
 
 
 def is_starting(outcome: Outcome, trial: Trial) -> bool:
-    """Whether the rank was in its first use of GPU or NCCL, for which the budget left less than slow hosts need."""
+    """Whether the rank was in its first use of GPU or NCCL, with less time for it than slow hosts need."""
     has_first_use = trial.params.get("backend") != "gloo" and (trial.first_use_seconds > 0 or trial.hurried)
     in_first_use = has_first_use and is_first_use(outcome.at) and outcome.at != BARRIER_STEP
     return in_first_use and trial.limit_seconds < _SLOW_FIRST_USE_SECONDS
 
 
 def _waits(outcome: Outcome) -> bool:
-    """Whether a rank waits in a collective for messages of others, which is never its own fault."""
+    """Whether the rank waits in a collective for messages of other ranks, so that the hang is not its fault."""
     return outcome.at.endswith(_WAITS) or (_frame(outcome).endswith(_INSIDE) and bool(outcome.collectives))
 
 
 def front(outcomes: Sequence[Outcome]) -> int:
-    """The step that most ranks had reached; of several, the highest."""
+    """The most common number of a rank's last step; the highest if several are equally common."""
     counts = Counter(o.step for o in outcomes)
     return max(counts, key=lambda step: (counts[step], step))
 
 
 def _frame(outcome: Outcome) -> str:
-    """Innermost frame without its line number: waiting ranks differ in lines of a retry loop."""
+    """The innermost frame without its line number, because waiting ranks are at different lines of a retry loop."""
     frame = outcome.process.stack[0] if outcome.process and outcome.process.stack else ""
     return os.path.basename(frame.rpartition(":")[0])
 

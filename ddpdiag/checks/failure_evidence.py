@@ -1,4 +1,4 @@
-"""Evidence of a trial that failed, in words: where each rank is, and which rank waits for which."""
+"""The evidence of a failed trial in words: the state of each rank, and the ranks for which the others wait."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -19,36 +19,36 @@ _STATES = {
     "S": "sleeping",
     "Z": "dead",
 }
-# Evidence is for people: ranks in the same state share one line, and more lines than this are not read.
+# Limits of evidence that people can read: lines (one for all ranks in a state), stacks, characters of output.
 _MOST_LINES = 64
 _MOST_STACKS = 4
 _MOST_OUTPUT = 600
-# What C++ and Python print before they list frames and modules.
+# C++ and Python begin a crash report with these words, before they list frames and modules.
 _TELLING = ("what():", "Fatal Python error")
-# What torch says in healthy runs, too: gloo from torch 2.8 on, and any torch without NumPy (a warning and its source).
+# torch prints these in healthy runs, too: gloo since torch 2.8, and any torch without NumPy (a warning and its source).
 _CHATTER = ("[Gloo] Rank ", "UserWarning: Failed to initialize NumPy", "_conversion_method_template(device=")
-# Outside of this frame a stack is that of the worker itself, and always the same.
+# The frames outside of this one belong to ddpdiag's worker and are always the same.
 _OUTERMOST = "_measure (worker.py:"
 
 
 def state_text(process: ProcessState) -> str:
-    """Such as "sleeping"."""
+    """The state of a process in words, such as "sleeping"."""
     return _STATES.get(process.state or "", f"in state {process.state}" if process.state else "in an unknown state")
 
 
 def last_words(output: str) -> str:
-    """The line of an output that shows how the process ended: its own message about that, else the last line."""
+    """The line of an output that shows why the process ended: its crash message, else the last line."""
     lines = [
         line.strip()
         for line in output.splitlines()
         if line.strip("^~ ") and not any(words in line for words in _CHATTER)
     ]
-    telling = next((line for line in lines if line.startswith(_TELLING)), lines[-1] if lines else "")
-    return telling[:_MOST_OUTPUT]
+    message = next((line for line in lines if line.startswith(_TELLING)), lines[-1] if lines else "")
+    return message[:_MOST_OUTPUT]
 
 
 def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
-    """The ranks that wait in each collective, and the last one of the blamed ranks; empty if that is not known."""
+    """A sentence: the collective in which ranks wait, and the last one of the blamed ranks. Empty if not known."""
     if blame.sides:
         parts = [f"{ranks_text(ranks)} posted {in_words(collective)}" for collective, ranks in blame.sides[:4]]
         return f"{begun('; '.join(parts))}." if not blame.ranks else ""
@@ -74,7 +74,7 @@ def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
 
 
 def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
-    """Evidence: the state of each rank, and the stacks of the blamed and of one that waits."""
+    """The evidence of a failure: the state of each rank, and the stacks of blamed ranks and of a waiting rank."""
     return {
         **standings(guilty, outcomes),
         **_stacks(guilty, [own for _, own in _alike(guilty, outcomes)]),
@@ -82,18 +82,18 @@ def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Sc
 
 
 def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
-    """Ranks in the same state, and that state: the blamed first, then the odd."""
+    """Each state in words, with the outcomes of the ranks in it: blamed ranks first, then small groups first."""
     groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
-    says = any(o.collectives for o in outcomes)
+    traced = any(o.collectives for o in outcomes)
     for outcome in outcomes:
         waits = bool(guilty) and outcome.rank not in guilty
-        groups[outcome.rank not in guilty, _standing(outcome, says=says, waits=waits)].append(outcome)
+        groups[outcome.rank not in guilty, _rank_state(outcome, traced=traced, waits=waits)].append(outcome)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
     return [(text, own) for (_, text), own in ordered]
 
 
 def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
-    """Evidence: one line for all ranks in the same state."""
+    """The evidence `ranks`: one line for each group of ranks in the same state."""
     ordered = _alike(guilty, outcomes)
     lines: list[Scalar] = [f"{ranks_text([o.rank for o in own])}: {text}" for text, own in ordered[:_MOST_LINES]]
     if len(ordered) > _MOST_LINES:
@@ -101,8 +101,8 @@ def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str,
     return {"ranks": lines}
 
 
-def _standing(outcome: Outcome, *, says: bool, waits: bool) -> str:
-    """The end of one rank, without what differs between ranks in the same state; `waits`: for a blamed rank."""
+def _rank_state(outcome: Outcome, *, traced: bool, waits: bool) -> str:
+    """How one rank ended, in words that are the same for all ranks in this state. `waits`: for a blamed rank."""
     word = "waited" if waits and outcome.status is Status.HUNG else outcome.status.value
     words = ["ended after another rank failed" if outcome.told else _STATUS_WORDS.get(outcome.status, word)]
     if outcome.at:
@@ -118,7 +118,7 @@ def _standing(outcome: Outcome, *, says: bool, waits: bool) -> str:
         text += f", {outcome.error.splitlines()[0][:160]}"
     if outcome.no_collectives:
         return f"{text}; its collectives cannot be read: {outcome.no_collectives}"
-    if not says or outcome.status not in (Status.HUNG, Status.RAISED):
+    if not traced or outcome.status not in (Status.HUNG, Status.RAISED):
         return text
     end = last(outcome.collectives)
     if end is not None:
@@ -127,7 +127,7 @@ def _standing(outcome: Outcome, *, says: bool, waits: bool) -> str:
 
 
 def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Mapping[str, list[Scalar]]:
-    """Of some blamed ranks at different places in the code, and of one of those that wait."""
+    """The stacks of blamed ranks, one for each place in the code, and the stack of one waiting rank."""
     stacks = [(o.rank, o.process.stack) for own in groups for o in own if o.process is not None and o.process.stack]
     places = {tuple(stack): rank for rank, stack in reversed(stacks) if rank in guilty}
     blamed = [(rank, stack) for rank, stack in stacks if places.get(tuple(stack)) == rank][:_MOST_STACKS]

@@ -1,5 +1,6 @@
-"""Declarations of findings (the text of the manual page, the usual severity, the effect on the verdict),
-and what else it adds to the report: a section of its own, variables that the job needs.
+"""Declarations of findings, and a check's own section of the report.
+
+A declaration is the finding's text on the manual page, its usual severity, and its effect on the verdict.
 """
 
 from collections.abc import Mapping
@@ -24,10 +25,10 @@ class Effect(Enum):
 
 
 class FindingSpec(NamedTuple):
-    """The text of a finding on the manual page, its severity unless that depends on the data, and its effect.
+    """The declaration of a finding: its text on the manual page, severity (None: depends on the data), and effect.
 
-    With `same_item` its text continues the item of the finding before it in the page's list. One that `slows` names a
-    host or rank that slows the job down: where it is a warning, the job is fit and degraded.
+    With `same_item` the text continues the list item of the finding before. A finding that `slows` names a host or rank
+    that slows the job down. As a warning it makes the verdict "FIT, degraded".
     """
 
     text: str
@@ -38,7 +39,7 @@ class FindingSpec(NamedTuple):
 
     @classmethod
     def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "FindingSpec":
-        """A finding that is an error wherever it is made."""
+        """Declare a finding that is always an error."""
         return cls(text, Severity.ERROR, effect, same_item)
 
     @classmethod
@@ -51,22 +52,22 @@ class FindingSpec(NamedTuple):
 
     @classmethod
     def not_seen(cls, text: str, *, same_item: bool = False) -> "FindingSpec":
-        """A warning that something could not be checked, so that the run is never healthy."""
+        """Declare a warning that something could not be checked. The verdict is then never FIT."""
         return cls(text, Severity.WARNING, Effect.NOT_SEEN, same_item)
 
 
-# What any check may find, and pages need not repeat.
+# Findings that any check may make; manual pages need not repeat them.
 COMMON = {
     "unreadable": FindingSpec.not_seen("the check could not read what it needs; the verdict is UNKNOWN, never healthy.")
 }
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """A check's own part of the report, where the run was made for it: a benchmark, a training by strategies.
+    """The part of the report of the check for which the run was made: a benchmark, or a training by strategies.
 
-    `question` is what is unknown where it could not look ("How well {} can communicate", {} being the ranks and hosts);
-    `sentence` is its answer, which `measured` says that there is. `figures` and `series` are what another run can be
-    held against.
+    `question` begins the sentence of the verdict UNKNOWN ("How well {} can communicate"; {}: the ranks and hosts).
+    `sentence` answers it, and `measured` says whether there is an answer. `figures` and `series` can be compared with
+    those of another run.
     """
 
     question: str
@@ -79,7 +80,7 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 def workarounds_text(env: Mapping[str, str | None]) -> str:
-    """Such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
+    """Variables in words, such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
     settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)
     removed = ", ".join(name for name, value in env.items() if value is None)
     words = ([f"with {settings}"] if settings else []) + ([f"without {removed}"] if removed else [])

@@ -1,8 +1,8 @@
-"""Error texts of other programs in a finding: what they mean, by the cards of `ddpdiag explain`.
+"""The meaning of error texts of other programs, by the cards of `ddpdiag explain`.
 
-A check that quotes an exception, a log or a worker's output asks here first. A cause names what is wrong, so its card
-gives the finding's title, message and fix. The texts of a failure without its reason are quoted as they are. An echo
-blames none; a text by which a rank waits for others names these.
+A check that quotes an exception, a log or a worker's output first looks for a card. The card of a cause names what is
+wrong, so it gives the finding's title, message and fix. The text of a failure without its reason is quoted unchanged.
+An echo (Role.ECHO) blames no rank. The text of a rank that waits (Role.WAIT) names the ranks for which it waits.
 """
 
 import re
@@ -17,11 +17,11 @@ from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.text import begun
 
-# The clause of a meaning that is its title: up to its reasons, or to the next sentence.
+# The part of a card's meaning that serves as title: up to a ":" or ";", or to the end of the first sentence.
 _CLAUSE = re.compile(r"((?:\([^)]*\)|[^(])+?)(?:[:;] |\. |\.$|$)")
-# Words that begin a sentence, and are no names.
+# First words of a meaning that a title writes in lower case, because they are no names.
 _WORDS = re.compile(r"(?:A|All|An|Another|Files|Hosts|It|Mostly|No|Nothing|Other|Ranks|Some|The|There|This|Two) ")
-# Where a library was built, and what it asserts there, says nothing about where it fails.
+# Assertions, and folders of the machine that built a library: quotes leave them out, as they are the same for all.
 _NOISE = re.compile(
     r"\[enforce fail at [^\]]{1,200}\] .{1,100}?\. |"
     r"(?<![\w/])(?:\.\.|/)[\w/.+-]{1,200}/(?=[\w.-]{1,80}\.(?:cc|cpp|cu|h):\d)"
@@ -31,10 +31,10 @@ _REASONS = (Role.CAUSE, Role.FAILURE, Role.WAIT)
 
 
 class KnownError(Struct, frozen=True, kw_only=True):
-    """A known text, as a finding reports it: `title` and the `rest` of the card's meaning, its fix, and the text.
+    """An error text that a card explains. `title` and `rest` are the card's meaning; `quote` is the text.
 
-    `name` is the card's, `check` the check (or rule of lint) that explains more. `is_harmless`: the text is no failure
-    of its own. `action` is what the device of a line of the kernel's log needs.
+    `name` is the card's name, `check` the code of the check (or lint rule) that explains more. `is_harmless`: the text
+    alone shows no failure. `action`, for a line of the kernel's log, is what has to be done with the device.
     """
 
     name: str
@@ -48,16 +48,16 @@ class KnownError(Struct, frozen=True, kw_only=True):
 
     @property
     def more(self) -> str:
-        """The meaning beyond the title, in whole sentences; may be empty."""
+        """The meaning in whole sentences. It leaves out the title if that is a sentence, so it may be empty."""
         return self.rest[1:].strip() if self.rest.startswith(".") else begun(f"{self.title}{self.rest}")
 
     @property
     def evidence(self) -> dict[str, Scalar | list[Scalar]]:
-        """The card and the text, for the JSON report."""
+        """The name of the card and the text, for the JSON report."""
         return {KNOWN_ERROR: self.name, "text": self.quote}
 
     def explain(self, finding: Finding) -> Finding:
-        """A finding that quotes the text, with what it means, and with the card's fix."""
+        """Add the card's title, meaning and evidence to a finding that quotes the text, and replace its fix."""
         return structs.replace(
             finding,
             title=f"{finding.title}: {self.title}",
@@ -68,18 +68,18 @@ class KnownError(Struct, frozen=True, kw_only=True):
 
 
 def known_error(*texts: str) -> KnownError | None:
-    """The cause that one of these texts names, the first of them if several do; None where no card explains any."""
+    """The first cause that one of these texts names; None if no card of a cause matches any of them."""
     causes = (one for text in texts for one in _sightings(text) if one.card.role is Role.CAUSE)
     return next(map(as_known, causes), None)
 
 
 def known_line(line: str) -> KnownError:
-    """The meaning of a line that some card knows for certain, such as an Xid of the kernel's log."""
+    """The meaning of a line that has a card, such as an Xid of the kernel's log; IndexError if it has none."""
     return as_known(_sightings(line)[0])
 
 
 def as_known(sighting: Sighting) -> KnownError:
-    """A sighting in the words of a finding."""
+    """Convert a sighting (a text with its card) to the form that findings use."""
     meaning = sighting.card.meaning
     clause = match[1] if (match := _CLAUSE.match(meaning)) else meaning
     return KnownError(
@@ -95,7 +95,7 @@ def as_known(sighting: Sighting) -> KnownError:
 
 
 def first_reason(log: Iterable[bytes]) -> Sighting | None:
-    """The text of a failed job's log that explains the others; None where it gives no reason beyond its own words."""
+    """The main sighting in the log of a failed job; None if its card gives no reason for the failure."""
     sightings = explain_log(log, "").sightings
     first = sightings[0] if sightings else None
     if first is None or first.card.role not in _REASONS or first.card.fallback:
@@ -104,31 +104,31 @@ def first_reason(log: Iterable[bytes]) -> Sighting | None:
 
 
 def with_meaning(error: str) -> str:
-    """The first line of an error, behind what it means where that is known."""
+    """The first line of an error or, if a card names its cause, the cause with the text in quotes."""
     known = known_error(error)
     return f'{known.title} ("{known.quote}")' if known else error.partition("\n")[0]
 
 
 def cause_in(outcome: Outcome) -> KnownError | None:
-    """The cause that a rank's error names, or the last output of its process."""
-    # Of an exception the detail is a traceback, which may begin with others that were handled.
+    """The cause that a rank's error or, else, the last output of its process names; None if neither names one."""
+    # The detail of an exception is a traceback. Only its last line counts: it may begin with handled exceptions.
     raised = outcome.status is Status.RAISED
     return known_error(outcome.error, outcome.detail.rstrip().rpartition("\n")[2] if raised else outcome.detail)
 
 
 def cause_of(outcomes: Iterable[Outcome]) -> KnownError | None:
-    """The cause that all of these ranks name."""
+    """The cause that all of these ranks name; None if they do not agree."""
     found = [*map(cause_in, outcomes)]
     names = {one.name if one is not None else None for one in found}
     return found[0] if len(names) == 1 else None
 
 
 def is_echo(text: str) -> bool:
-    """Whether it holds a text that only shows that another process failed."""
+    """Whether `text` contains an error that only shows that another process failed."""
     return any(one.card.role is Role.ECHO for one in _sightings(text))
 
 
-# Ranks of large runs fail with the same few texts.
+# Results are cached, because ranks of large runs fail with the same few texts.
 @lru_cache(maxsize=1024)
 def _sightings(text: str) -> tuple[Sighting, ...]:
     return explain_log([text.encode("utf-8", "replace")], "").sightings if text else ()

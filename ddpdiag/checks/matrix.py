@@ -1,7 +1,7 @@
-"""A matrix of links between hosts: which hosts, directions or single links explain its bad cells; and as a table.
+"""The hosts, directions or single links that explain the bad links between hosts; and the rates of links as a table.
 
-A link is (from, to). A host is to blame when the links from it and those to it are bad; only one of both is a direction
-of that host. What is left are single links. Links that are bad between all hosts blame no host.
+A link is (from, to). A host is blamed if the links from it and the links to it are bad. If only one of the two is bad,
+it is blamed as a sender or receiver. Other bad links are blamed singly. If all links are bad, no host is blamed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -12,17 +12,17 @@ from ddpdiag.model import Matrix
 
 Link = tuple[int, int]
 
-# A host of many is to blame even if some of its links are better than the others; up to four hosts, all must be bad.
+# A host is blamed if more than this share of its links is bad. In a world of up to four hosts this means all of them.
 _MOST = 0.7
-# A page has room for so many cells in a row.
+# The number of cells for which a page has room in a row.
 MOST_ROWS = 48
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
-    """The cause that explains the bad links. Of two hosts only these can be named: either end may be the cause.
+    """The cause of the bad links. In a world of two hosts only `links` is set, because either end may be the cause.
 
-    `everywhere`: (nearly) all links are bad, or most hosts would have to be blamed. `islands`: each of these groups is
-    fine inside, and none reaches another.
+    `everywhere`: (nearly) all links are bad, or most hosts would have to be blamed. `islands`: groups of hosts whose
+    links are good inside the group, and bad to all other groups.
     """
 
     hosts: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
 
 
 def explain(bad: Set[Link], good: Set[Link]) -> Pattern | None:
-    """The pattern in the bad links, or None if there are none; links in neither set were not measured."""
+    """The cause of the bad links, or None if there are none. Links in neither set were not measured."""
     members = sorted({end for link in bad | good for end in link})
     if not bad:
         return None
@@ -58,7 +58,7 @@ def explain(bad: Set[Link], good: Set[Link]) -> Pattern | None:
 
 
 def links_of(pattern: Pattern, bad: Iterable[Link]) -> Iterator[tuple[str, tuple[int, ...], frozenset[Link]]]:
-    """Each thing to blame (a kind, its hosts) with the bad links that it explains; all single links are one thing."""
+    """Each subject to blame as (kind, hosts, the bad links that it explains). All single links are one subject."""
     known = frozenset(bad)
     for host in pattern.hosts:
         yield "host", (host,), frozenset(link for link in known if host in link)
@@ -77,9 +77,9 @@ def _most(count: int, total: int) -> bool:
 
 
 def _guilty(bad: Set[Link], good: Set[Link]) -> tuple[set[int], set[int]]:
-    """Hosts that are bad at sending, and at receiving, judged by what the other end does with other hosts.
+    """The hosts to blame as senders, and the hosts to blame as receivers.
 
-    A link to a host that receives badly from most says nothing about its sender, and vice versa.
+    A bad link to a host that receives badly from most hosts says nothing about its sender, and vice versa.
     """
     lines: dict[tuple[int, int], list[Link]] = {}  # rows (side 0) and columns (side 1)
     for link in bad | good:
@@ -87,16 +87,16 @@ def _guilty(bad: Set[Link], good: Set[Link]) -> tuple[set[int], set[int]]:
             lines.setdefault((side, link[side]), []).append(link)
     suspects = {key for key, links in lines.items() if _most(sum(link in bad for link in links), len(links))}
 
-    def stands(side: int, host: int) -> bool:
-        telling = [link for link in lines[side, host] if (1 - side, link[1 - side]) not in suspects]
-        return _most(sum(link in bad for link in telling), len(telling))
+    def is_guilty(side: int, host: int) -> bool:
+        counted = [link for link in lines[side, host] if (1 - side, link[1 - side]) not in suspects]
+        return _most(sum(link in bad for link in counted), len(counted))
 
-    guilty = {key for key in suspects if stands(*key)}
+    guilty = {key for key in suspects if is_guilty(*key)}
     return {host for side, host in guilty if side == 0}, {host for side, host in guilty if side == 1}
 
 
 def _islands(members: Iterable[int], bad: Set[Link], good: Set[Link]) -> tuple[tuple[int, ...], ...]:
-    """Groups of at least two hosts that are fine inside, with nothing good between them; none if there is only one."""
+    """Groups of two or more hosts with only good links inside and no good link between them; empty if no such split."""
     home = {member: {member} for member in members}
     for a, b in good:
         if home[a] is not home[b]:
@@ -109,10 +109,10 @@ def _islands(members: Iterable[int], bad: Set[Link], good: Set[Link]) -> tuple[t
 
 
 def pair_matrix(name: str, title: str, hosts: Sequence[str], rates: Mapping[Link, float]) -> Matrix | None:
-    """The rates of links (from, to) between hosts by their numbers; 0 is a link that failed. None if there are none.
+    """The rates of links as a matrix, or None without rates. A link has indices of `hosts`; a failed link has rate 0.
 
-    Of more than `MOST_ROWS` hosts, neighbours are put together, and a cell is the lowest rate between two such groups:
-    a mean would hide the one that is slow.
+    More than `MOST_ROWS` hosts are grouped with their neighbours. A cell is then the lowest rate between two groups,
+    because a mean would hide a slow link.
     """
     if not rates or len(hosts) < 2:
         return None

@@ -1,4 +1,4 @@
-"""The odd one out: values that should be equal on all ranks, hosts or GPUs, and are not."""
+"""Findings about values that should be equal on all ranks, hosts or GPUs, and are not."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from ddpdiag.stats import Odd
 
 
 def no_majority(blamed: Sequence[object], subject: str = "rank") -> str:
-    """The sentence for values without a majority, with a space before it; nothing where some are blamed."""
+    """The sentence that no value has a majority, after a space; empty if `blamed` is not empty."""
     return "" if blamed else f" There is no majority, so no {subject} is blamed."
 
 
@@ -26,9 +26,9 @@ def odd_finding(
     hosts: Sequence[str] | None = None,
     evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
 ) -> Finding:
-    """A finding that blames the ranks in the minority, or says that no value has a majority.
+    """Create a finding that blames the ranks in the minority, or says that no value has a majority.
 
-    Its evidence is the value of each group of ranks, unless given.
+    The default for `evidence` is the value of each group of ranks.
     """
     values = {ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()}
     return seen.finding(

@@ -1,4 +1,4 @@
-"""Comparison of the collectives that ranks posted: ranks with a different one than most, and ranks with fewer."""
+"""Comparison of the collectives that ranks posted: which ranks posted a different one than most, or fewer."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from ddpdiag.text import count, size_text
 
 Traces = Mapping[int, Sequence[Collective]]
 
-# Every rank must give as many elements as the others; in a gather, a scatter or an all-to-all they may differ.
+# All ranks must pass equally many elements to these. In a gather, a scatter or an all-to-all they may differ.
 _EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
 
 
-# As torch's flight recorder names types (c10/core/ScalarType.h), as Python does, and the bytes of an element.
+# By the type's name in torch's flight recorder (c10/core/ScalarType.h): its name in Python, and bytes per element.
 DTYPES = {
     "Float": ("float32", 4),
     "Double": ("float64", 8),
@@ -30,9 +30,9 @@ DTYPES = {
 
 
 class Split(NamedTuple):
-    """The first number under which ranks posted different collectives: an example of each, with the ranks that did.
+    """The different collectives that ranks posted under the same number; this is the first such number.
 
-    The most common one comes last. `odd` holds the ranks that differ from a strict majority, if there is one.
+    `sides`: an example of each with its ranks, the most common last. `odd`: ranks outside a strict majority, if any.
     """
 
     odd: tuple[int, ...]
@@ -40,14 +40,14 @@ class Split(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """Ranks that posted fewer collectives than most, and the first one that they lack; no ranks if all are alike."""
+    """The ranks that posted fewer collectives than most, and the first one that they lack; empty if there are none."""
 
     ranks: tuple[int, ...] = ()
     lacking: Collective | None = None
 
 
 def in_words(collective: Collective) -> str:
-    """Such as "all_reduce #7 (1,024 float32, 4 KiB)"."""
+    """A collective in words, such as "all_reduce #7 (1,024 float32, 4 KiB)"."""
     name, each = DTYPES.get(collective.dtype, (collective.dtype, 0))
     size = f"{collective.elements:,} {name}" if name else count(collective.elements, "element")
     size += f", {size_text(each * collective.elements)}" if each else ""
@@ -55,7 +55,7 @@ def in_words(collective: Collective) -> str:
 
 
 def split(traces: Traces) -> Split | None:
-    """The first number of a group under which ranks posted different collectives; None if there is none."""
+    """Find the first number of a group under which ranks posted different collectives; None if there is none."""
     posted: dict[tuple[str, int], dict[int, Collective]] = defaultdict(dict)
     for rank, trace in traces.items():
         for collective in trace:
@@ -70,12 +70,12 @@ def split(traces: Traces) -> Split | None:
 
 
 def last(trace: Sequence[Collective] | None) -> Collective | None:
-    """The collective that a rank posted last."""
+    """The last collective that a rank posted, or None. Point-to-point operations do not count."""
     return next((collective for collective in reversed(trace or ()) if not collective.p2p), None)
 
 
 def lag(traces: Traces) -> Lag:
-    """The ranks that posted fewer collectives than most, in the group in which most ranks posted last."""
+    """Find the ranks that posted fewer collectives than most, in the group of most ranks' last collective."""
     ends = {rank: collective for rank, trace in traces.items() if (collective := last(trace)) is not None}
     if not ends:
         return Lag()

@@ -1,4 +1,4 @@
-"""The rule for rates: below a share of what is expected, measured twice, and the share says how bad it is."""
+"""The severity of a rate that is too low, by its share of the expected rate in one or more measurements."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Severity
 
 # AzNHC fails a host below 76 to 87 % of its rates, and 80 % is called good (stas00, ml-engineering). A tenth is far
-# from both; it is what a wrong network costs (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
+# below both: a wrong network has such rates (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
 FAR_RATIO = 0.1
 
 
 def severity_of_rate(
     shares: Sequence[float], *, least: float, error_below: float, doubts: Sequence[str] = ()
 ) -> Severity | None:
-    """The severity of a rate whose measurements are shares of what is expected; None if the first reaches `least`.
+    """The severity of a rate, measured as `shares` of the expected rate; None if the first measurement reaches `least`.
 
-    A later measurement that reaches it leaves a note. An error takes two measurements below `error_below`, and no
-    doubts (another user of the GPU, an expectation that is only assumed).
+    It is NOTE if a later measurement reaches `least`. It is ERROR if two or more measurements are all below
+    `error_below`, without doubts (another user of the GPU, an assumed expectation). Otherwise it is WARNING.
     """
     if shares[0] >= least:
         return None
@@ -27,5 +27,5 @@ def severity_of_rate(
 
 
 def doubts_text(doubts: Sequence[str]) -> str:
-    """A sentence, with a space before it; nothing without doubts."""
+    """The sentence that says why there is only a warning, after a space; empty without doubts."""
     return f" This is a warning only, because {names_text(doubts)}." if doubts else ""

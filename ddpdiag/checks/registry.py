@@ -1,6 +1,6 @@
 """The list of checks, in the order in which they run and are judged.
 
-Those of a feature have their whole name: it is imported when they are asked for, and nothing else here knows it.
+A name that begins with `ddpdiag.` is complete, the others are below `ddpdiag.checks`. First use imports a module.
 """
 
 from functools import cache
@@ -44,7 +44,7 @@ MODULES = {
     "COL001": "collective.all_reduce",
     "COL002": "ddpdiag.bench.check",
     "P2P001": "p2p.paths",
-    # Before the copies: what gets a job going comes first, should the time be short.
+    # Before the copies, because a way to run the job at all is more important if time is short.
     "P2P003": "p2p.fallback.check",
     "P2P002": "p2p.copies.check",
     "P2P004": "p2p.transport",
@@ -61,7 +61,7 @@ MODULES = {
     "CMP001": "run.baseline",
 }
 
-# `--select` with the whole code runs them, or the command that was made for them.
+# These run only if `--select` names their whole code, or by the command that was made for them.
 BY_WHOLE_CODE = ("HST005", "COL002", "TRN002")
 
 
@@ -70,17 +70,17 @@ def all_checks() -> "tuple[Check[Any], ...]":
 
 
 def by_code(code: str) -> "Check[Any]":
-    """The check of that code; UsageError if there is none. Imports that one module only."""
-    own = code.split(".")[0].upper()
-    if own not in MODULES:
+    """The check with this code; UsageError if there is none. Only its module is imported."""
+    known = code.split(".")[0].upper()
+    if known not in MODULES:
         raise UsageError(f"no check has the code {code!r}; `ddpdiag checks` lists them")
-    return _load(own)
+    return _load(known)
 
 
 def module_of(code: str) -> str:
     """The full name of a check's module."""
-    own = MODULES[code]
-    return own if own.startswith("ddpdiag.") else f"ddpdiag.checks.{own}"
+    name = MODULES[code]
+    return name if name.startswith("ddpdiag.") else f"ddpdiag.checks.{name}"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A run's figures with their repeats, from what the checks recorded; for comparisons."""
+"""The figures of a run for comparisons with other runs, from the data that the checks recorded."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -17,12 +17,12 @@ from ddpdiag.model.measurements import Steps
 from ddpdiag.model.options import Figure, Sampling, Snapshot
 
 _VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
-# Another one in every run, whatever it runs on.
+# Variables whose values differ in every run, even on the same machines.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
 
 
 def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] = ()) -> Snapshot:
-    """The figures and facts by which runs are compared, with those of the checks' sections."""
+    """The figures and facts by which the run is compared with other runs, with the figures of `sections`."""
     seen = Seen(world, ddp_step.CHECK, recording)
     steps = {rank: data.steps for rank, data in seen.by_rank.items() if data.steps is not None}
     sections = tuple(sections)
@@ -44,9 +44,9 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
 
 
 def shape_of(world: World) -> dict[str, str]:
-    """Ranks, hosts and backend of a world in words; another shape is not comparable.
+    """The ranks, hosts and backend of a world in words. Only runs of the same shape are comparable.
 
-    Ranks that never joined are counted, since the others measured something else.
+    Ranks that never joined are part of the shape, because without them the others measured a smaller world.
     """
     missing = world.size - len(world.arrivals)
     never = f" ({missing} of {world.size} never joined)" if missing > 0 else ""
@@ -60,7 +60,7 @@ def shape_of(world: World) -> dict[str, str]:
 
 
 def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
-    """The work of the median rank itself, moment by moment."""
+    """The seconds of own work of the median rank in a training step, one value for each window."""
     count = min((len(own.windows) for own in steps.values()), default=0)
     if count:
         middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]
@@ -81,7 +81,7 @@ def _training(seen: Seen[Any]) -> Iterator[Figure]:
 
 
 def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
-    """Of the ranks, which all leave a collective together, the one with the median time."""
+    """The times of all-reduces, on the rank with the median time: all ranks finish a collective together."""
     rows: dict[str, list[all_reduce.Data]] = {}
     for row in seen.of(all_reduce.CHECK).rows:
         if "round" not in row.trial.params:
@@ -91,19 +91,19 @@ def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
             (found[0].small_bytes, [data.small_seconds for data in found]),
             (found[0].large_bytes, [data.large_seconds for data in found]),
         ):
-            own = sorted(seconds, key=lambda each: each.median)[len(seconds) // 2]
+            middle = sorted(seconds, key=lambda each: each.median)[len(seconds) // 2]
             yield Figure(
                 name=f"all_reduce.{backend}.{size}_bytes.seconds",
                 title=f"all-reduce of {size:,} bytes over {backend}",
-                values=(own.min, own.median, own.p95),
+                values=(middle.min, middle.median, middle.p95),
                 sampling=Sampling.SUMMARY,
             )
 
 
 def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
-    """Each version and variable with all values that ranks have for it, as far as the checks that look were run.
+    """All values that ranks have for each version and variable, if the checks that read them (LCH002, LCH003) ran.
 
-    Variables that tell ranks apart on purpose are left out.
+    Variables that must differ between ranks or runs are left out.
     """
     versions = [
         {name: value for name in _VERSIONS if (value := getattr(data, name)) is not None}
@@ -116,8 +116,8 @@ def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
     facts: dict[str, dict[str, str]] = {}
     for kind, by_rank in (("versions", versions), ("variables", variables)):
         values: dict[str, set[str]] = {}
-        for name, value in chain.from_iterable(own.items() for own in by_rank):
+        for name, value in chain.from_iterable(found.items() for found in by_rank):
             values.setdefault(name, set()).add(value)
         if by_rank:
-            facts[kind] = {name: " and ".join(sorted(own)) for name, own in values.items()}
+            facts[kind] = {name: " and ".join(sorted(texts)) for name, texts in values.items()}
     return facts

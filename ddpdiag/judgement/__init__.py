@@ -1,9 +1,9 @@
-"""From a recording to a report, in steps of one module each.
+"""The judgement, which makes a report from a recording. Each step is a module.
 
-The end of the run (`ending`), each check judged (`judged`), lines of stages and checks (`stages`), what is not known
-(`doubt`), hosts (`hosts`), the verdict and its sentence (`verdict`).
+The steps are the end of the run (`ending`), the findings of each check (`judged`), the lines of stages and checks
+(`stages`), missing evidence (`doubt`), hosts to leave out (`hosts`), and the verdict with its sentence (`verdict`).
 
-Pure: the same on the cluster, on a laptop, and years later.
+Judgement is pure: it gives the same report on the cluster, on a laptop, and years later.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 
 def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
-    """The report of a run. It depends on nothing but the recording and this version's checks."""
+    """The report of a run. It depends only on the recording and on this version's checks."""
     run = run_of(recording)
     world = world_of(run.recording)
     judged = judge_checks(world, run, checks)
@@ -77,15 +77,15 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
 
 
 def _snapshot(world: World, recording: Recording, sections: Sequence[Section]) -> Snapshot | None:
-    """The figures for a comparison; None for a recording that this version cannot read."""
+    """The figures for a comparison with other runs; None if this version cannot read the recorded data."""
     try:
         return snapshot_of(world, recording, sections)
     except (ValueError, ArithmeticError, LookupError):
-        return None  # `judge_checks` has noted it
+        return None  # `judge_checks` added a note about this to the report
 
 
 def world_of(recording: Recording) -> World:
-    """The world as it was at the end. A rank that a signal ended took part in all that is judged."""
+    """The world at the end of the run, without lost ranks. A rank that a signal ended still belongs to it."""
     return World(
         size=recording.header.world_size,
         launcher=recording.header.launcher,
@@ -106,7 +106,7 @@ def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar
 
 
 def _inventory(world: World, judged: Sequence[Judged]) -> tuple[HostKind, ...]:
-    """The hosts by what the checks know of them; nothing where no check knows of any."""
+    """The hosts grouped by their parts (INVENTORY), as checks report them; empty if no check reports any."""
     known = [own.added.inventory for own in judged if own.added.inventory]
     kinds: dict[tuple[str, ...], list[str]] = {}
     for (node, _), ranks in world.hosts.items() if known else ():

@@ -1,4 +1,4 @@
-"""Whether anything that the verdict needs is not known. Absence of evidence is never FIT."""
+"""The evidence that the verdict needs and that is missing. Absence of evidence is never FIT."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -11,12 +11,12 @@ from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import Recording, Severity, Skip, StageLine, Status
 from ddpdiag.text import count
 
-# A recording may claim millions of ranks.
+# The limit of ranks that are listed, because a recording may claim millions of ranks.
 _MOST_NAMED = 1024
 
 
 def doubt_of(world: World, recording: Recording, judged: Sequence[Judged], stages: Sequence[StageLine]) -> str:
-    """The reason why it is not known whether the world can train, or nothing."""
+    """The reason why it is not known whether the world can train; empty if it is known."""
     errors = [f for own in judged for f in own.findings if f.severity is Severity.ERROR]
     if errors:
         return errors[0].title
@@ -24,9 +24,9 @@ def doubt_of(world: World, recording: Recording, judged: Sequence[Judged], stage
 
 
 def _interruption(world: World, recording: Recording, judged: Sequence[Judged], stages: Sequence[StageLine]) -> str:
-    """The text "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); no problems found in launch, host".
+    """Such as "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); no problems found in launch, host".
 
-    Empty where no Ctrl-C ended it.
+    The text is empty if Ctrl-C did not end the run.
     """
     seconds = ended_by_ctrl_c(recording)
     if seconds is None:
@@ -41,7 +41,7 @@ def _interruption(world: World, recording: Recording, judged: Sequence[Judged], 
 
 
 def _unknown(world: World, recording: Recording, judged: Sequence[Judged]) -> str:
-    """The first evidence that is missing, or nothing."""
+    """A clause about the first evidence that is missing; empty if none is."""
     for own in judged:
         if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.skip, world)):
             is_gpuless = own.skip.grounds or own.skip.reason == without_gpu(world)
@@ -63,7 +63,7 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged]) -> st
 
 
 def _without_lines(world: World, recording: Recording) -> Sequence[int]:
-    """Ranks without an event, or with trials without an outcome: rank 0 writes one for each rank of each trial."""
+    """Ranks without any line, else ranks without an outcome in a trial: rank 0 writes one for each rank of a trial."""
     known = world.arrivals.keys() | {event.rank for event in recording.events}
     if silent := list(islice((rank for rank in range(world.size) if rank not in known), _MOST_NAMED)):
         return silent
@@ -74,12 +74,12 @@ def _without_lines(world: World, recording: Recording) -> Sequence[int]:
 
 
 def tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
-    """Stages in which a check was done on some rank, or judged the launch; one that never ran is no evidence."""
+    """The stages with a check that was DONE on some rank, or that judged the launch. Other stages are no evidence."""
     done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
     done |= {own.check.code for own in judged if own.check.measure is None and own.check.stage is Stage.LAUNCH}
     return tuple(dict.fromkeys(own.check.stage.value for own in judged if own.check.code in done))
 
 
 def lacks_named_backend(skip: Skip, world: World) -> bool:
-    """Whether a check was left out because the user's `--backend` lacks its GPUs, which is a failure."""
+    """Whether the check was skipped because no GPU exists for the user's `--backend`, which is a failure."""
     return world.options.backend != "auto" and skip.reason == without_gpu(world)

@@ -1,8 +1,8 @@
-"""The end of a run: a signal, or the loss of rank 0, and what it leaves of the recording.
+"""The end of a run by a signal or by the loss of rank 0, and the evidence that remains of the recording.
 
-Launchers and schedulers end ranks one after the other, and with them their workers: from the first signal on, what a
-rank did not complete is no evidence about it. What failed before the first signal still counts, since a rank that dies
-makes its launcher end the others.
+Launchers and schedulers end ranks one after the other, together with their workers. After the first signal, a trial
+that a rank did not complete is no evidence about the rank. A failure before the first signal still counts, because a
+launcher ends the other ranks after one has died.
 """
 
 import signal
@@ -18,18 +18,18 @@ from ddpdiag.model import End, Event, EventKind, Outcome, Recording, Report, Sta
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import NOTHING
 
-# These signals ask a process to end; a worker that starts does not ignore them yet, and supervisors send SIGKILL only.
+# Signals that ask a process to end. A worker ignores them only once it has started; supervisors send SIGKILL only.
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "KeyboardInterrupt")
 _DID_NOT_FAIL = (Status.DONE, Status.SKIPPED)
 
-Parts = Mapping[tuple[int, int], Outcome]  # by trial and rank
+Parts = Mapping[tuple[int, int], Outcome]  # by trial number and rank
 
 
 class Run(NamedTuple):
-    """A recording as it is judged.
+    """A recording in the two forms that are judged.
 
-    In `recording` the outcomes that the end of the run brought about are skipped. `established` is what checks see:
-    without trials that the end cut short.
+    In `recording` the outcomes that the end of the run caused have the status SKIPPED. `established`, which checks
+    judge, also lacks the trials that the end of the run cut short.
     """
 
     recording: Recording
@@ -37,12 +37,12 @@ class Run(NamedTuple):
 
 
 def run_of(recording: Recording) -> Run:
-    """The recording with its end, and without evidence that the end of the run made worthless."""
+    """Add an end that was not recorded, and remove the evidence that the end of the run made worthless."""
     recording = _with_end(recording)
     moment = first_signal_seconds(recording)
     if moment is None:
         return Run(recording, recording)
-    recording = _not_tried(recording, moment)
+    recording = _with_skipped(recording, moment)
     return Run(recording, _established(recording))
 
 
@@ -52,7 +52,7 @@ def first_signal_seconds(recording: Recording) -> float | None:
 
 
 def ended_by_a_signal(recording: Recording) -> bool:
-    """Whether a signal caused the end. Launchers also send one to all other ranks after a rank was lost."""
+    """Whether a signal ended the run and no rank was lost: after a loss, launchers send signals to the other ranks."""
     return first_signal_seconds(recording) is not None and not any(e.kind is EventKind.LOST for e in recording.events)
 
 
@@ -63,19 +63,19 @@ def ended_by_ctrl_c(recording: Recording) -> float | None:
 
 
 def with_signal(report: Report, signum: int | None) -> Report:
-    """The report of a whole run with the code of a signal that came during judgement or output; the verdict stays."""
+    """Replace the report's exit code if a signal arrived during judgement or output. The verdict does not change."""
     return report if signum is None else structs.replace(report, exit_code=ExitCode.of_signal(signum))
 
 
-def _not_tried(recording: Recording, moment: float) -> Recording:
-    """The run with the outcomes that its end brought about as skipped."""
+def _with_skipped(recording: Recording, moment: float) -> Recording:
+    """Set the outcomes that the end of the run caused to SKIPPED."""
     parts = _parts(recording)
     changed = {}
     for trial in recording.trials:
         for group in trial.groups:
             outcomes = [parts[trial.number, rank] for rank in group if (trial.number, rank) in parts]
             for outcome in _truncated(trial, outcomes, moment):
-                # Without the reason, which is the signal.
+                # The reason is left out, because it is the signal.
                 changed[trial.number, outcome.rank] = structs.replace(
                     outcome, status=Status.SKIPPED, told=True, error="", detail="", process=None, collectives=None
                 )
@@ -83,10 +83,10 @@ def _not_tried(recording: Recording, moment: float) -> Recording:
 
 
 def _established(recording: Recording) -> Recording:
-    """The run without trials that its end cut short.
+    """Remove the trials that the end of the run cut short.
 
-    A group that failed before stays, unless its trial is an experiment, which says nothing as long as it is not whole;
-    and so do figures that were handed over before, as the sizes that a benchmark completed.
+    A group that failed before is kept, unless its trial is an experiment, which proves nothing if it is incomplete.
+    Trials with partial data are kept as well, such as the sizes that a benchmark completed.
     """
     parts = _parts(recording)
     last = max((trial.number for trial in recording.trials), default=0)
@@ -101,40 +101,40 @@ def _parts(recording: Recording) -> Parts:
 
 
 def _truncated(trial: Trial, outcomes: Sequence[Outcome], moment: float) -> list[Outcome]:
-    """The outcomes of a group that the end of the run brought about."""
-    cut = [o for o in outcomes if _was_told(o) or _is_killed(o) or _is_later(trial, o, moment)]
+    """The outcomes of a group that the end of the run caused."""
+    cut = [o for o in outcomes if _was_ended(o) or _is_killed(o) or _is_later(trial, o, moment)]
     own = [o for o in outcomes if o.status not in _DID_NOT_FAIL and o not in cut and not is_echo(o)]
-    # What its peers report is no evidence where a signal ended a worker: the end of the group is its consequence.
+    # If a signal ended a worker, the errors of its peers are a consequence, and no evidence.
     if not cut or (own and not any(map(_is_killed, cut))):
         return cut
     return [outcome for outcome in outcomes if outcome.status is not Status.DONE]
 
 
-def _was_told(outcome: Outcome) -> bool:
+def _was_ended(outcome: Outcome) -> bool:
     return outcome.status is Status.SKIPPED and outcome.told
 
 
 def _is_killed(outcome: Outcome) -> bool:
-    """Whether the signal reached the worker as well."""
+    """Whether a signal ended the worker of the rank."""
     failed = outcome.status in (Status.DIED, Status.RAISED)
-    said = (outcome.error, outcome.detail.rstrip().rpartition("\n")[2])
-    return failed and any(name in text for text in said for name in _SIGNALS)
+    texts = (outcome.error, outcome.detail.rstrip().rpartition("\n")[2])
+    return failed and any(name in text for text in texts for name in _SIGNALS)
 
 
 def _is_later(trial: Trial, outcome: Outcome, moment: float) -> bool:
-    """Whether it failed after the first signal. A rank without any message may be the reason for the signal."""
+    """Whether the rank failed after the first signal. UNHEARD does not count: it may be the reason for the signal."""
     if trial.begin_seconds is None or outcome.status in (*_DID_NOT_FAIL, Status.UNHEARD):
         return False
     return trial.begin_seconds + outcome.seconds >= moment
 
 
 def _with_known_groups(trials: Sequence[Trial], parts: Parts, last: int) -> Iterator[Trial]:
-    """The trials without groups of which nothing is known, since the run ended in the middle of them."""
+    """The trials; those that the end of the run cut short keep only the groups that had failed before."""
     for trial in trials:
         outcomes = [parts[trial.number, rank] for rank in trial.ranks if (trial.number, rank) in parts]
         lacking = trial.number == last and len(outcomes) < len(trial.ranks)
         figures = any(bytes(outcome.so_far) != bytes(NOTHING) for outcome in outcomes)
-        if figures or not (lacking or any(map(_was_told, outcomes))):
+        if figures or not (lacking or any(map(_was_ended, outcomes))):
             yield trial
         elif not trial.may_fail:
             failed = {outcome.rank for outcome in outcomes if outcome.status not in _DID_NOT_FAIL}
@@ -144,7 +144,7 @@ def _with_known_groups(trials: Sequence[Trial], parts: Parts, last: int) -> Iter
 
 
 def _with_end(recording: Recording) -> Recording:
-    """The recording with the losses and the end that no rank 0 recorded; unchanged where rank 0 was not lost."""
+    """Add the losses, outcomes and end that a lost rank 0 could not record; unchanged if rank 0 was not lost."""
     reports = [event for event in recording.events if event.reporter is not None]
     if recording.end is not None or not reports:
         return recording
@@ -161,7 +161,7 @@ def _with_end(recording: Recording) -> Recording:
 
 
 def _losses(recording: Recording, reporters: Set[int], seconds: float) -> Iterator[Event]:
-    """Ranks that joined and did not record the loss of rank 0 were lost themselves, or had received a signal to end."""
+    """A LOST event for each rank that joined, did not record the loss of rank 0, and had received no signal to end."""
     explained = _ranks(recording, EventKind.LOST) | _ranks(recording, EventKind.LEAVING)
     for rank, arrival in recording.arrivals.items():
         if rank not in reporters and rank not in explained:
@@ -174,7 +174,7 @@ def _ranks(recording: Recording, kind: EventKind) -> set[int | None]:
 
 
 def _missing_outcomes(recording: Recording, gone: Set[int]) -> Iterator[Outcome]:
-    """Their part in the trial that was running; a rank that reported a signal to end is not at fault."""
+    """The outcomes that the `gone` ranks lack. A rank that reported a signal to end is not at fault."""
     known = {(outcome.trial, outcome.rank) for outcome in recording.outcomes}
     leaving = _ranks(recording, EventKind.LEAVING) - _ranks(recording, EventKind.LOST)
     for trial in recording.trials:

@@ -1,4 +1,4 @@
-"""Each check of a run, judged."""
+"""The judgement of each check of a run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from ddpdiag.model import Finding, Severity, Skip
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    """One check, judged; `unreadable` says why not, where its recorded data does not fit this version."""
+    """The judgement of one check. `unreadable` is a sentence if this version cannot read the recorded data."""
 
     check: Check[Any]
     findings: tuple[Finding, ...] = ()
@@ -23,11 +23,11 @@ class Judged(Struct, frozen=True, kw_only=True):
     unreadable: str = ""
 
     def not_seen(self) -> Iterator[Finding]:
-        """Findings that something could not be checked, which is never "healthy"."""
+        """The findings that something could not be checked. With any, the verdict is never FIT."""
         return (finding for finding in self.findings if self.effect_of(finding) is Effect.NOT_SEEN)
 
     def slowing(self) -> Iterator[Finding]:
-        """Warnings that name a host or rank which slows the job down."""
+        """The warnings that name a host or rank that slows the job down."""
         warnings = (finding for finding in self.findings if finding.severity is Severity.WARNING)
         return (own for own in warnings if self._declared(own).slows and (own.ranks or own.hosts))
 
@@ -40,7 +40,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 
 
 def judge_checks(world: World, run: Run, checks: Sequence[Check[Any]]) -> tuple[Judged, ...]:
-    """Judge each check that the run took, and the checks of the run itself."""
+    """Judge each check that was selected for the run, and the checks of the run itself (Stage.RUN)."""
     header = run.recording.header
     known = header.checks or [check.code for check in checks]
     chosen = [
@@ -72,7 +72,7 @@ def _judge_check(seen: Seen[Any]) -> Judged:
 
 
 def _revised(judged: Judged, revise: Callable[[Finding], Finding]) -> Judged:
-    """The check with each of its findings revised, also where it concerns other stages."""
+    """Apply `revise` to each finding of the check, including those that are shown under other stages."""
     concerns = tuple(concern._replace(finding=revise(concern.finding)) for concern in judged.added.concerns)
     return structs.replace(
         judged,
@@ -82,7 +82,7 @@ def _revised(judged: Judged, revise: Callable[[Finding], Finding]) -> Judged:
 
 
 def _excused(judged: Sequence[Judged]) -> tuple[Judged, ...]:
-    """Make errors warnings where a check knows that they do not concern the job."""
+    """Make an error a warning if the `excuse` of a check says that it does not concern the job."""
     excuses = [own.added.excuse for own in judged if own.added.excuse is not None]
 
     def eased(finding: Finding) -> Finding:
@@ -99,12 +99,12 @@ def _excused(judged: Sequence[Judged]) -> tuple[Judged, ...]:
 def _excuse_text(excuse: Callable[[Finding], str | None], finding: Finding) -> str | None:
     try:
         return excuse(finding)
-    except (ValueError, ArithmeticError, LookupError):  # what another check recorded cannot be read
+    except (ValueError, ArithmeticError, LookupError):  # the recorded data of another check cannot be read
         return None
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:
-    """The reason why the check was left out, if it was; a check that runs nothing itself decides here."""
+    """The skip of the check, or None: by its own `skip` if it measures nothing, else from the recording."""
     check = seen.check
     reason = check.skip(seen) if check.measure is None else None
     if reason is not None:

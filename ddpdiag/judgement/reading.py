@@ -1,4 +1,4 @@
-"""Recordings and reports of earlier runs, read from files."""
+"""Functions that read recordings and reports of earlier runs from files."""
 
 import os
 from pathlib import Path
@@ -35,7 +35,7 @@ def read_run(path: str) -> Recording | Report:
     try:
         schema = decode(data, _Head).schema
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise refused from None  # many lines, and so no JSON by itself
+        raise refused from None  # not a single JSON document, so the first error is shown
     if schema.startswith("ddpdiag.recording/"):
         raise refused
     if schema != SCHEMA:
@@ -50,13 +50,13 @@ def read_run(path: str) -> Recording | Report:
 
 
 def read_report(path: str) -> Report:
-    """The report in a JSON file, or that of a recording; UsageError for anything else."""
+    """The report in a JSON file, or the report judged from a recording; UsageError for anything else."""
     run = read_run(path)
     return run if isinstance(run, Report) else judge(run, all_checks())
 
 
 def read_baseline(path: str) -> Snapshot:
-    """The figures of an earlier run; UsageError, with the option as its subject, for a file without any."""
+    """The figures of the earlier run in a file; UsageError that names --baseline if there are none."""
     try:
         snapshot = read_report(path).snapshot
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The checks that a run takes, by --stage, --skip-stage, --select and --ignore."""
+"""The selection of a run's checks by --stage, --skip-stage, --select and --ignore."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -9,12 +9,12 @@ from ddpdiag.checks.registry import BY_WHOLE_CODE
 from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model import Options
 
-# So many names fit into a sentence.
+# The largest number of names that one sentence lists.
 _FEW = 12
 
 
 def selected(check: Check[Any], options: Options) -> bool:
-    """Whether this run takes the check. `--select` and `--ignore` take codes or their prefixes; ignoring wins."""
+    """Whether the run includes the check. `--select` and `--ignore` have codes or their prefixes; `--ignore` wins."""
     if check.code.startswith(options.ignore) and options.ignore:
         return False
     if check.code in BY_WHOLE_CODE and not options.alone and check.code not in options.select:
@@ -27,33 +27,33 @@ def selected(check: Check[Any], options: Options) -> bool:
 
 
 def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
-    """UsageError for a stage or code that does not exist, or a `--set` that names none."""
+    """Raise UsageError for an unknown stage, code or threshold, a deadline of 0, or if no check is left."""
     by_code = {check.code: check for check in checks}
     codes = list(by_code)
     stages = [stage.value for stage in Stage if stage is not Stage.RUN]
     for option, names in (("--stage", options.stages), ("--skip-stage", options.skip_stages)):
-        _known(option, names, stages, "stage")
+        _require_known(option, names, stages, "stage")
     for option, names in (("--select", options.select), ("--ignore", options.ignore)):
         unknown = [name for name in names if not name or not any(code.startswith(name) for code in codes)]
-        _known(option, unknown, codes, "code")
+        _require_known(option, unknown, codes, "code")
     if not any(check.stage is not Stage.RUN and selected(check, options) for check in by_code.values()):
         raise UsageError("--stage, --skip-stage, --select and --ignore leave no check to run")
     for name, value in options.settings.items():
         code, _, threshold = name.partition(".")
-        _known("--set", [code], codes, "code")
-        _known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"threshold of {code}")
+        _require_known("--set", [code], codes, "code")
+        _require_known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"threshold of {code}")
         if threshold == "deadline_seconds" and float(value) <= 0:
             raise UsageError(f"--set {name}={value}: a deadline must be more than 0 seconds")
 
 
-def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
+def _require_known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} {name}: unknown {word}; {_those(name, known, word)}")
+            raise UsageError(f"{option} {name}: unknown {word}; {_expected(name, known, word)}")
 
 
-def _those(name: str, known: Sequence[str], word: str) -> str:
-    """The names that exist: all of a few, of many those with similar names."""
+def _expected(name: str, known: Sequence[str], word: str) -> str:
+    """The expected names in words: all if there are few, else those similar to `name`."""
     if len(known) <= _FEW:
         near = nearest(name, known) if len(known) > 1 else ""
         return f"expected {', '.join(known)}{near}" if known else "there is none"

@@ -1,7 +1,7 @@
 """The lines of the report about stages and checks.
 
-Checks of the run (RUN001 to RUN004) judge trials of other stages, and which ranks joined: their findings belong to
-these stages.
+Checks of the run (RUN001 to RUN004) judge trials of other stages, and which ranks joined. Their findings are shown
+under the stages that they are about.
 """
 
 from collections import Counter
@@ -27,15 +27,15 @@ class Lines(NamedTuple):
 
 
 def lines_of(recording: Recording, judged: Sequence[Judged]) -> Lines:
-    """The lines of stages and checks, with the findings about them of checks of the run."""
+    """The lines of stages and checks. A stage's line includes the findings of checks of the run about this stage."""
     outcomes: dict[str, list[Outcome]] = {}
     for outcome in recording.outcomes:
         outcomes.setdefault(outcome.code, []).append(outcome)
     concerns = [concern for own in judged for concern in own.added.concerns]
-    beside = _of_the_run(judged, concerns)
+    of_run = _by_stage(judged, concerns)
     absent = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
     stages = tuple(
-        _line(stage, own, recording, outcomes, beside.get(stage, ()), absent)
+        _line(stage, own, recording, outcomes, of_run.get(stage, ()), absent)
         for stage in Stage
         if (own := [j for j in judged if j.check.stage is stage and j.check.measure is not None])
     )
@@ -51,14 +51,14 @@ def _line(
     own: Sequence[Judged],
     recording: Recording,
     outcomes: ByCode,
-    beside: Sequence[Finding],
+    of_run: Sequence[Finding],
     waited: float,
 ) -> StageLine:
-    """The line of a stage; `beside` are the findings about it of checks of the run."""
+    """The line of a stage. `of_run`: findings of checks of the run about it. `waited`: seconds for absent ranks."""
     status, note = _status(own, recording, outcomes), ""
-    findings = [*(finding for j in own for finding in j.findings), *beside]
+    findings = [*(finding for j in own for finding in j.findings), *of_run]
     severities = {finding.severity for finding in findings}
-    if stage is Stage.LAUNCH and (errors := [f.title for f in beside if f.severity is Severity.ERROR]):
+    if stage is Stage.LAUNCH and (errors := [f.title for f in of_run if f.severity is Severity.ERROR]):
         status, note = "error", errors[0]
     if status == "interrupted":
         truncated = next(j.check for j in own if _is_truncated(outcomes.get(j.check.code, ())))
@@ -66,7 +66,7 @@ def _line(
     return StageLine(
         name=stage.value,
         status=status,
-        # The others waited for ranks that never joined before any trial.
+        # Before any trial, ranks waited for those that never joined.
         seconds=sum(trials_seconds(outcomes.get(j.check.code, ())) for j in own)
         + (waited if stage is Stage.LAUNCH else 0.0),
         severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
@@ -76,7 +76,7 @@ def _line(
 
 
 def trials_seconds(outcomes: Iterable[Outcome]) -> float:
-    """The seconds of trials, each as long as its slowest rank."""
+    """The total seconds of trials; a trial takes as long as its slowest rank."""
     slowest: dict[int, float] = {}
     for outcome in outcomes:
         slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
@@ -84,7 +84,7 @@ def trials_seconds(outcomes: Iterable[Outcome]) -> float:
 
 
 def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) -> str:
-    """The worst of the stage: error or warning findings, else what hindered its trials, else part or done."""
+    """The first that applies of: error, a failure of a trial, interrupted, warning, part, done, skipped."""
     severities = {f.severity for j in judged for f in j.findings}
     if Severity.ERROR in severities:
         return "error"
@@ -105,19 +105,19 @@ def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) ->
 
 
 def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
-    """Whether ranks were stopped during it."""
+    """Whether the end of the run stopped ranks during these trials."""
     return any(outcome.told and outcome.status is Status.SKIPPED for outcome in outcomes)
 
 
-def _of_the_run(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, list[Finding]]:
-    """The findings of checks of the run, by the stage that they are about."""
+def _by_stage(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, list[Finding]]:
+    """The findings that belong to other stages, by the stage that they are about."""
     stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
     stages |= {j.check.code: j.check.stage for j in judged}
-    beside: dict[Stage, list[Finding]] = {}
+    of_run: dict[Stage, list[Finding]] = {}
     for concern in concerns:
         if (stage := stages.get(concern.where)) is not None:
-            beside.setdefault(stage, []).append(concern.finding)
-    return beside
+            of_run.setdefault(stage, []).append(concern.finding)
+    return of_run
 
 
 def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[str, int]) -> CheckLine:

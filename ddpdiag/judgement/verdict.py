@@ -19,12 +19,12 @@ from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, times_text
 
 _SPEED = "training.samples_per_second"
-# So many slow hosts are named in the sentence; of more there is a list above it.
+# The sentence names up to this many slow ranks or hosts. The report has a list of all above the sentence.
 _FEW = 4
 
 
 class Conclusion(Struct, frozen=True):
-    """The result of the run. `degraded`: it is FIT, and a host or rank slows the job down."""
+    """The verdict with its exit code and sentence. `degraded`: the verdict is FIT, and a host or rank slows the job."""
 
     verdict: Verdict
     exit_code: int
@@ -35,9 +35,9 @@ class Conclusion(Struct, frozen=True):
 def conclude(
     world: World, recording: Recording, judged: Sequence[Judged], doubt: str, workarounds: Mapping[str, str | None]
 ) -> Conclusion:
-    """UNFIT for an error that will break a job; UNKNOWN for a doubt; else FIT.
+    """Decide the verdict: UNFIT after an error that breaks jobs, UNKNOWN after a user's mistake or a doubt, else FIT.
 
-    A run that was made for one check has that check's sentence. `workarounds` are variables without which it is UNFIT.
+    A run that was made for one check has the sentence of its section. `workarounds` are variables that the job needs.
     """
     own = next((j.added.section for j in judged if j.added.section is not None), None)
     errors = [(j, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
@@ -64,20 +64,20 @@ def conclude(
 
 
 def _backend_failed(world: World, recording: Recording) -> bool:
-    """Whether a trial over the job's backend failed. An error that explains it may be one of another stage."""
+    """Whether a trial over the job's backend failed. The error that explains it may belong to another stage."""
     own = {t.number for t in recording.trials if t.params.get("backend") == world.backend and not t.may_fail}
     return any(o.trial in own and o.status not in (Status.DONE, Status.SKIPPED) for o in recording.outcomes)
 
 
 def _failed(fatal: Sequence[Finding], own: Section) -> str:
-    """The error first, then what the figures mean."""
+    """The sentence of UNFIT for a run that was made for one check: the first error, then the section's sentence."""
     more = f" ({count(len(fatal) - 1, 'more error')})" if len(fatal) > 1 else ""
     meaning = f" {own.sentence}" if own.measured else ""
     return f"{fatal[0].title}{more}.{meaning}"
 
 
 def exit_code(recording: Recording, code: ExitCode) -> int:
-    """The code of the signal that ended the run, else `code`. Ctrl-C counts also where a rank was lost."""
+    """The exit code of the signal that ended the run, else `code`. Ctrl-C counts even if a rank was lost."""
     signals = [e.detail for e in recording.events if e.kind in TOLD_TO_LEAVE]
     if str(int(signal.SIGINT)) in signals:
         return ExitCode.INTERRUPTED
@@ -85,14 +85,14 @@ def exit_code(recording: Recording, code: ExitCode) -> int:
 
 
 def who(world: World) -> str:
-    """The world in words: "4 ranks on 2 hosts", or "host n7" where it was tested alone."""
+    """The world in words: "4 ranks on 2 hosts", or "host n7" in `ddpdiag host`."""
     if world.options.alone:
         return f"host {world.host_of(0)}"
     return f"{count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"
 
 
 def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
-    """The first finding that names a rank, host or link; of several findings of one code, all their hosts."""
+    """The sentence of UNFIT: the first error that names a rank, host or link, with all hosts of errors of its code."""
     first = next((f for f in fatal if f.ranks or f.hosts or f.links), fatal[0])
     alike = [finding for finding in fatal if finding.code == first.code]
     hosts = tuple(dict.fromkeys(node for finding in alike for node in finding.hosts))
@@ -108,7 +108,7 @@ def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
 
 
 def _trained(judged: Sequence[Judged]) -> Scalar:
-    """Samples per second, if there was a training."""
+    """The samples per second of the training, or None without a training."""
     return next((own.added.figures[_SPEED] for own in judged if _SPEED in own.added.figures), None)
 
 

@@ -1,4 +1,4 @@
-"""The nouns: frozen data that every room above shares. Nothing here reads the world."""
+"""The data model: frozen structs that all other packages share. No module of it reads the machine."""
 
 from ddpdiag.model.options import Depth, Options
 from ddpdiag.model.recording import End, Event, EventKind, Header, Recording, Skip

@@ -18,9 +18,9 @@ from ddpdiag.model.declared import option
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
-# Torch has these in place only, the others out of place.
+# torch has these collectives in place only, and the others out of place.
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
-# Torch's names of dtypes.
+# Other names of dtypes, as in torch.
 _ALIASES = {
     "int": "int32",
     "fp16": "half",
@@ -37,7 +37,7 @@ _SIZES, _CALLS, _WHAT, _VERDICT = "Sizes", "Calls", "What is measured", "Verdict
 
 
 def size(text: str) -> int:
-    """Bytes in "8", "128M" or "1.5G"; K, M, G and T are powers of 1024, as in nccl-tests."""
+    """The number of bytes in "8", "128M" or "1.5G"; K, M, G and T are powers of 1024, as in nccl-tests."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in _UNITS else (text, "")
     try:
         value = float(number) * _UNITS.get(unit, 1)
@@ -49,7 +49,7 @@ def size(text: str) -> int:
 
 
 def _above(least: float, expected: str) -> Callable[[str], float]:
-    """A parser of finite numbers above `least`."""
+    """Return a parser of finite numbers above `least`; `expected` is the text of its UsageError."""
 
     def parse(text: str) -> float:
         try:
@@ -64,7 +64,7 @@ def _above(least: float, expected: str) -> Callable[[str], float]:
 
 
 def _names(known: Sequence[str], aliases: Mapping[str, str] = {}) -> Callable[[Sequence[str]], tuple[str, ...]]:
-    """A parser of comma-separated names, each kept once; without `known` names, of any."""
+    """Return a parser of comma-separated names, which keeps each once. It accepts any name if `known` is empty."""
 
     def parse(texts: Sequence[str]) -> tuple[str, ...]:
         words = [word.strip().lower() for text in texts for word in text.split(",")]
@@ -78,7 +78,7 @@ def _names(known: Sequence[str], aliases: Mapping[str, str] = {}) -> Callable[[S
 
 
 def _backends(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names of backends; empty for "auto"."""
+    """Parse comma-separated names of backends; the result is empty for "auto"."""
     names = _names(())(texts)
     if "auto" in names and len(names) > 1:
         raise UsageError("auto cannot be combined with others: it is the backend that a job would use")
@@ -87,9 +87,9 @@ def _backends(texts: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """The measurements of a benchmark: the options of `ddpdiag allreduce-bench`, named as in nccl-tests.
+    """The request for a benchmark: the options of `ddpdiag allreduce-bench`, named as in nccl-tests.
 
-    `backend` is empty for the backend that a job would use. `min_busbw` is GB/s.
+    `backend` is empty for the job's backend. `min_busbw` is in GB/s (1e9 bytes per second).
     """
 
     minbytes: int = option(8, "Smallest size.", "-b", metavar="SIZE", panel=_SIZES, parse=size)
@@ -159,7 +159,7 @@ class Bench:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes in bytes, in rising order; one more than are allowed at most."""
+        """The sizes in bytes, in rising order. If there are too many, only one more than is allowed is returned."""
         return tuple(islice(self._sizes(), _MOST_SIZES + 1))
 
     def _sizes(self) -> Iterator[int]:
@@ -173,7 +173,7 @@ class Bench:
         return None if self.min_busbw is None else self.min_busbw * 1e9
 
     def validate(self) -> None:
-        """UsageError for options that contradict each other."""
+        """Raise UsageError if the smallest size is above the largest, or if there are too many sizes."""
         if self.minbytes > self.maxbytes:
             raise UsageError(
                 f"-b {self.minbytes} is above -e {self.maxbytes}: expected the smallest size, then the largest"
@@ -183,7 +183,7 @@ class Bench:
 
 
 class BenchPoint(Struct, frozen=True, kw_only=True):
-    """One size of a benchmark: its bus bandwidth, and the coefficient of variation of its calls."""
+    """One size of a benchmark: its bus bandwidth, and the coefficient of variation of its calls (`cv`)."""
 
     size_bytes: int
     busbw_bytes_per_s: float
@@ -193,7 +193,7 @@ class BenchPoint(Struct, frozen=True, kw_only=True):
 class BenchCurve(Struct, frozen=True, kw_only=True):
     """All sizes of one collective over one backend, small enough to be kept for comparisons.
 
-    `fabric` is what must be equal for two runs to be compared, beside the shape of their worlds: words by name.
+    `fabric` has properties of the network by name, in words. Only runs with equal properties and shapes are compared.
     """
 
     collective: str
@@ -204,10 +204,10 @@ class BenchCurve(Struct, frozen=True, kw_only=True):
 
 
 class Peer(Struct, frozen=True, kw_only=True, array_like=True):
-    """The path from a GPU to another one of its host, as NVML reports it; None where it does not.
+    """The path from a GPU to another GPU of its host, as NVML reports it (None: not reported).
 
-    `nvlinks` counts the links that are up and lead there, directly or by a switch; `level` is where the PCIe paths meet
-    (nvmlGpuTopologyLevel_t); `p2p` says whether each may read and write the other's memory.
+    `nvlinks` counts the NVLinks that are up and lead to the other GPU, directly or by a switch. `level` says where the
+    PCIe paths meet (nvmlGpuTopologyLevel_t). `p2p` says whether each GPU may read and write the other's memory.
     """
 
     nvlinks: int | None = None
@@ -216,16 +216,16 @@ class Peer(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Bounds of one rank: bytes per second in one direction, measured by the rank or reported by its devices.
+    """Upper limits of one rank's rates: bytes per second in one direction, measured or reported by its devices.
 
-    `copy_bytes_per_s` counts bytes copied (each is read once and written once), `loopback_bytes_per_s` those of a TCP
-    stream from this process to itself; both are measured on all ranks at once. `nic_bytes_per_s` is the nominal speed
-    of the interface `nic` to other hosts, of all its `nic_ports` together where there are several (rails of
-    InfiniBand), and `nic_port_bytes_per_s` that of the slowest port. `nvlinks` counts the links that are up;
-    `nvlink_switched`: all of these lead to a switch, so to every other GPU. `nvlink_bytes_per_s` is the rate of all
-    that are up, `pcie_bytes_per_s` the rate that card and slot allow. `cores` counts those that this process may use.
-    `peers` are the paths of the GPU `uuid` to others that the process sees, by UUID, and `processor` is the vendor of
-    the host's processors. GPUs of one `nvlink_domain` are joined by NVLinks, also those of several hosts (MNNVL).
+    `copy_bytes_per_s` counts bytes copied (each is read once and written once), `loopback_bytes_per_s` bytes of a TCP
+    stream from this process to itself. Both are measured on all ranks at once. `nic_bytes_per_s` is the nominal speed
+    of the interface `nic` to other hosts: of all its `nic_ports` together if there are several (rails of InfiniBand).
+    `nic_port_bytes_per_s` is the speed of the slowest port. `nvlinks` counts the NVLinks that are up, which have the
+    rate `nvlink_bytes_per_s` together. With `nvlink_switched` all of them lead to a switch, so to every other GPU.
+    `pcie_bytes_per_s` is the rate that card and slot allow. `cores` counts the cores that this process may use. `peers`
+    are the paths from the GPU `uuid` to other GPUs that the process sees, by UUID. `processor` is the vendor of the
+    host's processors. GPUs of one `nvlink_domain` are joined by NVLinks, even on several hosts (MNNVL).
     """
 
     copy_bytes_per_s: float | None = None
@@ -246,13 +246,13 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class RankRow(Struct, frozen=True, kw_only=True, gc=False):
-    """One size on one rank, as it is recorded.
+    """The recorded result of one size on one rank.
 
-    `cv` is the standard deviation of the calls over their mean. In each call the rank that started last spends least
-    time in it, since all finish together: `lag_seconds` is the median over the calls of the longest time of any rank
-    less this rank's time, `last` counts the calls in which this rank's time was the shortest, and `transfer_seconds` is
-    the median of the shortest time, equal on all ranks. They are None where ranks may finish apart (broadcast, reduce).
-    `wrong` counts elements, None if not checked.
+    `cv` is the standard deviation of the calls divided by their mean. All ranks finish a call together, so the rank
+    that started the call last spends least time in it. The lag in a call is the longest time of any rank minus the time
+    of this rank: `lag_seconds` is its median. `last` counts the calls in which this rank's time was the shortest, and
+    `transfer_seconds` is the median of the shortest time, equal on all ranks. These three are None if ranks may finish
+    apart (broadcast, reduce). `wrong` counts wrong elements (None: not checked).
     """
 
     size_bytes: int
@@ -270,10 +270,10 @@ class RankRow(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class BenchRow(Struct, frozen=True, kw_only=True):
-    """One line of nccl-tests' table. `count` is its second column.
+    """One line of the table of results, as in nccl-tests. `count` is the second column of nccl-tests.
 
-    `seconds`, `min_seconds` and `cv` are those of `slowest_rank`: the mean of its calls, the shortest, and their
-    coefficient of variation. `calls` are those of the rank with fewest, `wrong` counts elements on all ranks.
+    `seconds`, `min_seconds` and `cv` belong to `slowest_rank`: the mean of its calls, the shortest, and their
+    coefficient of variation. `calls` is the lowest number of calls of a rank. `wrong` counts elements on all ranks.
     """
 
     backend: str
@@ -312,10 +312,10 @@ class Bottleneck(Enum):
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """The result of all sizes of one collective over one backend, of one dtype.
+    """The result of all sizes of one collective over one backend, with one dtype.
 
-    `best_bytes` is the size with the highest bus bandwidth, `peak_busbw_bytes_per_s`; `share` is the peak over the
-    expectation. `latency_seconds` is the shortest call of a small message. `sentence` says where the bottleneck is.
+    `best_bytes` is the size with the highest bus bandwidth, `peak_busbw_bytes_per_s`. `share` is this peak divided by
+    the expected one. `latency_seconds` is the shortest call of a small message. `sentence` names the bottleneck.
     """
 
     backend: str
@@ -333,8 +333,8 @@ class Series(Struct, frozen=True, kw_only=True):
 class BenchRank(Struct, frozen=True, kw_only=True):
     """One line of the table of ranks, for one collective over one backend, at `size_bytes`.
 
-    `seconds` is the median of its calls, `spread_share` their coefficient of variation. `copy_bytes_per_s` is the rate
-    of copies in its own memory. `slow` is the reason why it is called slow, or empty.
+    `seconds` is the median of the rank's calls, `spread_share` their coefficient of variation. `copy_bytes_per_s` is
+    the rate of copies in the rank's memory. `slow` is the reason why the rank is called slow, or empty.
     """
 
     backend: str
@@ -357,7 +357,7 @@ class BenchRank(Struct, frozen=True, kw_only=True):
 
 
 class BenchReport(Struct, frozen=True, kw_only=True):
-    """A benchmark, judged. `notes` are lines for people: sizes that were dropped, fewer calls, series cut short.
+    """The judged result of a benchmark. `notes` are sentences about dropped sizes, fewer calls and series cut short.
 
     `wrong` is None if nothing was checked.
     """

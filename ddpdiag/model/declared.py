@@ -22,12 +22,12 @@ def option(
     show_default: bool = True,
     **metadata: object,
 ) -> T:
-    """A field that is an option under its own name (`set_`: --set), and under `more_names`.
+    """Declare a dataclass field that is an option with the name of the field (`set_`: --set) and with `more_names`.
 
-    A tuple may be given several times; --help does not show its default. An `advanced` option is shown by --help-all
-    only. With `variable` it is also read from DDPDIAG_<OPTION>; the command line wins. A shell completes its values
-    from `words`. `parse` makes the field's value from the text, or from the tuple of texts; its UsageError ("expected
-    ...") is shown behind the option and the text.
+    An option whose value is a tuple may be given several times; --help does not show its default. Only --help-all shows
+    an `advanced` option. With `variable` the option is also read from DDPDIAG_<OPTION>, unless the command line has it.
+    A shell completes values from `words`. `parse` makes the field's value from the text, or the tuple of texts. Its
+    UsageError ("expected ...") is shown after the option and the text.
     """
     shown = {
         "help": help,
@@ -44,7 +44,7 @@ def option(
 
 
 def completion(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Complete a value to one of the words; of several with commas between them, the last one."""
+    """Return a function that completes a value, or the last part of a comma-separated value, to one of the words."""
 
     def completed(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")

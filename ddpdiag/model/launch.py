@@ -9,7 +9,7 @@ _LAUNCH = "Launch"
 
 
 def _ranks(text: str) -> int | str:
-    """A number of ranks, or a word that torchrun takes for it."""
+    """Parse a number of ranks, or a word that torchrun accepts in place of it."""
     if text in ("auto", "gpu", "cpu"):
         return text
     if text.isascii() and text.isdigit():
@@ -26,7 +26,7 @@ def _ports(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArgs:
-    """The rank of this process or the ranks that it starts, and how ranks find each other; None: not given."""
+    """The rank of this process or the ranks that it starts, and how ranks find each other (None: not given)."""
 
     nproc_per_node: int | str | None = option(
         None,

@@ -4,12 +4,12 @@ from msgspec import Struct
 
 
 class Proof(Struct, frozen=True, kw_only=True):
-    """One step of DistributedDataParallel, held against one process alone.
+    """One step of DistributedDataParallel (DDP), compared with the same step in one process alone.
 
     `first_weights` is the SHA-256 of the parameters before DDP sends rank 0's to all. `error` is the largest deviation
-    of DDP's gradient from that of all images in one process, as a share of the largest element; `norm` its Euclidean
-    norm. Gradients are compared by sketches, a few random sums of all elements: `handed` of the input of this rank to
-    the all-reduce, and `witnessed`, by rank, of what others should have handed to it.
+    of DDP's gradient from that of one process, as a share of its largest element. `norm` is the Euclidean norm of the
+    gradient of one process. Other gradients are compared by sketches, a few random sums of all elements: `handed` is
+    that of this rank's input to the all-reduce, `witnessed` those of the inputs that other ranks should have, by rank.
     """
 
     first_weights: str
@@ -41,10 +41,10 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 class Window(Struct, frozen=True):
-    """Mean seconds of a few steps: images to tensors; forward pass; backward pass; the all-reduce; the optimizer.
+    """Mean seconds of each part of a few steps: `data` makes tensors of images, `wait` is the time in the all-reduce.
 
-    `core_share` is the processor time of the process over the wall time of its own work: where others have less than
-    the rest, other processes used their cores.
+    `core_share` is the processor time of the process divided by the wall time of its own work. A rank with less than
+    the other ranks shared its cores with other processes.
     """
 
     data: float
@@ -66,10 +66,10 @@ class Window(Struct, frozen=True):
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """Some training steps.
+    """The timed training steps of one rank.
 
     `bucket_seconds` is the shortest all-reduce of `bucket_bytes`. `overlap` is the share of the communication that DDP
-    hid behind the backward pass, as its own logging has it; None if it has none.
+    hid behind the backward pass, by its own logging (None: not logged).
     """
 
     windows: tuple[Window, ...]
@@ -78,8 +78,8 @@ class Steps(Struct, frozen=True, kw_only=True):
     overlap: float | None
 
 
-# Rates are bytes per second in one direction, of the fastest of several batches of calls; what was not measured is
-# None. `wrong` counts 32-bit words that differed on arrival.
+# In the following structs rates are bytes per second in one direction, from the fastest of several batches of calls. A
+# rate that was not measured is None. `wrong` counts 32-bit words that differed on arrival.
 
 
 # CUDA's text for cudaErrorTooManyPeers. A GPU has 8 peers at most (CUDA C++ programming guide, peer-to-peer memory
@@ -88,7 +88,7 @@ NO_PEERS_LEFT = "peer mapping resources exhausted"
 
 
 class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU by torch's index, and its copies from (`to`: towards the GPU) and to the host's pinned memory."""
+    """A GPU (`index` is torch's), and its copies from pinned memory of the host (`to` the GPU) and back (`from`)."""
 
     index: int
     uuid: str | None = None
@@ -101,10 +101,10 @@ class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One ordered pair of GPUs. `access` says whether copies reach the target directly.
+    """The copies from one GPU to another. `access` says whether they reach the target directly.
 
-    `through_host_bytes_per_s` is the same copy by way of pinned memory, measured only where it could be faster. Words
-    were compared in `words` each time.
+    `through_host_bytes_per_s` is the rate of the same copy by way of pinned memory, which is measured only if it could
+    be faster. Each time `words` words were compared.
     """
 
     source: int
@@ -118,9 +118,9 @@ class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that one process tried: `done` of `jobs`, in an order that the number of GPUs gives.
+    """The copies that one process measured: `done` of `jobs`, in an order that depends only on the number of GPUs.
 
-    `refused` are links for which CUDA had no peer mappings left.
+    `refused` are the pairs (source, target) for which CUDA had no peer mappings left.
     """
 
     gpus: tuple[GpuCopies, ...] = ()
@@ -131,8 +131,7 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU at one moment, as NVML reports it: the clock of its processors in hertz, the bits of nvmlClocksEventReasons
-    in `events`."""
+    """A GPU at one moment, by NVML: the clock of its processors; `events` are the bits of nvmlClocksEventReasons."""
 
     sm_hz: float | None = None
     events: int | None = None
@@ -140,11 +139,11 @@ class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The rates of one GPU (or the CPU: `index` is None), one of each batch, or the reason why there are none.
+    """The rates of one GPU (or of the CPU: `index` is None), one for each batch, or why there are none (`unmeasured`).
 
-    `index` is torch's. `flop_per_s` is the rate of matrix products in `dtype`; that of a copy within the device's
-    memory counts what is read and what is written. `during` are its loads while it computed. `pid` is this process, and
-    `pids` are those that NVML shows on the GPU, None where it does not say.
+    `index` is torch's. `flop_per_s` are rates of matrix products in `dtype`. `copy_bytes_per_s` are rates of copies in
+    the device's memory; they count bytes read and bytes written. `during` are the GPU's loads while it computed. `pid`
+    is this process, and `pids` are the processes that NVML shows on the GPU (None: NVML does not say).
     """
 
     device: str
@@ -164,7 +163,7 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Product(Struct, frozen=True, kw_only=True):
     """A product of two square matrices of `size` rows on one device, such as "GPU 3" or "the CPU".
 
-    `wrong` elements differ from the exact product, and `seconds` is what it took, with the device's start; or `error`.
+    `wrong` counts elements unlike the exact product. `seconds` includes the device's start. `error`: it failed.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""The progress of a run, for the display. None of it is kept: the recording has lines of its own.
+"""Messages about the progress of a run, for the display. They are not recorded: the recording has other lines.
 
 Rank 0 sends, in this order: `Started`, `Waiting` while ranks are missing, `Gathered`; for each stage `StageBegan`, for
 each check of it `CheckBegan`, for each of its trials `TrialBegan` and, while that runs, `Pending` and `Progressed`;
@@ -15,13 +15,13 @@ StageStatus: TypeAlias = Literal["done", "failed", "skipped", "cut short"]
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """The run begins, and will end within its budget."""
+    """The run begins. It will end within `budget_seconds`."""
 
     budget_seconds: float
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """Not all ranks have joined; in so many seconds the run begins without those that are missing."""
+    """`came` ranks have joined. In `left_seconds` the run begins without those that are still missing."""
 
     came: int
     missing: tuple[int, ...]
@@ -29,7 +29,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Gathered(Struct, frozen=True, kw_only=True):
-    """The wait is over: so many ranks joined, from so many hosts."""
+    """The wait for ranks is over: this many `ranks` joined, from this many `hosts`."""
 
     ranks: int
     hosts: int
@@ -43,10 +43,10 @@ class StageBegan(Struct, frozen=True, kw_only=True):
 
 
 class StageEnded(Struct, frozen=True, kw_only=True):
-    """A stage is over, or interrupted if `more` of it will run.
+    """A stage has ended or, with `more`, is interrupted and will continue.
 
-    "skipped" if nothing of it ran, "failed" if a trial failed: `failed` then has the codes of those checks.
-    Findings are judged later, and are no part of this.
+    `status` is "skipped" if nothing of the stage ran, and "failed" if a trial failed: `failed` then has the codes of
+    the checks with a failed trial. Findings do not count, because they are judged later.
     """
 
     name: str
@@ -57,14 +57,14 @@ class StageEnded(Struct, frozen=True, kw_only=True):
 
 
 class CheckBegan(Struct, frozen=True, kw_only=True):
-    """A check begins that has something to do."""
+    """A check begins that has trials to run."""
 
     code: str
     name: str
 
 
 class TrialBegan(Struct, frozen=True, kw_only=True):
-    """A trial was handed out, and ends within `deadline_seconds`; `importing`: it is the first that needs torch."""
+    """A trial begins, and ends within `deadline_seconds`. `importing`: it is the first trial that needs torch."""
 
     deadline_seconds: float
     importing: bool = False
@@ -73,8 +73,8 @@ class TrialBegan(Struct, frozen=True, kw_only=True):
 class Pending(Struct, frozen=True, kw_only=True):
     """The number of ranks that have done their part of the trial, and the ranks for which they wait, with their hosts.
 
-    `awaited` are those that have not reached the barrier at which others wait; where none is at a barrier, all that
-    have not answered.
+    `awaited` are the ranks that have not reached the barrier at which others wait. If no rank waits at a barrier, they
+    are all ranks that have not answered.
     """
 
     ranks: int
@@ -84,7 +84,7 @@ class Pending(Struct, frozen=True, kw_only=True):
 
 
 class Progressed(Struct, frozen=True, kw_only=True):
-    """The check is so far, in its own words."""
+    """A text of the running check about its progress."""
 
     text: str
 
@@ -96,7 +96,7 @@ class Happened(Struct, frozen=True, kw_only=True):
 
 
 class Seeking(Struct, frozen=True, kw_only=True):
-    """This rank looks for rank 0 at `host`, for so many seconds more."""
+    """This rank tries to reach rank 0 at `host`, for another `left_seconds`."""
 
     rank: int
     host: str
@@ -104,7 +104,7 @@ class Seeking(Struct, frozen=True, kw_only=True):
 
 
 class Joined(Struct, frozen=True, kw_only=True):
-    """This rank takes part; rank 0, at `host`, will report."""
+    """This rank joined the run. Rank 0, at `host`, will make the report."""
 
     rank: int
     host: str
@@ -127,10 +127,10 @@ News: TypeAlias = (
 
 
 class Listener(Protocol):
-    """Receives the progress of the run; calls may come from any thread, and none of them raises or waits."""
+    """The receiver of a run's progress. Any thread may call its methods, which neither raise nor wait."""
 
     def tell(self, news: News) -> None:
         """Show this news."""
 
     def close(self) -> None:
-        """No more news follows; remove what was drawn."""
+        """Remove the display; no more news follows."""

@@ -9,18 +9,17 @@ from ddpdiag.model.train import Train
 
 
 class Sampling(Enum):
-    """The meaning of a figure's values: repeats, in the order of their measurement; the quickest, the median and the
-    95th percentile of many; or a single one, whose noise is not known."""
+    """The meaning of a figure's values."""
 
-    REPEATS = "repeats"
-    SUMMARY = "summary"
-    SINGLE = "single"
+    REPEATS = "repeats"  # repeated measurements, in their order
+    SUMMARY = "summary"  # the minimum, the median and the 95th percentile of many measurements
+    SINGLE = "single"  # one measurement, whose noise is not known
 
 
 class Figure(Struct, frozen=True, kw_only=True):
     """One figure of a run, compared with itself in another run.
 
-    `name` is for scripts, with the unit at its end, `title` for people. Less is better, unless the unit is a rate
+    `name` is for scripts, with the unit at its end, `title` for people. A lower value is better, unless it is a rate
     (`is_rate`).
     """
 
@@ -34,9 +33,9 @@ class Figure(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct, frozen=True, kw_only=True):
     """The figures of a run, and what they depend on.
 
-    `shape` are ranks, hosts, backend; `facts` are "versions" and "variables", each by name, as far as they were looked
-    at. `busy_share` is the share of their cores that the ranks had when they computed, in the median of the rank that
-    had least; None where no check looked. `on_gpus` says that they computed on GPUs, whose times do not depend on that.
+    `shape` has ranks, hosts and backend in words. `facts` are the "versions" and "variables" that checks read, by name.
+    `busy_share` is the share of its cores that a rank had while it computed: the median over time, of the rank with the
+    least (None: not measured). `on_gpus`: the ranks computed on GPUs, whose times do not depend on this share.
     """
 
     created: str
@@ -48,7 +47,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     on_gpus: bool = False
 
 
-# The launcher of a run that looks at its own host only.
+# The name of the launcher in a run that tests only its own host.
 ALONE = "alone"
 
 
@@ -63,14 +62,14 @@ class Depth(Enum):
 class Options(Struct, frozen=True, kw_only=True):
     """The options of a run that decide what is planned and how it is judged.
 
-    `stages` and `select` empty means all; `select` and `ignore` hold codes or their prefixes;
-    `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
-    `port_range` is LOW-HIGH, the ports on which stores may listen. `uses_workarounds` says that the job will take the
-    variables that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known.
-    `job_left_seconds` is how long the batch system would have let the job run on when this run began (None: not known),
-    and `wanted_budget_seconds` the budget that was asked for, where that was more. `bench` is what a benchmark
-    measures, `train` what is trained by which strategies, `baseline` an earlier run to hold this one against. `alone`
-    is a run of one process that looks at its host and asks no other one; it takes the checks that its header names.
+    Empty `stages` and `select` mean all. `select` and `ignore` have codes or prefixes of codes, `settings` the values
+    of `--set CODE.name=value`. `budget_seconds` limits the whole run. `port_range` is LOW-HIGH, the ports on which
+    stores may listen. `uses_workarounds`: the job will set the variables that were found to help. `topology` names the
+    leaf switch (or rack) of hosts for which it is known. `job_left_seconds` is the time that the batch system left to
+    the job when this run began (None: not known). `wanted_budget_seconds` is the requested budget, if this time is too
+    short for it. `bench` is the request for a benchmark, `train` that for a training by strategies, and `baseline` an
+    earlier run for comparison. `alone`: one process tests its own host, without contact to other hosts, with the checks
+    that the recording's header names.
     """
 
     depth: Depth = Depth.QUICK
@@ -96,5 +95,5 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def for_ranks(self) -> "Options":
-        """The options without a baseline and a topology, which may be long, and which only rank 0 reads."""
+        """A copy without the baseline and the topology, which may be long and which only rank 0 reads."""
         return structs.replace(self, topology={}, baseline=None)

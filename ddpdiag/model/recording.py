@@ -1,4 +1,4 @@
-"""A run as it happened: the only input of judgement."""
+"""The recording of a run, which is the only input of judgement."""
 
 from enum import Enum
 from typing import Annotated
@@ -10,16 +10,16 @@ from ddpdiag.model.trial import Arrival, Outcome, Trial
 
 # History: 1 = first.
 SCHEMA = "ddpdiag.recording/1"
-# As many as `ddpdiag simulate` can have; of more, lists of ranks would fill the memory.
+# The most ranks that `ddpdiag simulate` can have. Lists of more ranks would fill the memory.
 MOST_RANKS = 1 << 23
 
 
 class Header(Struct, frozen=True, kw_only=True, tag="header"):
-    """First line of every recording. `created` is UTC in ISO 8601.
+    """The first line of every recording. `created` is UTC in ISO 8601.
 
-    `checks` are the codes that the writing version knew: a newer one does not miss in it what came later.
-    `layout` is the host of each rank, where the launcher names it, else empty. `secret` says by what ranks proved
-    themselves ("token", "inherited", "same host", "key file", "none"); empty where nothing is known of it.
+    `checks` are the codes of all checks of the version that wrote it, so that a newer version does not miss its new
+    checks in it. `layout` is the host of each rank if the launcher names it, else empty. `secret` says how ranks proved
+    that they belong to the run ("token", "inherited", "same host", "key file", "none"; empty if not known).
     """
 
     run_id: str
@@ -37,25 +37,25 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
 class EventKind(Enum):
     """The kinds of events of a rank, or of the run, outside a trial."""
 
-    ABSENT = "absent"  # never came
+    ABSENT = "absent"  # never joined
     DUPLICATE = "duplicate"  # a second process with the same rank
-    OTHER_RUN = "other-run"  # a process of another run came to this run's port
+    OTHER_RUN = "other-run"  # a process of another run connected to this run's port
     LEAVING = "leaving"  # reported a signal to end (SIGTERM, SIGINT)
-    LOST = "lost"  # came, then fell silent
-    MISMATCH = "mismatch"  # came with another world size
-    VERSION = "version"  # came with another version of ddpdiag
+    LOST = "lost"  # joined, then stopped responding
+    MISMATCH = "mismatch"  # has another world size
+    VERSION = "version"  # has another version of ddpdiag
     SIGNAL = "signal"  # rank 0 received a signal to end
-    BUDGET = "budget"  # the budget was spent before all was done
+    BUDGET = "budget"  # the budget was spent before all checks ran
 
 
 TOLD_TO_LEAVE = (EventKind.SIGNAL, EventKind.LEAVING)
 
 
 class Event(Struct, frozen=True, kw_only=True, tag="event"):
-    """Something that happened at `seconds` after the start; `rank` is `None` when it concerns the run.
+    """An event at `seconds` after the start of the run. `rank` is None if it concerns the whole run.
 
-    `answers` says of a lost rank whether its host still answered a plain TCP connect, so that only its process is gone;
-    `None` means that no rank tried. `reporter` is the rank that lost rank 0, in its own record.
+    `answers`, for a lost rank, says whether its host still answered a plain TCP connect, so that only its process
+    ended (None: no rank tried). `reporter` is the rank that recorded the loss of rank 0.
     """
 
     kind: EventKind
@@ -70,7 +70,7 @@ class Event(Struct, frozen=True, kw_only=True, tag="event"):
 class Skip(Struct, frozen=True, kw_only=True, tag="skip"):
     """A check that was not run, and why.
 
-    `grounds` says that it had nothing to look at here (no GPU, one rank); otherwise it should have run and could not.
+    `grounds`: the check had nothing to test (no GPU, one rank), so this is no failure. Else it should have run.
     """
 
     code: str
@@ -88,7 +88,7 @@ Line = Header | Arrival | Trial | Outcome | Event | Skip | End
 
 
 class Recording(Struct, frozen=True, kw_only=True):
-    """All lines of a run, sorted by kind. `notes` says what was wrong with the files (cut off, unreadable lines)."""
+    """All lines of a run, by kind. `notes` are sentences about faults of the files (cut off, unreadable lines)."""
 
     header: Header
     arrivals: dict[int, Arrival] = field(default_factory=dict)

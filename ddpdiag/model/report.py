@@ -1,4 +1,4 @@
-"""Findings, and the report that the JSON contract fixes."""
+"""Findings, and the report whose JSON form docs/report.schema.json fixes."""
 
 from enum import Enum
 
@@ -11,8 +11,8 @@ from ddpdiag.model.train import TrainReport
 Scalar = str | int | float | bool | None
 
 SCHEMA = "ddpdiag.report/1"
-# The evidence of a finding that a known error text explains: the name of its card. Its title, message and fix are the
-# card's, and all that most readers need.
+# The key in a finding's evidence for the name of the card, if a known error text explains the finding. Its title,
+# message and fix are then those of the card, and all that most readers need.
 KNOWN_ERROR = "known_error"
 
 
@@ -35,7 +35,7 @@ class Verdict(Enum):
 class Finding(Struct, frozen=True, kw_only=True):
     """One judgement: the subject, the numbers, and the fix.
 
-    `code` is "<check code>.<word>". `ranks`, `hosts`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
+    `code` is "<check code>.<word>". `ranks`, `hosts`, `gpus` (UUIDs) and `links` ("h1 -> h2") are blamed;
     all are empty when the evidence cannot decide. `env` holds variables that help (None: unset). `of_the_run` findings
     concern the request, the layout or the end of the run, and blame no rank or host.
     """
@@ -87,9 +87,9 @@ class WorldLine(Struct, frozen=True, kw_only=True):
 class StageLine(Struct, frozen=True, kw_only=True):
     """One stage in the report; `status` is the worst of its checks, "interrupted" where a signal ended the run.
 
-    `severity` is that of the worst finding about the stage, also of those of checks of the run (RUN001 to RUN004) about
-    its trials or ranks that never joined, and `codes` are those of all these findings. `note` is what the lines of its
-    checks do not say: "2 of 6 ranks never joined".
+    `severity` is the severity of the worst finding about the stage, and `codes` are the codes of all of them, including
+    findings of checks of the run (RUN001 to RUN004) about its trials or about ranks that never joined. `note` is a fact
+    that the lines of its checks do not state: "2 of 6 ranks never joined".
     """
 
     name: str
@@ -101,10 +101,10 @@ class StageLine(Struct, frozen=True, kw_only=True):
 
 
 class CheckLine(Struct, frozen=True, kw_only=True):
-    """One check in the report; `statuses` counts its outcomes by status, and `affected` those among them of ranks
-    that hung or failed only because of a rank that a finding blames.
+    """One check in the report.
 
-    `measures` is False for a check that runs nothing itself, and judges what others saw.
+    `statuses` counts its outcomes by status; `affected` those of ranks that failed only because of a blamed rank.
+    `measures` is False for a check that measures nothing and judges the data of other checks.
     """
 
     code: str
@@ -117,19 +117,19 @@ class CheckLine(Struct, frozen=True, kw_only=True):
 
     @property
     def endings(self) -> dict[str, int]:
-        """The number of outcomes by status; affected ranks are apart from those that failed by themselves."""
+        """The number of outcomes by status. Affected ranks count as "affected" in place of their status."""
         own = {status: number - self.affected.get(status, 0) for status, number in self.statuses.items()}
         own["affected"] = sum(self.affected.values())
         return {status: number for status, number in own.items() if number}
 
 
-# The parts of a host, in the order in which they are shown. A check that knows that a host has no such thing says NONE.
+# The parts of a host, in the order in which they are shown. NONE: a check knows that the host has no such part.
 INVENTORY = ("GPU", "CPU", "memory", "driver", "torch", "CUDA", "NCCL", "network", "RDMA")
 NONE, UNKNOWN = "none", "unknown"
 
 
 class HostKind(Struct, frozen=True, kw_only=True):
-    """Hosts that are alike: each part of INVENTORY in words, NONE or UNKNOWN."""
+    """Hosts with the same `parts`: each part of INVENTORY in words, NONE or UNKNOWN."""
 
     hosts: tuple[str, ...]
     parts: dict[str, str]
@@ -141,7 +141,7 @@ class HostsLine(Struct, frozen=True, kw_only=True):
     No error or warning blames a healthy host, and it took part to the end.
     Where pairs of hosts were measured, the fastest of the healthy ones come first. `slow` are hosts that only warnings
     name, with the share by which each is slower than most: the job runs, and waits for them. `notes` say why hosts
-    are in neither list, and what the healthy ones were not tested with.
+    are in neither list, and which checks could not test the healthy ones.
     """
 
     failing: tuple[str, ...] = ()
@@ -154,11 +154,11 @@ class Report(Struct, frozen=True, kw_only=True):
     """The JSON report; docs/report.schema.json is generated from it.
 
     Each of `ranks` has at least rank, local_rank, host, gpu_uuid; checks add their own columns, with the unit in the
-    name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
-    variables that the job needs, as they were tried (None: unset). `inventory` is what each kind of host
-    has. `degraded`: the verdict is "fit", and a host or rank that a warning names slows the job
-    down. `created` is when the run began, UTC in ISO 8601, by the clock of rank 0's host; `version` that of the
-    recording ddpdiag. `snapshot` is what another run can be compared with.
+    name. `bench` is set if a benchmark was run, `train` if strategies were tried. `workarounds` are the variables that
+    the job needs, as they were tried (None: unset). `inventory` has the parts of each kind of host. `degraded`: the
+    verdict is "fit", and a host or rank that a warning names slows the job down. `created` is the start of the run, UTC
+    in ISO 8601, by the clock of rank 0's host. `version` is the version of ddpdiag that recorded the run. `snapshot`
+    has the figures for a comparison with another run.
     """
 
     schema: str = SCHEMA

@@ -48,7 +48,7 @@ _WHAT = "What is trained"
 
 
 def _strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
-    """Each once, in the order in which they were typed; "all" stands for all."""
+    """Parse comma-separated strategies: each once, in the given order; "all" means all of them."""
     known = {strategy.value: strategy for strategy in Strategy}
     names = [name.strip().lower().replace("_", "-") for text in texts for name in text.split(",")]
     if "all" in names:
@@ -94,7 +94,7 @@ class Train:
 
 
 class StrategyRow(Struct, frozen=True, kw_only=True):
-    """One line of the table.
+    """The result of one strategy: one line of the table of `ddpdiag train`.
 
     `reason` says why it did not work. `devices` are those that it computed on; `speedup` is its rate over that of
     single, `efficiency` that over the number of devices. `peak_bytes` is the peak of a rank's memory (resident on a
@@ -116,8 +116,8 @@ class StrategyRow(Struct, frozen=True, kw_only=True):
 
 
 class TrainReport(Struct, frozen=True, kw_only=True):
-    """The table, judged. `batch_size` has at least an image for each rank. `tolerance` is the largest accepted
-    difference of a loss from that of single."""
+    """The judged results of all strategies. `batch_size` is at least the number of ranks. `tolerance` is the largest
+    accepted difference of a loss from that of single."""
 
     asked: Train
     batch_size: int

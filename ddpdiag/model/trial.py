@@ -11,7 +11,7 @@ from ddpdiag.model.options import Options
 
 
 class Place(Struct, frozen=True, kw_only=True, gc=False):
-    """A process in the world. `None` means that the launcher did not say; ranks are never guessed."""
+    """The position of a rank. `None` means that the launcher did not state it; ranks are never guessed."""
 
     rank: int
     world_size: int
@@ -28,7 +28,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     `host_id` is the kernel's boot id, so that two hosts with one name can be distinguished; `address` is the
     source address of its connection to rank 0; `seconds` counts from the start of the run at rank 0.
     `gpus` is the number of GPUs that this process may use, `pci_gpus` what the PCI bus shows (`None`: not readable).
-    `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
+    `coordinator` is the name by which the rank connected to rank 0. `agent_store`: torchrun's
     agent serves the store which env:// uses. `lacks` names variables that scripts read and that no launcher set.
     `nonce` differs between processes that share host and pid (containers). `leaf` is the switch above the host by
     Slurm, else empty. `up_seconds` is the age of the launched process when it looked for rank 0. `cpus`
@@ -56,14 +56,14 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
 
     @property
     def host(self) -> tuple[str, str]:
-        """The identity of the host: two may share a name, and containers of one host its boot id."""
+        """The name and boot id of the host. Two hosts may share a name, and containers of one host share a boot id."""
         return self.place.host, self.host_id
 
 
 NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 
 
-# The steps of a rank that has no worker with torch yet.
+# The steps of a rank until it has a worker with torch.
 IMPORT_STEP, FORK_STEP = "import torch", "start the worker"
 # A rank's first use of the driver, of its device, and of the backend that connects it: slow on some healthy machines.
 NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP = "NVML", "context", "communicator"
@@ -82,7 +82,7 @@ def is_first_use(step: str) -> bool:
 
 
 class Kind(Enum):
-    """The worker of a trial: one without torch, started at once, or one of the fork server."""
+    """The worker of a trial: a new process without torch, or one that the fork server forks with torch."""
 
     PLAIN = "plain"
     TORCH = "torch"
@@ -108,7 +108,7 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     in its first use, its deadline moves on, by `first_use_seconds` at most. A trial that `may_fail` is an experiment
     whose failure is an answer: the check itself judges it, and no other check blames a rank for it. Once half of its
     groups are through, rank 0 ends a group that takes more than `late_after` times as long as they did.
-    `begin_seconds` is when rank 0 handed it out, since the start of the run there.
+    `begin_seconds` is the time at which rank 0 sent it, since the start of the run. `fresh`: in a new worker.
     """
 
     code: str
@@ -146,7 +146,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     `state` is the letter of proc(5): R running, S sleeping, D in the kernel or a driver, T stopped.
     `stack` lists the main thread's frames from the innermost one, as "function (file:line)", and `threads` those of the
     other threads that run Python; the last line says how many were left out, if any. `survived` says that SIGKILL did
-    not end it. `busy`: it used a core meanwhile; `step_seconds` is how long ago it announced its last step.
+    not end it. `busy`: it used a core at its deadline. `step_seconds`: time since its last step.
     """
 
     pid: int
@@ -179,7 +179,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     """The result of one trial on one rank.
 
-    `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that the
+    `data` is the check's Data as JSON, present only when `status` is DONE. `step` counts the steps that the
     worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
     another rank: it is not at fault. `timings` holds seconds by kind: `NVML` (until the driver had started the GPUs),
     `context` (the device), `group` (opening it, and its first connection) and `gate` (waiting for the group at the
@@ -189,7 +189,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
     measurement that was cut short had handed over before.
-    `survivors` are processes of earlier trials that held a GPU, and had not ended long after SIGKILL.
+    `survivors` are processes of earlier trials that held a GPU and still existed long after SIGKILL.
     """
 
     trial: int
@@ -212,14 +212,14 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
 
 
 class Opening(NamedTuple):
-    """The address of a rank (the group's first, unless said otherwise) and its offer, as a barrier returns them."""
+    """The result of a barrier: the address of a rank (the group's first, unless stated) and the text it offered."""
 
     host: str
     offer: str
 
 
 class Context(Protocol):
-    """The means of a measurement. `group` lists the ranks taking part with this one, itself included."""
+    """The facts and functions that a measurement gets. `group` lists the ranks that take part, including this one."""
 
     place: Place
     trial: Trial
@@ -235,24 +235,24 @@ class Context(Protocol):
         """Announce the next step; the supervisor reads it from shared memory when this process hangs."""
 
     def barrier(self, offer: str = "") -> Opening:
-        """Wait for all ranks of the group; what the first one offers reaches all of them."""
+        """Wait for all ranks of the group, and return the address and offer of the first one."""
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
-        """The same barrier, but all ranks learn all offers, in the order of the group. For small groups."""
+        """Wait like `barrier`, and return addresses and offers of all ranks, in the group's order. For small groups."""
 
     @property
     def end(self) -> float:
         """The time at which the supervisor ends this trial, on the clock of `time.monotonic`."""
 
     def report(self, data: Struct, text: str) -> None:
-        """Hand over what is known so far, in case the trial is cut short; `text` tells people how far it is."""
+        """Send the data measured so far, in case the trial is cut short. `text` describes the progress to people."""
 
     def timed(self, name: str, seconds: float) -> None:
-        """Add `seconds` to one of the trial's own timings (context, group, measure)."""
+        """Add `seconds` to the timing `name` in the outcome of this trial."""
 
 
-# The variables that a check may set for its trials, as NAME=value. None names a program, a library or a file: rank 0
-# must not be able to run code in other ranks.
+# The variables that a check may set for its trials, as NAME=value. No variable names a program, a library or a file,
+# because rank 0 must not be able to run code in other ranks.
 _OVERRIDES = re.compile(
     r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none"
     r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
@@ -261,7 +261,7 @@ _OVERRIDES = re.compile(
 
 
 def refused_override(overrides: Mapping[str, str | None]) -> str | None:
-    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
+    """The first override that is not allowed, as NAME=value, or None. NCCL variables may always be unset."""
     for name, value in overrides.items():
         if value is None and name.startswith("NCCL_"):
             continue

@@ -1,1 +1,1 @@
-"""Collectives over the job's backend."""
+"""Checks of collectives over gloo and the job's backend."""

@@ -48,19 +48,19 @@ FINDINGS = {
 }
 
 SMALL_BYTES = 4
-# The share of a trial's time left that one size may take.
+# The share of a trial's remaining time that the calls of one size may take.
 _SHARE = 0.5
-# Where something is wrong, so many ranks at most broadcast, one after the other, so much.
+# After a wrong sum, at most this many ranks broadcast this many bytes, one rank after the other.
 MAX_SENDERS = 64
 BROADCAST_BYTES = 1 << 20
 LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
 
 
 class Data(Struct, frozen=True):
-    """One rank's seconds for a call of each size (bytes per rank), and its wrong elements.
+    """One rank's seconds for a call of each size (bytes per rank), and the number of its wrong elements.
 
-    If a sum is wrong on any rank, the first `senders` ranks broadcast, and values of `wrong_from` arrived wrong here;
-    the only timings are then those of the checked calls.
+    If a sum is wrong on any rank, the first `senders` ranks broadcast. The values of the ranks `wrong_from` arrived
+    wrong at this rank. Only the checked calls are timed then.
     """
 
     backend: str
@@ -75,7 +75,7 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Check both sizes; then time them, or broadcast to find the rank whose values are wrong."""
+    """Check the sums of both sizes. Then time calls, or broadcast to find the rank whose values are wrong."""
     from ddpdiag.workloads.collectives import broadcasts, check_all_reduce, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
@@ -109,7 +109,7 @@ def measure(ctx: Context) -> Data:
 
 
 def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float) -> tuple[int, int]:
-    """The calls that warm up and those that are timed: fewer when time is short, so that at most half of it is spent.
+    """The numbers of warm-up calls and of timed calls, reduced so that they take at most half of the time left.
 
     One call is always timed, so that a slow network is reported as slow and not as hung.
     """
@@ -121,14 +121,14 @@ def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """gloo first, since it needs least; then the job's own backend."""
+    """One trial over gloo, which needs least; then one over the job's backend, if that is another."""
     tried = {trial.params["backend"] for trial in seen.trials}
     left = (backend for backend in ("gloo", seen.world.backend) if backend not in tried)
     return tuple(new_trial(seen, params={"backend": backend}) for backend in islice(left, 1))
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """One rank has no partner, and nccl needs GPUs."""
+    """The reason to skip the check: one rank has no partner, and nccl needs GPUs."""
     alone = "there is one rank only, so there is no communication" if seen.world.size == 1 else None
     return inapplicable(alone or without_gpu(seen.world))
 
@@ -151,7 +151,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     fix = f"{begun(leave_out(hosts)) if hosts else 'Do not train here'}, and have the memory there tested."
     if backend != "gloo":
         fix += " If P2P003 of this report names variables with which the sums are right, the memory is not at fault."
-    by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers by those from which they received wrong values
+    by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers, by the senders whose values arrived wrong
     for rank, data in rows.items():
         if data.wrong_from:
             by_senders.setdefault(data.wrong_from, []).append(rank)
@@ -169,7 +169,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
 
 
 class Culprit(NamedTuple):
-    """Ranks, or else links (sender, receiver), to blame, and why; neither if the evidence cannot decide."""
+    """The ranks or links (sender, receiver) to blame, and why. Both are empty if the evidence cannot decide."""
 
     why: str
     ranks: tuple[int, ...] = ()
@@ -177,7 +177,7 @@ class Culprit(NamedTuple):
 
 
 def find_culprit(rows: Mapping[int, Data]) -> Culprit:
-    """The ranks or links that corrupt values, by the broadcasts that each rank received; else by the sums."""
+    """The ranks or links that corrupt values, by the broadcasts that ranks received, else by the sums."""
     senders = min(data.senders for data in rows.values())
     if changed := tuple(rank for rank, data in sorted(rows.items()) if rank in data.wrong_from):
         return Culprit("its values are corrupted in its own memory, before they are sent", changed)
@@ -193,10 +193,10 @@ def find_culprit(rows: Mapping[int, Data]) -> Culprit:
 
 
 def _of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
-    """Blame a sender or a receiver that is at one end of most wrong links; else name the links.
+    """Blame senders or receivers that are at one end of most wrong links, else name the links.
 
-    Broadcasts pass through other ranks, so that a bad cable between two neighbours of a ring spoils what others send as
-    well: it shows as one bad sender with one bad receiver.
+    Broadcasts pass through other ranks, so a bad cable between two neighbours of a ring also corrupts the broadcasts of
+    other ranks. It shows as one bad sender with one bad receiver.
     """
     pattern = explain(wrong, right)
     if pattern is None or pattern.everywhere or pattern.islands:
@@ -211,12 +211,12 @@ def _of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
 
 
 def _busbw(data: Data) -> float:
-    """The bus bandwidth of the large all-reduce; ZeroDivisionError where no time was measured."""
+    """The bus bandwidth of the large all-reduce in bytes/s; ZeroDivisionError if no time was measured."""
     return data.large_bytes / data.large_seconds.median * factor("all_reduce", data.ranks)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """Each rank's numbers over the backend that the job would use (the last one tried)."""
+    """Each rank's bus bandwidth and latency over the job's backend, which is the last one tried."""
     return {
         row.place.rank: {
             "busbw_bytes_per_s": _busbw(data),
@@ -228,7 +228,7 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """Per backend, the slowest rank's numbers: an all-reduce is as fast as the last of them."""
+    """The figures of the slowest rank by backend, because an all-reduce is as fast as its slowest rank."""
     out: dict[str, Scalar] = {}
     whole = [row.data for row in seen.rows if row.data.ranks > 1]
     for backend in dict.fromkeys(data.backend for data in whole):

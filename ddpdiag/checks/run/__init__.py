@@ -1,1 +1,1 @@
-"""The run itself: who joined, who stayed, what ended."""
+"""Checks of the run itself: which ranks joined, which ranks stayed, and which trials failed."""

@@ -56,14 +56,14 @@ RUN_AGAIN = (
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """Nothing without a baseline."""
+    """Findings about differences from the baseline; none without a baseline."""
     old = seen.options.baseline
     if old is None:
         return
     new = snapshot_of(seen.world, seen.recording, seen.sections)
     _, changes = compared_figures(old, new)
     differs = incomparable(old.shape, new.shape)
-    # A benchmark is run for its figures: one that is not compared is not known to be as good as it was.
+    # A benchmark is run for its figures. A figure that is not compared may have become worse.
     unjudged = [change.text for change in changes if change.direction is Direction.UNJUDGED] if new.series else []
     if differs or unjudged:
         yield seen.finding(

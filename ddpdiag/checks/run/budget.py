@@ -44,16 +44,16 @@ FINDINGS = {
     ),
 }
 
-# Their errors are about ranks that the others waited for.
+# Errors of these checks are about ranks for which the others waited.
 _WAITED_FOR = ("RUN001", "RUN002", "RUN003")
 _CTRL_C = str(int(signal.SIGINT))
 _NAMES = {str(int(known)): known.name for known in signal.Signals}
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The budget, and the ranks that a signal ended."""
+    """Findings about the budget, about checks that did not finish in time, and about a signal that ended the run."""
     events = seen.recording.events
-    # A note where an error explains why time ran out: ranks that hung, crashed or never joined were waited for.
+    # With such an error the finding is a note: the wait for ranks that hung, crashed or never joined took the time.
     errors = [own for code in _WAITED_FOR for own in seen.findings_of(code) if own.severity is Severity.ERROR]
     cause = errors[0] if errors else None
     for event in (event for event in events if event.kind is EventKind.BUDGET):
@@ -76,7 +76,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if leaving or signals:
         first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
         if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
-            # The user pressed it; the verdict shows how far the run was.
+            # The user pressed Ctrl-C; the verdict shows how far the run was.
             yield seen.finding(
                 "told",
                 "the run was interrupted",
@@ -102,15 +102,15 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each check."""
-    told: set[str] = set()
+    """One finding for each check with a rank that was still making progress at the deadline."""
+    reported: set[str] = set()
     for trial, outcomes, blame, _, bypassed in failures(seen):
         patient = seen.options.alone
-        # A collective that works with other variables (P2P003) does not lack time.
+        # A collective that works with other variables (P2P003) did not fail for lack of time.
         wants_time = not bypassed and unfinished(trial, blame, outcomes, patient=patient)
-        if trial.code in told or not wants_time or seen.is_harmless(trial):
+        if trial.code in reported or not wants_time or seen.is_harmless(trial):
             continue
-        told.add(trial.code)
+        reported.add(trial.code)
         first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))
         at = f" at '{first.at}'" if first.at else ""
         starting = is_starting(first, trial)

@@ -1,4 +1,4 @@
-"""Findings about a trial that failed: which rank, its last step, what the other ranks reported, and what to do."""
+"""Findings about a failed trial: the blamed rank, its last step, the state of the other ranks, and the fix."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _ANOTHER_TORCH = "Install a torch that was built with this backend, or use anoth
 
 
 def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
-    """Of a trial in which some ranks stopped the others."""
+    """The finding about a failed trial in which the blamed ranks stopped the others."""
     first = next(o for o in outcomes if o.rank in blame.ranks)
     verb = "called a different collective than most ranks" if blame.sides else _VERBS[blame.status]
     title = f"{who_text(seen, blame.ranks)} {verb} in {_what(trial)}"
@@ -45,7 +45,7 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
 
 
 def word_of(blame: Blame) -> str:
-    """The word in the code of the finding."""
+    """The second part of the finding's code, such as "hung"."""
     return "mismatch" if blame.sides else blame.status.value
 
 
@@ -54,25 +54,26 @@ def _what(trial: Trial) -> str:
 
 
 def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
-    """Of a trial in which no rank differs from the others."""
+    """The finding about a failed trial in which no rank can be blamed, because none differs from the others."""
     what = _what(trial)
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
     shared = _SHARED if len(seen.world.hosts_of(trial.ranks)) > 1 else _SHARED_HERE
-    told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
+    details = " ".join(filter(None, (waits_text(blame, outcomes), _error_line(first))))
     return seen.finding(
         word_of(blame),
         f"{what} {verb}; no rank can be blamed",
-        f"{what} {verb} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {told}".strip(),
+        f"{what} {verb} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {details}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
         fix=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
     )
 
 
 def by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding | None:
-    """Of a trial that failed with a known text, by whose meaning readers need no steps or stacks; None of any other.
+    """The finding about a trial that failed with an error text that a card explains; None if there is no such text.
 
-    All blamed ranks must have it; where none is blamed, it is the one that most ranks have.
+    All blamed ranks must have the text. If no rank is blamed, the most common text counts. The card's meaning is shown
+    in place of steps and stacks.
     """
     if blame.sides or blame.status not in (Status.RAISED, Status.DIED):
         return None
@@ -89,11 +90,11 @@ def by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
     ranks = [outcome.rank for outcome, _ in same]
     where = begun(who_text(seen, ranks) if seen.options.alone else ranks_text(ranks))
     died = blame.status is Status.DIED
-    said = f"died in {_what(trial)} ({first.error}) after the output" if died else f"failed in {_what(trial)} with"
+    failed = f"died in {_what(trial)} ({first.error}) after the output" if died else f"failed in {_what(trial)} with"
     return seen.finding(
         word_of(blame),
         title,
-        f'{title if blame.ranks else begun(title)}{known.rest} {where} {said} "{known.quote}".',
+        f'{title if blame.ranks else begun(title)}{known.rest} {where} {failed} "{known.quote}".',
         ranks=blame.ranks,
         evidence=known.evidence | _evidence(first, trial, blame, outcomes),
         fix=known.fix,
@@ -101,20 +102,20 @@ def by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
 
 
 def explained(
-    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
+    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], causes: Sequence[Finding]
 ) -> Finding:
-    """The link between the ranks is known to be broken, so where a rank waits proves nothing; the cause is named."""
-    cause = own[0]
+    """The finding about a trial whose failure `causes` explain. It names their hosts and links, and blames no rank."""
+    cause = causes[0]
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
-    why = "" if blame.ranks or blame.why == "; ".join(found.title for found in own) else begun(f"{blame.why}.")
-    said = "" if is_echo(first) or not first.error else f"{begun(with_meaning(first.error)).rstrip('.')}."
-    told = " ".join(filter(None, (waits_text(blame, outcomes), why, said)))
+    why = "" if blame.ranks or blame.why == "; ".join(found.title for found in causes) else begun(f"{blame.why}.")
+    error = "" if is_echo(first) or not first.error else f"{begun(with_meaning(first.error)).rstrip('.')}."
+    details = " ".join(filter(None, (waits_text(blame, outcomes), why, error)))
     return seen.finding(
         word_of(blame),
         f"{_what(trial)} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
-        told or f"The cause: {cause.title}.",
-        hosts=tuple(dict.fromkeys(node for found in own for node in found.hosts)),
-        links=tuple(dict.fromkeys(link for found in own for link in found.links)),
+        details or f"The cause: {cause.title}.",
+        hosts=tuple(dict.fromkeys(node for found in causes for node in found.hosts)),
+        links=tuple(dict.fromkeys(link for found in causes for link in found.links)),
         evidence=_measured(first, trial) | standings((), outcomes),
         fix=f"See {cause.code}.",
     )
@@ -143,12 +144,12 @@ def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
         case Status.UNHEARD:
             return f"{begun(outcome.error or 'the reason is not known')}."
         case _:
-            words = _own_words(outcome).rstrip(".")
+            words = _error_line(outcome).rstrip(".")
             was = "It was" if words.startswith("killed by") else "Its error:"
             return f"{was} {words}{at and f' (last step{at[3:]})'}."
 
 
-def _own_words(outcome: Outcome) -> str:
+def _error_line(outcome: Outcome) -> str:
     return outcome.error.splitlines()[0] if outcome.error else ""
 
 
@@ -164,11 +165,11 @@ def _measured(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]
 def _evidence(
     outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
 ) -> dict[str, Scalar | list[Scalar]]:
-    """The evidence, with numbers that refer to the recording and to /proc at its end."""
+    """The evidence of a failure, with numbers that refer to the recording, and the process in /proc at the end."""
     evidence = _measured(outcome, trial)
-    # Where an exception ended it, its text is in the message.
-    if (said := last_words(outcome.detail)) and said != _own_words(outcome):
-        evidence["output"] = said
+    # If an exception ended the worker, the text of the exception is in the message.
+    if (output := last_words(outcome.detail)) and output != _error_line(outcome):
+        evidence["output"] = output
     evidence |= bundle(blame.ranks, outcomes)
     if outcome.process is not None:
         evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
@@ -193,7 +194,7 @@ def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
             )
         case Status.HUNG, "D":
             return f"Run `dmesg -T` on {hosts}: a driver or file system there does not answer."
-        case Status.DIED, _ if "SIGXCPU" in _own_words(outcome):
+        case Status.DIED, _ if "SIGXCPU" in _error_line(outcome):
             return (
                 f"A process on {hosts} used all the processor time that its limit allows (`ulimit -t` shows it). Run "
                 "`ulimit -t unlimited` in the job script before the ranks start."

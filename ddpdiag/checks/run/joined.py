@@ -57,7 +57,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     where = f" {they} on {names_text(_named(homes, absent))}." if homes else ""
     fix, hosts = _LOOK, _named(homes, absent)
     if seen.world.launcher == "slurm" and hosts:
-        # Slurm knows more of its nodes than a process that was never started can write.
+        # A process that was never started wrote no output, but Slurm may know the reason.
         fix += f" Run `scontrol show node {quote(hosts[0])}`, and read slurmd's log there."
     yield seen.finding(
         "absent",
@@ -75,7 +75,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _homes(seen: Seen[Nothing], absent: Sequence[int]) -> dict[int, str]:
-    """Hosts of absent ranks by the launcher's layout, if it is true of the ranks that joined."""
+    """The hosts of absent ranks by the launcher's layout; empty if the layout is wrong for ranks that joined."""
     layout = seen.recording.header.layout
     places = seen.world.places
     if len(layout) != seen.world.size or any(
@@ -90,7 +90,7 @@ def _named(homes: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
 
 
 def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]) -> tuple[Sequence[int], str]:
-    """The absent ranks to blame, and a sentence if these are not all of them."""
+    """The absent ranks to blame, and a sentence that says why the others are not blamed (empty if all are)."""
     if any(event.kind is EventKind.MISMATCH for event in seen.recording.events):
         return (), " Ranks have different world sizes (LCH001), so the absent ranks may not exist: no rank is blamed."
     arrivals = seen.world.arrivals
@@ -98,21 +98,21 @@ def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]
         return absent, ""
     place = next(iter(seen.world.places.values()))
     only, size = place.host, place.local_world_size or 1
-    # Those that belong on the only host from which ranks joined: by its name where it is known, else by their numbers.
-    beside = {rank for rank in absent if size >= seen.world.size or rank // size == place.rank // size}
-    at_home = {rank for rank, home in homes.items() if short_name(home) == short_name(only)}
-    here = [rank for rank in absent if rank in (at_home if rank in homes else beside)]
-    if len(here) == len(absent):
+    # Absent ranks of the only host from which ranks joined: by the name of their host if known, else by their number.
+    by_number = {rank for rank in absent if size >= seen.world.size or rank // size == place.rank // size}
+    by_name = {rank for rank, home in homes.items() if short_name(home) == short_name(only)}
+    local = [rank for rank in absent if rank in (by_name if rank in homes else by_number)]
+    if len(local) == len(absent):
         return absent, ""
-    others = "no other rank" if here else "no rank"
-    return here, (
+    others = "no other rank" if local else "no rank"
+    return local, (
         f" No rank of another host joined, so the cause may be on {only} itself (its firewall, the address that was "
         f"given for it): {others} is blamed."
     )
 
 
 def report(seen: Seen[Nothing]) -> Contribution:
-    """Ranks that never joined belong to the launch stage."""
+    """Show the finding under the launch stage."""
     return Contribution(concerns=tuple(Concern(Stage.LAUNCH, finding) for finding in seen.findings))
 
 

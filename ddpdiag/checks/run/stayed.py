@@ -43,12 +43,12 @@ FINDINGS = {
     ),
 }
 
-# Rank 0 beats every second, others notice its own silence 2 s later than it theirs, and wait 2.5 s for each other.
+# Rank 0 sends heartbeats each second. Others notice its loss 2 s later than it theirs, and wait 2.5 s for each other.
 _TOGETHER_SECONDS = 6.0
 
 
 class Loss(NamedTuple):
-    """A host, and the ranks of it that were lost; `whole` says that these are all of its ranks, lost together."""
+    """A host and its lost ranks. `whole`: all ranks of the host were lost, and at about the same time."""
 
     name: str
     events: Mapping[int, Event]
@@ -60,32 +60,31 @@ class Loss(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """When the first of them was noticed."""
+        """Seconds from the start of the run until the first loss was noticed."""
         return min(event.seconds for event in self.events.values())
 
     @property
     def answers(self) -> bool:
-        """Whether the host still answered."""
+        """Whether the host still answered a TCP connect."""
         return any(event.answers for event in self.events.values())
 
     @property
     def silent(self) -> bool:
-        """No message arrives from it any more, neither from its ranks nor from its kernel."""
+        """Whether all ranks of the host are lost, and its kernel does not answer a TCP connect either."""
         return self.whole and not self.answers
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each host that stopped responding, and for each single rank that did; or for their common
-    cause."""
+    """One finding for each lost host and for each rank that was lost alone, or one for their common cause."""
     losses = _losses(seen)
-    # The host from which this run is seen: that of rank 0, or of the first rank that lost rank 0.
-    viewpoint = min((e.reporter for e in seen.recording.events if e.reporter is not None), default=0)
-    arrival = seen.world.arrivals.get(viewpoint)
+    # The rank that reports losses: rank 0 or, if rank 0 was lost, the lowest rank that recorded this.
+    reporter = min((e.reporter for e in seen.recording.events if e.reporter is not None), default=0)
+    arrival = seen.world.arrivals.get(reporter)
     here = arrival.host if arrival else None
     others = [host for host in seen.world.hosts if host != here]
     silent = [losses[host] for host in others if host in losses and losses[host].silent]
     if here is not None and silent and len(silent) == len(others) and _together([loss.seconds for loss in silent]):
-        yield _unreachable(seen, here[0], viewpoint, silent)
+        yield _unreachable(seen, here[0], reporter, silent)
         losses = {host: loss for host, loss in losses.items() if host not in others}
     for loss in losses.values():
         for ranks in [loss.ranks] if loss.whole else [(rank,) for rank in loss.ranks]:
@@ -103,7 +102,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
-    """Lost ranks by host; of several events about one rank, the first counts."""
+    """Lost ranks by host. The first event about a rank counts, unless a later one adds whether the host answers."""
     events: dict[int, Event] = {}
     for event in seen.recording.events:
         if event.kind is EventKind.LOST and event.rank is not None:
@@ -111,7 +110,7 @@ def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
             if event.answers is not None and not known.answers:
                 events[event.rank] = event
     hosts = dict(seen.world.hosts)
-    for rank in events.keys() - seen.world.arrivals.keys():  # one rank's part of a run knows no other rank
+    for rank in events.keys() - seen.world.arrivals.keys():  # the record of a single rank has no other arrivals
         hosts["?", str(rank)] = (rank,)
     losses = {}
     for (name, boot), ranks in hosts.items():
@@ -126,8 +125,8 @@ def _together(seconds: Sequence[float]) -> bool:
     return max(seconds) - min(seconds) <= _TOGETHER_SECONDS
 
 
-def _unreachable(seen: Seen[Nothing], here: str, viewpoint: int, silent: Sequence[Loss]) -> Finding:
-    """No other host answers: the reporting host is at fault if there are several, else the link between both."""
+def _unreachable(seen: Seen[Nothing], here: str, reporter: int, silent: Sequence[Loss]) -> Finding:
+    """The finding if no other host answers. It blames the reporting host, or the link if there is one other host."""
     names, seconds = [loss.name for loss in silent], min(loss.seconds for loss in silent)
     if len(silent) == 1:
         (other,) = names
@@ -145,7 +144,7 @@ def _unreachable(seen: Seen[Nothing], here: str, viewpoint: int, silent: Sequenc
     return seen.finding(
         "cut-off",
         f"{here} was cut off from all other hosts",
-        f"{seconds:.1f} s after the start rank {viewpoint} on {here} received no more messages from any "
+        f"{seconds:.1f} s after the start rank {reporter} on {here} received no more messages from any "
         f"of the {len(names)} other hosts ({names_text(names)}), and TCP connects from {here} to all of them fail. "
         f"All failing connections have {here} in common.",
         ranks=[r for r, place in seen.world.places.items() if place.host == here],
@@ -180,7 +179,7 @@ def _fix(loss: Loss) -> str:
 
 
 def report(seen: Seen[Nothing]) -> Contribution:
-    """The worst finding concerns the checks during which ranks were lost."""
+    """Show the worst finding under the checks during which ranks were lost."""
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
     codes = dict.fromkeys(o.code for o in seen.recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
     worst = min(seen.findings, key=lambda finding: tuple(Severity).index(finding.severity), default=None)

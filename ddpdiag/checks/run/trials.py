@@ -50,14 +50,14 @@ from ddpdiag.model import EventKind, Finding, Outcome, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, NVML_STEP
 
 _PERSISTENCE = "As root turn on persistence mode (`nvidia-smi -pm 1`, or start nvidia-persistenced)."
-# "Init timings" since NCCL 2.21 (init.cc): kernels, bootstrap, topology, graphs, connections.
+# NCCL has the line "Init timings" since 2.21 (init.cc): kernels, bootstrap, topology, graphs, connections.
 _OF_NCCL = (
     "Run again: kernels that had to be loaded from a cold disk are quick the second time. If it stays slow, look at "
     "the line 'Init timings' of NCCL_DEBUG=INFO. Where 'kernels' is the largest part, install torch on a local disk in "
     "place of NFS. Where 'topo' or 'connections' is, name the network adapters to use in NCCL_IB_HCA: NCCL opens all "
     f"of them. {_PERSISTENCE}"
 )
-# What is slow the first time, and what to do about it.
+# The steps that may be slow the first time: the key in an outcome's timings, the text, and the fix.
 _STARTS = (
     (
         NVML_STEP,
@@ -105,14 +105,14 @@ FINDINGS = {
 D = TypeVar("D")
 
 _SLOW, _LOSS, _CLASSES, _LIMIT = "RDZ004.slow", "RDZ004.loss", "LCH002.process-group", "HST004.processes"
-# The word of a finding's code, the ranks, and whether it does not concern the job.
+# The second part of a finding's code, the blamed ranks, and whether the failure does not concern the job.
 FailureKey = tuple[str, tuple[int, ...], bool]
 
 
 class Failure(NamedTuple):
-    """A group that failed in a trial; `causes` are findings of other checks that explain it.
+    """The failure of one group in a trial. `causes` are findings of other checks that explain it.
 
-    `bypassed` says that these show that no rank is at fault by itself: a workaround, or a limit of the host.
+    `bypassed`: the causes show that no rank is at fault, as they are a workaround or a limit of the host.
     """
 
     trial: Trial
@@ -123,21 +123,21 @@ class Failure(NamedTuple):
 
     @property
     def is_explained(self) -> bool:
-        """Whether other findings explain it, and no rank is at fault."""
+        """Whether findings of other checks explain the failure, and no rank is at fault."""
         return self.bypassed or (bool(self.causes) and not self.blame.ranks and not self.blame.sides)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each kind of failure of the same ranks, with the first trial in which they failed."""
+    """Findings about failures (by kind and ranks, about the first trial), slow starts, and processes that survived."""
     yield from (finding for finding, _ in _by_kind(seen))
     yield from _slow_starts(seen)
     yield from _survivors(seen)
 
 
 def _by_kind(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list[Failure]]]:
-    """A finding for each kind of failure of the same ranks, and all failures of that kind.
+    """Each finding with the failures that it is about: all of one kind and of the same ranks.
 
-    A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
+    A trial that did not finish in time (RUN004) does not count as failed, because its result is not known.
     """
     kinds: dict[FailureKey, list[Failure]] = {}
     for failure in failures(seen):
@@ -164,15 +164,15 @@ def _finding_of(seen: Seen[Nothing], failure: Failure) -> Finding:
 
 
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:
-    """Whether the failure is only a consequence of an error of another check."""
+    """Whether the failure is only a consequence of `cause`, an error of another check."""
     return failure.is_explained and cause.severity is Severity.ERROR
 
 
 def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[tuple[Finding, ...], bool]:
-    """Findings that explain a failure in this trial, and whether they show that no rank is at fault by itself.
+    """Findings that explain a failure in this trial, and whether they show that no rank is at fault.
 
-    They do where ranks could start no process (HST004), and where the job's backend works with variables (P2P003).
-    Where all ranks hang while they open a group, it may be that they choose different classes of groups for NCCL.
+    They show this if ranks could start no process (HST004), or if the job's backend works with variables (P2P003). If
+    all ranks hang while they open an NCCL group, the groups may be of different classes (LCH002).
     """
     lacking = {outcome.rank for outcome in outcomes if lacked_processes(outcome)}
     limits = tuple(found for found in seen.findings_of("HST004") if found.code == _LIMIT) if lacking else ()
@@ -188,30 +188,30 @@ def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> t
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
-    """The failure of each group in each trial, unless a lost rank explains it."""
+    """The failure of each group that failed in a trial, unless a lost rank explains it."""
     lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
     known_causes = causes(seen) if trials else ()
-    # Links on which far less passes than on others.
+    # Errors about slow links explain a hang for which no rank is blamed.
     links = seen.findings_of("RDZ004") if trials else ()
-    known_slow = [own for own in links if own.severity is Severity.ERROR and own.code == _SLOW]
+    known_slow = [link for link in links if link.severity is Severity.ERROR and link.code == _SLOW]
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
             nodes = frozenset(seen.world.hosts_of(group))
-            own, bypassed = _known_causes(seen, trial, outcomes)
-            own = own or between(known_causes, nodes)
-            blame = blamed(outcomes, "; ".join(cause.title for cause in own))
+            explaining, bypassed = _known_causes(seen, trial, outcomes)
+            explaining = explaining or between(known_causes, nodes)
+            blame = blamed(outcomes, "; ".join(cause.title for cause in explaining))
             if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
-                continue  # RUN002 names the lost
-            if not own and not blame.ranks and blame.status is Status.HUNG:
-                own = between(known_slow, nodes)[:1]
-            yield Failure(trial, outcomes, blame, own, bypassed)
+                continue  # RUN002 names the lost ranks
+            if not explaining and not blame.ranks and blame.status is Status.HUNG:
+                explaining = between(known_slow, nodes)[:1]
+            yield Failure(trial, outcomes, blame, explaining, bypassed)
 
 
 def causes(seen: Seen[D]) -> tuple[Finding, ...]:
-    """Errors about links on which nothing passes, then about addresses that peers cannot reach."""
+    """Errors about links that carry nothing (RDZ004), then about addresses that peers cannot reach (RDZ002, RDZ003)."""
     found = (finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code))
     return tuple(
         finding for finding in found if finding.severity is Severity.ERROR and finding.code not in (_SLOW, _LOSS)
@@ -219,9 +219,9 @@ def causes(seen: Seen[D]) -> tuple[Finding, ...]:
 
 
 def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
-    """Those causes that concern a collective of these hosts.
+    """The findings of `known` that concern a collective between these hosts; empty for a single host.
 
-    Of hosts that share the cause (no host, no link) all are concerned.
+    A finding without a host or link concerns all hosts.
     """
 
     def concerns(finding: Finding) -> bool:
@@ -233,7 +233,7 @@ def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
 
 
 def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
-    """Whether it failed because of the lost ranks; a rank that sent an outcome was lost later."""
+    """Whether the group failed because of the lost ranks. A rank that sent an outcome was lost only later."""
     if blame.ranks and lost.issuperset(blame.ranks):
         return True
     silent = lost - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
@@ -242,8 +242,7 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The slowest start of the GPUs, with the hosts that are slow; the slowest context, with the ranks; the slowest
-    communicator and the slowest first collective, in which all ranks wait for each other."""
+    """One finding for each kind of start that was slow, about its slowest rank."""
     limit = seen.number("slow_start_seconds")
     experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
@@ -253,6 +252,7 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
             slowest = max(slow, key=lambda own: own.timings[step])
             seconds, node = slowest.timings[step], seen.world.host_of(slowest.rank)
             slow_nodes = seen.world.hosts_of(sorted({o.rank for o in slow}))
+            # All ranks wait for each other in a communicator or a first collective, so it names no rank or host.
             yield seen.finding(
                 "slow-start",
                 f"{what} takes {seconds:.1f} s",
@@ -266,7 +266,7 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each process that still exists, whichever rank was to blame for the trial."""
+    """One finding for each process that survived SIGKILL, whichever rank is blamed for the trial."""
     for outcome in seen.recording.outcomes:
         survivors = [(process, "held a GPU and still exists long after SIGKILL") for process in outcome.survivors]
         if outcome.process is not None and outcome.process.survived:
@@ -286,10 +286,10 @@ def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
-    """The check of each trial that failed, with its finding."""
+    """Each finding under the check of each failed trial that it is about, with the other ranks that it affected."""
     for finding, alike in _by_kind(seen) if seen.findings else ():
         for failure in alike:
-            # The ranks that waited for the blamed ones until the deadline, or reported that another rank failed.
+            # Ranks that waited for the blamed ranks until the deadline, or reported that another rank failed.
             others = [
                 o
                 for o in failure.outcomes
@@ -299,12 +299,12 @@ def _concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
             is_blamed = bool(failure.blame.ranks) and not failure.bypassed
             affected = Counter(o.status.value for o in others) if is_blamed else {}
             yield Concern(failure.trial.code, finding, affected=affected)
-            # The finding is a note then, and what explains it is the error.
+            # The finding is only a note then, and its cause is the error.
             yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
 
 
 def report(seen: Seen[Nothing]) -> Contribution:
-    """The findings, each with the checks whose trials it is about."""
+    """Show each finding under the checks whose trials it is about."""
     return Contribution(concerns=tuple(_concerns(seen)))
 
 

@@ -1,1 +1,1 @@
-"""Training with DistributedDataParallel."""
+"""Checks of training with DistributedDataParallel."""

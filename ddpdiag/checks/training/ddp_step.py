@@ -58,16 +58,16 @@ FINDINGS = {
     ),
 }
 
-# gloo connects each rank with every other: a second group of more takes longer than it is worth in a quick check.
+# gloo connects each rank with every other: with more ranks a second group takes too long for a quick check.
 _MANY_RANKS = 32
-# One window, in which the system did something else, says nothing, so that there must be several; where more than two
-# ranks share a core no straggler is named, and one window is enough for the columns of the report.
+# Several windows are timed, because other activity of the system may disturb one. If more than two ranks share a core,
+# no straggler is named, and one window is enough for the columns of the report.
 _WINDOWS, _CROWDED_WINDOWS = 10, 1
 _HELD_DOWN = ("GPU005.slowdown",)
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's measurements; the trial may be cut short after the proof."""
+    """One rank's measurements. Only `proof` is set if the trial was cut short after it."""
 
     proof: Proof | None = None
     steps: Steps | None = None
@@ -75,15 +75,15 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Once, over the backend that a job would take, with the variables that it needs."""
-    if seen.trials or _why_not(seen) is not None:
+    """One trial over the job's backend, with the environment variables that the job needs."""
+    if seen.trials or _reason_to_omit(seen) is not None:
         return ()
     env = fallback.job_workarounds(seen.of(fallback.CHECK))
     return (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
-def _why_not(seen: Seen[Data]) -> str | None:
-    """Why a quick check leaves it out, or None."""
+def _reason_to_omit(seen: Seen[Data]) -> str | None:
+    """The reason why a quick check leaves this check out, or None."""
     options, ranks = seen.options, seen.world.size
     named = any(seen.check.code.startswith(code) for code in options.select) or "training" in options.stages
     if named or options.depth is not Depth.QUICK or ranks <= _MANY_RANKS or seen.world.backend == "nccl":
@@ -92,13 +92,13 @@ def _why_not(seen: Seen[Data]) -> str | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """One rank alone averages nothing and waits for no other rank."""
+    """The reason to skip the check: one rank alone averages nothing and waits for no other rank, for example."""
     ground = "there is one rank only" if seen.world.size == 1 else without_gpu(seen.world)
-    return inapplicable(ground) or fallback.blocks(seen) or unneeded(_why_not(seen))
+    return inapplicable(ground) or fallback.blocks(seen) or unneeded(_reason_to_omit(seen))
 
 
 def measure(ctx: Context) -> Data:
-    """The proof, then the steps."""
+    """Compare the gradients of DDP with those of one process (the proof), then time training steps."""
     from ddpdiag.workloads import mnist, training
     from ddpdiag.workloads.group import process_group
     from ddpdiag.workloads.proof import prove
@@ -109,7 +109,7 @@ def measure(ctx: Context) -> Data:
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         proof = prove(ctx, digits, device)
         ctx.report(Data(proof=proof), "gradients compared")
-        # What a step takes where many ranks share a core says more of the scheduler than of a rank: a few are timed.
+        # If many ranks share a core, times show the scheduler more than the rank, so only a few steps are timed.
         ranks_per_core = (ctx.place.local_world_size or 1) / len(os.sched_getaffinity(0))
         is_crowded = not training.all_agree(ranks_per_core <= USUAL_RANKS_PER_CORE, device)
         windows = _CROWDED_WINDOWS if is_crowded else _WINDOWS
@@ -119,7 +119,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Right first, then quick."""
+    """Findings about wrong gradients, then about slow ranks."""
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:
         yield from proof_findings(seen, proofs)
@@ -135,7 +135,7 @@ def _steps(seen: Seen[Data]) -> dict[int, Steps]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The parts of each rank's step of median length, so that their sum is that step: own work and wait."""
+    """The seconds of work and wait in each rank's step of median length; the parts add up to this step."""
     parts = ("data", "forward", "backward", "optimizer", "wait")
     return {
         rank: {f"{part}_seconds": getattr(typical_window(own), part) for part in parts}
@@ -144,7 +144,7 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The parts of the usual rank's step, the share that DDP hides, and the rate of a large bucket."""
+    """The parts of a step (medians over ranks), the share of communication that DDP hides, and a bucket's rate."""
     steps = _steps(seen)
     if not steps:
         return {}
@@ -164,7 +164,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
+    """The columns and figures that the check adds to the report."""
     return Contribution(columns=columns(seen), figures=figures(seen))
 
 

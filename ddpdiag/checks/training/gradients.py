@@ -14,9 +14,9 @@ from ddpdiag.text import begun
 D = TypeVar("D")
 Sketch = Sequence[float]
 
-# Two ways to add the same numbers differ by rounding. With 1e-7 in each layer at most 1.6e-6 of the largest element was
-# seen, with 1e-6 at most 7e-6, with 1e-5 at most 7e-5 (tests/benchmarks/rounding.py). A wrong element is as large as
-# others. TensorFloat-32 is switched off.
+# Two orders of adding the same numbers differ by rounding. An error of 1e-7 in each layer changed the gradient by at
+# most 1.6e-6 of its largest element, 1e-6 by 7e-6, and 1e-5 by 7e-5 (tests/benchmarks/rounding.py). A wrong element is
+# as large as the others. TensorFloat-32 is switched off.
 TOLERANCE = {"float32": 1e-4}
 
 _COMPARE = (
@@ -27,7 +27,7 @@ _SUMS = "`ddpdiag check --select COL001`, which checks the sums of an all-reduce
 
 
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
-    """The first that explains the others: different first weights, then a wrong gradient, then a wrong mean."""
+    """At most one finding, the first that explains the rest: different weights, a wrong gradient, or a wrong mean."""
     if odd := odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()}):
         who, one = ranks_text(odd.ranks), len(odd.ranks) == 1
         theirs = f"{who_text(seen, odd.ranks)} {'differs' if one else 'differ'} from most"
@@ -42,23 +42,23 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
             fix=f"{_COMPARE} If both are equal, have the memory of that host or GPU tested.",
         )
         return
-    if (found := _handed(seen, proofs) or _whole(seen, proofs)) is not None:
+    if (found := _wrong_gradient(seen, proofs) or _wrong_mean(seen, proofs)) is not None:
         yield found
 
 
 def tolerance(proof: Proof) -> float:
-    """Of the gradient's dtype, as a share."""
+    """The largest difference that rounding explains for the gradient's dtype, as a share of the gradient."""
     return TOLERANCE.get(proof.dtype, 1e-2)
 
 
 def _alike(one: Sketch, other: Sketch, proof: Proof) -> bool:
-    """A sum under random signs of a vector is about as large as its norm."""
+    """Whether two sketches agree. A sketch, a sum with random signs, is about as large as the gradient's norm."""
     least = tolerance(proof) * max(proof.norm, 1e-30)
     return all(math.isfinite(a - b) and abs(a - b) <= least for a, b in zip(one, other, strict=True))
 
 
-def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
-    """Compare the gradients that ranks gave to the all-reduce with those that others computed."""
+def _wrong_gradient(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+    """The finding about ranks whose gradient differs from that which other ranks computed for them, or None."""
     denied = {
         (checker, rank)
         for checker, proof in proofs.items()
@@ -67,35 +67,35 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     }
     if not denied:
         return None
-    asked: dict[int, list[int]] = {rank: [] for rank in proofs}
+    witnesses: dict[int, list[int]] = {rank: [] for rank in proofs}
     for checker, proof in proofs.items():
         for rank in proof.witnessed:
-            asked.setdefault(rank, []).append(checker)
+            witnesses.setdefault(rank, []).append(checker)
     suspects = {
         rank
-        for rank, checkers in asked.items()
+        for rank, checkers in witnesses.items()
         if len(checkers) > 1 and all((checker, rank) in denied for checker in checkers)
     }
-    # What suspects testify counts for nothing.
-    handed = {rank for rank in suspects if not suspects.issuperset(asked[rank])}
-    # A rank that denies what the checked rank and another checker agree on is one against two.
-    outvoted = {w for w, rank in denied if any((other, rank) not in denied for other in asked[rank] if other != w)}
-    guilty = tuple(sorted(handed | outvoted))
+    # A suspect is confirmed by a checker that is no suspect.
+    refuted = {rank for rank in suspects if not suspects.issuperset(witnesses[rank])}
+    # A checker that contradicts both the checked rank and another checker is outvoted.
+    outvoted = {w for w, rank in denied if any((other, rank) not in denied for other in witnesses[rank] if other != w)}
+    guilty = tuple(sorted(refuted | outvoted))
     explained = all(checker in guilty or rank in guilty for checker, rank in denied)
     blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
-    if blamed and handed >= set(blamed):
-        said = (
+    if blamed and refuted >= set(blamed):
+        sentence = (
             f"{who_text(seen, blamed)} gave the all-reduce a different gradient than two other ranks computed from the "
             "same weights and images"
         )
     elif blamed:
-        said = (
+        sentence = (
             f"{who_text(seen, blamed)} computed a different gradient from the same weights and images than two other "
             "ranks, which agree"
         )
     else:
         pairs = ", ".join(f"rank {checker} and rank {rank}" for checker, rank in sorted(denied))
-        said = (
+        sentence = (
             f"Ranks computed different gradients from the same weights and images ({pairs}); no majority shows which "
             "is wrong"
         )
@@ -103,7 +103,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "gradient",
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
-        f"{begun(said)}. A difference of at most {most:g} of the gradient's size is allowed.",
+        f"{begun(sentence)}. A difference of at most {most:g} of the gradient's size is allowed.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)]},
         fix=f"{_COMPARE} Different ones may round differently: install one torch, and use hosts of one model. If all "
@@ -116,8 +116,8 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     )
 
 
-def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
-    """Compare DDP's gradient with that of one process with all images."""
+def _wrong_mean(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+    """The finding about ranks on which DDP's gradient differs from that of one process with all images, or None."""
     errors = {rank: proof.error for rank, proof in proofs.items()}
     wrong = tuple(rank for rank, proof in proofs.items() if not proof.error <= tolerance(proof))
     if not wrong:

@@ -61,30 +61,30 @@ FINDINGS = {
     ),
 }
 
-# Above this the global batch must grow (one image per rank at least, BatchNorm over next to nothing), so that the
+# With more ranks the global batch must grow (each rank needs an image, and BatchNorm sees hardly any), so that the
 # accuracy says more about the number of ranks than about their health.
 MAX_RANKS_FOR_ACCURACY = 128
-# Least share of test images recognised; tests/torch/test_schedule.py shows the margin over 1 to 64 ranks and seeds.
+# The least accepted share of recognised test images; tests/torch/test_schedule.py has its margin for 1 to 64 ranks.
 ACCURACY = {Depth.QUICK: 0.90, Depth.STANDARD: 0.95, Depth.DEEP: 0.95}
-# 10 classes give a first loss near ln 10 = 2.3; a network that learns ends below 0.5, one that does not stays.
+# With 10 classes the first loss is near ln 10 = 2.3. It falls below 0.5 if the network learns, else it stays there.
 LOSS_SHARE = 0.9
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's training, and the use of its cores meanwhile."""
+    """The training of one rank, and the use of its cores during the training."""
 
     training: Training
     core_use: CoreUse | None = None
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One training of the whole world, over the backend that a job would take, with the variables that it needs."""
+    """One training of all ranks over the job's backend, with the environment variables that the job needs."""
     env = fallback.job_workarounds(seen.of(fallback.CHECK))
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
 def measure(ctx: Context) -> Data:
-    """Train, and watch the cores."""
+    """Train, and measure the use of the cores during the training."""
     from ddpdiag.workloads import mnist, training
     from ddpdiag.workloads.group import process_group
 
@@ -97,7 +97,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Stolen cores, then the first of: not finite, different parameters, nothing learnt."""
+    """Findings about stolen cores; then values that are not finite, or else different parameters and low accuracy."""
     trained = _trained(seen)
     if not trained:
         return
@@ -132,7 +132,7 @@ def _trained(seen: Seen[Data]) -> dict[int, Training]:
 
 
 def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
-    """The ranks in which it began are blamed, unless it began in all of them at once, or in none before an exchange."""
+    """Blame the ranks that had it first, unless all had it in the same step, or none before an all-reduce."""
     steps = {rank: training.first_bad_step for rank, training in trained.items()}
     known = [step for step in steps.values() if step is not None]
     first = min(known, default=None)
@@ -181,7 +181,7 @@ def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """Each rank's own speed; TRN003 has the parts of a step."""
+    """Each rank's training speed in samples per second; TRN003 has the parts of a step."""
     return {
         rank: {"samples_per_second": own.samples / own.training_seconds if own.training_seconds > 0 else None}
         for rank, own in _trained(seen).items()
@@ -189,7 +189,7 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The whole job's speed and success. Ranks wait for each other in every step, so the slowest sets the time."""
+    """The speed and accuracy of the whole job. Ranks wait for each other in every step: the slowest sets the time."""
     trained = _trained(seen)
     if not trained:
         return {}
@@ -211,7 +211,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
+    """The columns and figures that the check adds to the report."""
     return Contribution(columns=columns(seen), figures=figures(seen))
 
 

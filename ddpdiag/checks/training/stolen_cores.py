@@ -1,4 +1,4 @@
-"""Other processes on the cores of the ranks while they trained; for TRN001, and for the stragglers of TRN003."""
+"""Processes of others on the cores of the ranks during training; for TRN001, and for the stragglers of TRN003."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -11,23 +11,23 @@ from ddpdiag.text import begun, count, share_text
 
 D = TypeVar("D")
 
-# One busy process beside two ranks on two cores has half of them: a third is its fair share, and ranks also wait for
-# messages (tests/benchmarks/stolen_cores.py). A rank that waits a tenth of its time is 1.1 times slower, which is where
-# TRN003 begins to call one a straggler.
+# A busy process next to two ranks on two cores uses half of the cores: its fair share is a third, and ranks also wait
+# for messages (tests/benchmarks/stolen_cores.py). A rank that waits for a tenth of its time is 1.1 times slower; from
+# this ratio on, TRN003 calls a rank a straggler.
 OTHERS_SHARE, WAITED_SHARE = 0.2, 0.1
-# Chosen here: where ranks are more than cores, they wait for each other, and others must take so many times as much.
+# A choice, not measured: more ranks than cores wait for each other, so others must use this multiple of the share.
 _CROWDED = 2.0
-# Chosen here: beside cores that were idle for longer, ranks wait for another reason, such as a quota.
+# A choice, not measured: if the cores were less busy, ranks waited for another reason, such as a quota.
 _LEAST_BUSY = 0.75
-# A process that used less of a core is not named.
+# A process that used less than this share of a core is not named.
 _LEAST_CORES = 0.05
 
 
 class Others(NamedTuple):
-    """Processes beside the `ranks` of a machine, on the `cores` on which these may run: cores on average.
+    """The use of the cores on which the `ranks` of a machine may run; `cores` is the number of these cores.
 
-    `busy` is all that was used, `used` what other processes used; `steal` was given to other virtual machines. `waited`
-    is the share of the time in which each rank could run and waited for a core; 0 where the kernel does not say.
+    `busy` counts all processes, `used` those of others, and `steal` other virtual machines: cores on average. `waited`
+    is, by rank, the share of the time in which it could run but waited for a core (0: the kernel does not say).
     """
 
     ranks: tuple[int, ...]
@@ -40,12 +40,12 @@ class Others(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of these cores that others had."""
+        """The share of these cores that other processes and other virtual machines used."""
         return (self.used + self.steal) / self.cores
 
 
 def machines(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Others]:
-    """The processes beside the ranks of each machine, if known; containers of one machine share its boot id."""
+    """The use of cores on each machine, if known. Containers of one machine are together: they share its boot id."""
     ranks: dict[object, list[int]] = {}
     for rank, arrival in seen.world.arrivals.items():
         ranks.setdefault(arrival.host_id or arrival.host, []).append(rank)
@@ -55,16 +55,16 @@ def machines(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Others]:
 
 
 def _others(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) -> Others | None:
-    """The processes beside these ranks, as the first rank that could read them saw them; None if none could."""
+    """The use of the cores of these ranks, from the first rank that could read the whole host's; None if none could."""
     whole = next((uses[rank] for rank in ranks if uses[rank].busy_seconds), None)
     if whole is None or not (cores := cores_of(seen, ranks) & whole.busy_seconds.keys()):
         return None
     workers = {uses[rank].pids[0] for rank in ranks}
-    # Supervisors, and the servers that workers are forked from.
-    beside = {seen.world.arrivals[rank].pid for rank in ranks} | {pid for rank in ranks for pid in uses[rank].pids}
+    # The processes of the run: supervisors, workers, and the servers from which workers are forked.
+    run_pids = {seen.world.arrivals[rank].pid for rank in ranks} | {pid for rank in ranks for pid in uses[rank].pids}
     busy = sum(whole.busy_seconds[core] for core in cores) / whole.seconds
     own = sum(uses[rank].own_seconds / uses[rank].seconds for rank in ranks)
-    own += sum(process.cores for process in whole.processes if process.pid in beside - workers)
+    own += sum(process.cores for process in whole.processes if process.pid in run_pids - workers)
     return Others(
         ranks=tuple(ranks),
         cores=len(cores),
@@ -75,7 +75,7 @@ def _others(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) ->
         processes=tuple(
             process
             for process in whole.processes
-            if process.cores >= _LEAST_CORES and process.last_core in cores and process.pid not in beside
+            if process.cores >= _LEAST_CORES and process.last_core in cores and process.pid not in run_pids
         ),
     )
 
@@ -87,7 +87,7 @@ def cores_of(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
 
 
 def processes_beside(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -> tuple[BusyProcess, ...]:
-    """Busy processes on the cores of a rank that waited for a core; none where it did not."""
+    """Busy processes of others on the cores of `rank`; empty if the rank did not wait for a core."""
     others = next((others for others in machines(seen, uses) if rank in others.ranks), None)
     if others is None or others.waited[rank] < WAITED_SHARE:
         return ()
@@ -96,14 +96,14 @@ def processes_beside(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -> t
 
 
 def processes_text(processes: Sequence[BusyProcess]) -> str:
-    """Such as "pid 4711 (python burn.py, user root) used 0.7 cores", the busiest first."""
+    """Processes in words, in the given order: "pid 4711 (python burn.py, user root) used 0.70 cores"."""
     return "; ".join(f"pid {own.pid} ({own.command}, user {own.user}) used {own.cores:.2f} cores" for own in processes)
 
 
 def stolen_cores(
     seen: Seen[D], uses: Mapping[int, CoreUse], others_share: float, waited_share: float
 ) -> Iterator[Finding]:
-    """Name machines of whose cores others had this share, and where a rank waited for one for this share of time."""
+    """A finding for each machine on whose cores others had that share, if a rank waited or it was mostly steal time."""
     for others in machines(seen, uses):
         least = others_share * (_CROWDED if len(others.ranks) > others.cores else 1)
         waiting, waited = max(others.waited.items(), key=lambda item: item[1])

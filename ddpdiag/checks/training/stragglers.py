@@ -1,4 +1,4 @@
-"""The rank that all others wait for in a training step, and the reason.
+"""The ranks for which all others wait in a training step, and the reason.
 
 An all-reduce ends on all ranks together, so the last rank to enter it waits least. A rank is a straggler if its own
 work takes longer than the median, by some ms at least, and it waits less than the median, in nearly all windows: one
@@ -21,10 +21,10 @@ from ddpdiag.text import times_text
 
 D = TypeVar("D")
 
-# A process that has less than so much of what others have of their cores shares them with another one.
+# A rank whose core share is below this multiple of the others' share has to share its cores with other processes.
 _LESS_CORE = 0.8
-# On a GPU the step of so small a network takes a few ms, which Python and the launch of kernels take: a rank on the
-# other socket, or on a core with lower clocks, has half as much again, and real steps hide that.
+# On a GPU a step of this small network takes a few ms, spent in Python and the launch of kernels. A rank on the other
+# socket, or on a core with lower clocks, takes half as much again; the longer steps of real networks hide that.
 _LEAST_OWN_SECONDS = 2e-3
 
 
@@ -55,9 +55,9 @@ _FIXES = {
 
 
 class Straggler(NamedTuple):
-    """A rank that others wait for: medians in seconds, its own and those of most.
+    """A rank for which others wait. `own` is its work in a step, `usual` that of the other ranks: medians in seconds.
 
-    `windows` is the share of the windows in which it was so.
+    `windows` is the share of the windows in which they waited for it.
     """
 
     rank: int
@@ -68,19 +68,19 @@ class Straggler(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Its time as a multiple of that of most ranks."""
+        """The rank's work as a multiple of that of the other ranks."""
         return self.own / max(self.usual, 1e-6)
 
     @property
     def slower_share(self) -> float:
-        """By which share it is slower than most, at most: what others do meanwhile may hide a part of it."""
+        """The largest share by which the rank slows the job down; work of other ranks may hide a part of it."""
         return 1 - self.usual / self.own if self.own > 0 else 0.0
 
 
 def stragglers(steps: Mapping[int, Steps], ratio: float, share: float) -> tuple[Straggler, ...]:
-    """Ranks whose own work keeps the others waiting; none where these would be half of all, or more.
+    """Ranks whose work makes the others wait; none if several ranks, which are at least half of all, would be named.
 
-    Own work above `ratio` times the median is too long, in at least this share of the windows.
+    Such a rank works longer than `ratio` times the median and waits less than the median, in this share of the windows.
     """
     if len(steps) < 2:
         return ()
@@ -109,7 +109,7 @@ def _straggler(rank: int, steps: Mapping[int, Steps], windows: float) -> Straggl
 
 
 def _of(steps: Steps, part: str) -> float:
-    """The median over the windows of one of their figures."""
+    """The median of one figure of the windows, `part`, over all windows."""
     return median(float(getattr(window, part)) for window in steps.windows)
 
 
@@ -119,7 +119,7 @@ def typical_window(steps: Steps) -> Window:
 
 
 def usual_step(steps: Mapping[int, Steps]) -> Window:
-    """The median over ranks of each rank's medians."""
+    """The usual step: each figure is the median over ranks of their medians."""
     return Window(*(median(_of(own, name) for own in steps.values()) for name in Window.__struct_fields__))
 
 
@@ -130,10 +130,10 @@ def step_findings(
     uses: Mapping[int, CoreUse],
     limits: tuple[float, float],
 ) -> Iterator[Finding]:
-    """Stragglers by their own work. `throttled` are GPUs with clocks held down.
+    """One finding for each straggler. `throttled` are GPUs whose clocks are held down; `limits` are ratio and share.
 
-    Where ranks share a core (HST001), one that gets less of it than the others is no straggler: it may be another one's
-    turn in the next run. Where more than two share each, the scheduler decides on the times of all, and none is named.
+    If ranks share cores (HST001), a rank that gets less of a core is no straggler: in the next run it may be another
+    rank. If more than two ranks share each core, the scheduler decides on all times, and no rank is named.
     """
     ranks_per_core = seen.world.ranks_per_core
     for own in stragglers(steps, *limits) if ranks_per_core <= USUAL_RANKS_PER_CORE else ():
@@ -141,14 +141,14 @@ def step_findings(
             continue
         rank, gpus = own.rank, devices.uuids_of(seen, [own.rank])
         why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
-        beside = processes_beside(seen, rank, uses) if why in (Why.COMPUTE, Why.CORES) else ()
-        why = Why.CORES if beside else why
+        intruders = processes_beside(seen, rank, uses) if why in (Why.COMPUTE, Why.CORES) else ()
+        why = Why.CORES if intruders else why
         yield seen.finding(
             "straggler",
             f"all ranks wait for rank {rank}: {_CLASSES[why]}",
             f"Rank {rank} on {seen.world.host_of(rank)} is {times_text(own.ratio)} slower than the others "
             f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms of work in a training step), and they wait for it "
-            f"in the all-reduce.{f' On its cores {processes_text(beside)}.' if beside else ''}",
+            f"in the all-reduce.{f' On its cores {processes_text(intruders)}.' if intruders else ''}",
             ranks=(rank,),
             gpus=gpus,
             evidence={
