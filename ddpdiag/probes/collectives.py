@@ -1,10 +1,10 @@
-"""torch's record of this process's collectives, the flight recorder.
+"""Reader of torch's flight recorder, the record of the collectives that this process posted.
 
-It is on by default for nccl and gloo (torch 2.13), and is read in the process itself, so that no file is needed. Its
-`state` and `retired` are not read: for gloo every entry is "scheduled" for ever, and one that is not over can be
-"retired" (measured, torch 2.13). gloo and the older class of NCCL have a recorder each. Every other class that a hook
-of torch records (from 2.15 on, where nccl2 is what "nccl" means) has one that is read by the class's own name
-(FlightRecorderHook.hpp); the rest cannot be read.
+The recorder is on by default for nccl and gloo (torch 2.13), and is read in the process itself, so no file is needed.
+`state` and `retired` are not read: for gloo every entry stays "scheduled" for ever, and an entry that is not over can
+be "retired" (measured, torch 2.13). gloo and the older class of NCCL have one recorder each. From torch 2.15 on (where
+"nccl" means nccl2), hooks record other classes, whose recorders are read by the name of the class
+(FlightRecorderHook.hpp). The remaining classes cannot be read.
 """
 
 import math
@@ -19,16 +19,16 @@ from msgspec import Struct, field
 from ddpdiag.model import Collective
 
 LAST = 8
-# The first since torch 2.8; builds of torch without NCCL give the same by both.
+# The reader for gloo exists since torch 2.8. In builds of torch without NCCL both readers return the same.
 _READERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
-# Where a hook records, the reader takes the name of the class. "nccl" is registered, and its class says "nccl2".
+# For a class that a hook records, the reader takes its name: "nccl2", although torch registers the class as "nccl".
 _HOOKED_READER, _HOOKED = "_dump_fr_trace_json", ("nccl2",)
-# The first that is set counts (FlightRecorder.hpp), and 0 turns the recorder off.
+# The recorder's size. The first variable that is set counts (FlightRecorder.hpp), and 0 turns the recorder off.
 BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class _Entry(Struct, frozen=True):
-    """The fields that are used of an entry (version 2.10 of the trace; the fields are there since torch 2.5)."""
+    """The fields of a recorded collective that are used (version 2.10 of the trace; torch 2.5 and newer write them)."""
 
     profiling_name: str
     process_group: tuple[str, ...] = ()
@@ -50,14 +50,14 @@ _trace: msgspec.json.Decoder[_Trace] = msgspec.json.Decoder(_Trace)
 
 
 class TraceDump(NamedTuple):
-    """The content of a dump: the last collectives, the oldest first, and when the newest was posted (Unix time)."""
+    """The last collectives of a dump, the oldest first, and the Unix time at which the newest was posted."""
 
     collectives: tuple[Collective, ...]
     newest_unix_seconds: float | None
 
 
 def read_dump(trace: object) -> TraceDump | None:
-    """The flight recorder that another process wrote, as plain data; None for something else."""
+    """Convert a flight recorder's dump that another process wrote to plain data. None if `trace` is no such dump."""
     try:
         entries = msgspec.convert(trace, _Trace, strict=False).entries
     except msgspec.ValidationError:
@@ -67,9 +67,9 @@ def read_dump(trace: object) -> TraceDump | None:
 
 
 def posted(since_unix_seconds: float = 0.0) -> tuple[Collective, ...] | None:
-    """The last collectives that were posted since then, the oldest first.
+    """Return the last collectives that were posted since `since_unix_seconds`, the oldest first.
 
-    None without torch.distributed (it is not imported for this), and where nothing is recorded: see `unreadable`.
+    None without torch.distributed (this function does not import it), or if nothing is recorded: see `unreadable`.
     """
     traces = _traces()
     recent = [e for trace in traces for e in trace.entries if e.time_created_ns >= since_unix_seconds * 1e9]
@@ -78,7 +78,7 @@ def posted(since_unix_seconds: float = 0.0) -> tuple[Collective, ...] | None:
 
 
 def unreadable() -> str:
-    """Why the collectives of a group that is open cannot be read, without its full stop; empty if they can."""
+    """Say why the collectives of an open group cannot be read, without a full stop; empty if they can be read."""
     backends = _open_backends()
     size = next((name for name in BUFFER_NAMES if os.environ.get(name)), "")
     if backends and os.environ.get(size) == "0":
@@ -89,9 +89,9 @@ def unreadable() -> str:
 
 
 def _is_recorded(backend: str) -> bool:
-    """Whether torch keeps a record of this class of groups.
+    """Whether torch keeps a record of groups of this class.
 
-    A hook publishes its group when that is opened, and so does gloo; the older NCCL at its first collective only.
+    A hook and gloo publish a group when the group is opened. The older NCCL class publishes it at its first collective.
     """
     if backend in _READERS:
         return _reader(_READERS[backend]) is not None
@@ -100,16 +100,16 @@ def _is_recorded(backend: str) -> bool:
 
 
 def _open_backends() -> list[str]:
-    """The classes of the groups that are open, by the name that each gives itself."""
+    """The names of the classes of all open groups. Each name is the one that the class reports."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names: dict[str, None] = {}
     for group, (configured, _) in dict(world.pg_map).items() if world is not None else ():
         try:
-            own = [group._get_backend(device).name() for device in group._device_types]
-        except RuntimeError:  # it is only half made
-            own = []
-        # A class that is written in Python is itself the group, and has no devices.
-        names |= dict.fromkeys(own or [str(configured)])
+            classes = [group._get_backend(device).name() for device in group._device_types]
+        except RuntimeError:  # the group is only half made
+            classes = []
+        # A group whose class is written in Python has no backend for each device.
+        names |= dict.fromkeys(classes or [str(configured)])
     return list(names)
 
 
@@ -127,7 +127,7 @@ def _reader(name: str) -> Callable[..., bytes] | None:
 
 
 def _read(name: str, options: Mapping[str, object]) -> _Trace | None:
-    """None for a trace of another form than those known, and from a torch whose reader takes no such options."""
+    """Call a reader of torch. None for a trace of an unknown form, or if the reader takes no such options."""
     if (reader := _reader(name)) is None:
         return None
     try:
@@ -137,9 +137,9 @@ def _read(name: str, options: Mapping[str, object]) -> _Trace | None:
 
 
 def _last(entries: Sequence[_Entry]) -> tuple[Collective, ...]:
-    """The last collectives, the oldest first.
+    """The last LAST collectives, the oldest first.
 
-    A group that was opened again has its old name and counts from 1: only what belongs to the newest one is left.
+    A group that was opened again keeps its name and counts from 1 again: only entries of its newest opening are used.
     """
     ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
     newest = {entry.process_group: entry.pg_id for entry in ordered}
@@ -152,5 +152,5 @@ def _last(entries: Sequence[_Entry]) -> tuple[Collective, ...]:
             group=entry.process_group[0] if entry.process_group else "",
             p2p=entry.is_p2p,
         )
-        for entry in [own for own in ordered if own.pg_id == newest[own.process_group]][-LAST:]
+        for entry in [candidate for candidate in ordered if candidate.pg_id == newest[candidate.process_group]][-LAST:]
     )

@@ -1,11 +1,10 @@
-"""The GPUs of the job as GPU003 found them: which of a host's GPUs its ranks may use, which rank takes each, and how
-the checks GPU003 to GPU011 describe them.
+"""The GPUs of the job as GPU003 read them, the ranks that use each, and the texts of findings of GPU003 to GPU011.
 
-A GPU is known by its UUID and its PCI address. torch (GPU002) lists by UUID what a rank may use. Where it does not,
-CUDA_VISIBLE_DEVICES as GPU001 recorded it is read as CUDA does: indices, UUIDs and their abbreviations, slices of a
-GPU. An index is taken for a place in NVML's order, that of the PCI bus, only where all GPUs of the rank are of one
-model, since CUDA counts the fastest first. GPUs that no rank may use are not the job's and left out; where that is not
-certain, one that no rank is known to take is worth a warning at most.
+A GPU is identified by its UUID and its PCI address. torch (GPU002) lists the UUIDs that a rank may use. Without that
+list, the CUDA_VISIBLE_DEVICES that GPU001 recorded is read as CUDA reads it: indices, UUIDs, abbreviations of UUIDs,
+and slices of a GPU. An index is a position in NVML's order (that of the PCI bus) only if all GPUs of the rank are of
+one model, since CUDA counts the fastest first. GPUs that no rank may use do not belong to the job and are left out. If
+that is not certain, a finding about a GPU without a known rank is a warning at most.
 """
 
 from collections import defaultdict
@@ -24,7 +23,7 @@ from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, gpus_named
 
 
 class Action(Enum):
-    """The action for a faulty GPU, in order of what it costs; none where a setting is to be changed."""
+    """The action for a faulty GPU, in order of its cost; NONE if only a setting has to change."""
 
     NONE = "none"
     MONITOR = "monitor"
@@ -51,7 +50,7 @@ _RESET_ALL = (
 
 
 class Watch(NamedTuple):
-    """A command ("{gpu}" in it is the GPU's UUID), and a clause that says when it shows a fault."""
+    """A command ("{gpu}" in it is the GPU's UUID), and a clause that says which output shows a fault."""
 
     command: str
     sign: str
@@ -61,9 +60,9 @@ WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")
 
 
 class Card(NamedTuple):
-    """A GPU of the job: its host, and the ranks that take it (none: not known).
+    """A GPU of the job: its host, and the ranks that use the GPU (`takers`; empty: not known).
 
-    `certain` is False where it is not known which GPUs of the host the job may use: it may be another job's.
+    `certain` is False if the GPUs that the job may use are not known: the GPU may then be another job's.
     """
 
     host: Host
@@ -73,26 +72,26 @@ class Card(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it may belong to another job."""
+        """Whether the GPU may belong to another job."""
         return not self.certain and not self.takers
 
     @property
     def smi_id(self) -> str:
-        """The name of the GPU in a command."""
+        """The name of the GPU for `nvidia-smi -i`."""
         return smi_id(self.health.uuid, self.health.pci)
 
     @property
     def label(self) -> str:
-        """Such as "GPU 5 on n0 (GPU-3f1c..., PCI 0000:65:00.0)"."""
+        """The name of the GPU in findings, such as "GPU 5 on n0 (GPU-3f1c..., PCI 0000:65:00.0)"."""
         known = [self.health.uuid or "", f"PCI {self.health.pci}" if self.health.pci else ""]
         shown = ", ".join(filter(None, known))
         return f"GPU {self.health.index} on {self.host.name}{f' ({shown})' if shown else ''}"
 
 
 class Fault(NamedTuple):
-    """A fault of one GPU: `said` goes behind its name; `first` and `advice` before and behind the action.
+    """A fault of one GPU. `said` follows the GPU's name. `first` is put before the action, `advice` behind it.
 
-    `watch` is for Action.MONITOR.
+    `watch` is used for Action.MONITOR.
     """
 
     word: str
@@ -107,16 +106,16 @@ class Fault(NamedTuple):
 
 
 def smi_id(uuid: str | None, pci: str | None = None) -> str:
-    """Return what `nvidia-smi -i` takes for a GPU: its UUID, else its PCI address, and never its index.
+    """The name of a GPU for `nvidia-smi -i`: its UUID, else its PCI address, and never its index.
 
-    In a container or control group NVML counts only the GPUs that are visible there, so that the same index on the host
-    may be a GPU of another job. UUID and PCI address hold everywhere (docs.nvidia.com/deploy/nvidia-smi, --id).
+    In a container or control group NVML counts only the GPUs that are visible there, so on the host the same index may
+    be a GPU of another job. UUID and PCI address are valid everywhere (docs.nvidia.com/deploy/nvidia-smi, --id).
     """
     return quote(name) if (name := uuid or pci) else "<UUID, listed by nvidia-smi -L>"
 
 
 def takers_of(seen: Seen[Any]) -> dict[str, tuple[int, ...]]:
-    """The ranks that take each GPU, by UUID."""
+    """The ranks that use each GPU, by the GPU's UUID."""
     rows, taken = seen.of(present.CHECK).by_rank, dict[int, str]()
     for rank, row in rows.items():
         uuids = visible_uuids(row) or ()
@@ -135,16 +134,16 @@ def takers_of(seen: Seen[Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _usable_on(seen: Seen[Any], host: Host, found: Sequence[Health]) -> frozenset[str] | None:
-    """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
+    """UUIDs of the host's GPUs that its ranks may use; None if that is not certain.
 
-    CUDA may leave out a GPU because it is faulty, so torch is believed only where it shows as many as it should.
+    CUDA may leave out a faulty GPU, so torch's list counts only if it has as many GPUs as expected.
     """
     torch, enumerated = seen.of(devices.CHECK).by_rank, seen.of(present.CHECK).by_rank
     known = frozenset(health.uuid for health in found if health.uuid)
     counts = {rank: seen.world.arrivals[rank].gpus for rank in host.ranks}
     if all(rank in torch and len(torch[rank].gpus) == count for rank, count in counts.items()):
         uuids = frozenset(gpu.uuid or "" for rank in host.ranks for gpu in torch[rank].gpus)
-        # A slice of a GPU has a UUID of its own.
+        # The UUID of a slice differs from its GPU's.
         if uuids and uuids <= known:
             return uuids
     if max(counts.values(), default=0) >= len(found):
@@ -155,16 +154,16 @@ def _usable_on(seen: Seen[Any], host: Host, found: Sequence[Health]) -> frozense
 
 
 def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
-    """UUIDs of the GPUs that the variable shows to this rank, in its order; None where that is not known."""
+    """UUIDs of the GPUs that CUDA_VISIBLE_DEVICES shows to this rank, in its order; None if they are not known."""
     gpus, value = row.nvml.gpus, row.cuda_visible_devices
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
-    # CUDA leaves out a GPU that cannot be opened, and counts on.
+    # CUDA leaves out a GPU that cannot be opened, so the indices of later ones change.
     if not uuids or len(uuids) < len(gpus):
         return None
     if value is None:
         return tuple(uuids)
     if value.startswith("MIG-"):
-        # A slice does not name its GPU: known if only one is cut.
+        # A slice does not name its GPU. The GPU is known if only one is cut into slices.
         fitting = [gpu.uuid or "" for gpu in gpus if gpu.mig]
         return (fitting[0],) if len(fitting) == 1 else None
     named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.uuid) for gpu in gpus])
@@ -188,24 +187,24 @@ def cards_of(seen: Seen[Any]) -> tuple[Card, ...]:
 
 
 def key_of(host: str, health: Health) -> str:
-    """The key of a GPU: its UUID, or its place on the host where it has none."""
+    """The key of a GPU: its UUID; without a UUID, its host with the PCI address or index."""
     return health.uuid or f"{host} {health.pci or health.index}"
 
 
 def by_model(cards: Sequence[Card]) -> Iterator[tuple[str, list[Card]]]:
-    """GPUs of one model, in all hosts: what may be compared."""
+    """Yield each model with its GPUs on all hosts, which may be compared with each other."""
     for model in dict.fromkeys(card.health.name for card in cards):
         if model is not None:
             yield model, [card for card in cards if card.health.name == model]
 
 
 def usual(values: Sequence[float]) -> float | None:
-    """The value that occurs most often; of several, the highest. None of none."""
+    """The most frequent value; of several the highest. None if there is no value."""
     return max(set(values), key=lambda value: (values.count(value), value), default=None)
 
 
 def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) -> Iterator[Finding]:
-    """The findings about single GPUs, each fault word once for a GPU."""
+    """Yield the findings about single GPUs, with at most one for each GPU and fault word."""
     for card in cards_of(seen):
         first: dict[str, Fault] = {}
         for fault in faults(card):
@@ -215,14 +214,14 @@ def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) ->
 
 
 def skip(seen: Seen[Any]) -> SkipReason | None:
-    """As GPU002; or GPU003, which reads the GPUs, did not run."""
+    """Skip a check as GPU002 does, or if GPU003, which reads the GPUs, did not run."""
     reader = by_code("GPU003")
     lacking = f"{reader.code} ({reader.name}), which reads the GPUs for it, did not run"
     return devices.skip(seen) or inapplicable(None if seen.of(reader).trials else lacking)
 
 
 def finding_of(seen: Seen[Any], card: Card, fault: Fault) -> Finding:
-    """A finding about this GPU alone."""
+    """The finding about one fault of this GPU."""
     health = card.health
     severity = fault.severity or seen.check.severity_of(fault.word)
     who: dict[str, Scalar | list[Scalar]] = {"index": health.index, "pci": health.pci, "action": fault.action.value}
@@ -245,7 +244,7 @@ def fix_of(host: str, gpu: str | None, fault: Fault) -> str:
 
 
 def action_text(host: str, gpu: str | None, action: Action, watch: Watch = WATCH_LOG) -> str:
-    """The action alone, in sentences."""
+    """The sentences that describe an action."""
     text = _RESET_ALL if gpu is None and action is Action.RESET else _FIXES[action]
     named = watch._replace(command=watch.command.format(gpu=gpu))
     return text.format(host=host, gpu=gpu, leave_out=leave_out([host]), **named._asdict())

@@ -46,7 +46,7 @@ FINDINGS = {
     ),
 }
 
-# nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
+# The harmful bits of nvmlClocksEventReason* (nvml.h), by Azure's health checks and NVSentinel's runbook.
 _BRAKE = 0x80
 HARMFUL = {
     0x8: "hardware slowdown",
@@ -60,13 +60,13 @@ WATCH_CLOCKS = Watch("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the
 
 
 def events_text(events: int, mask: int) -> str:
-    """The harmful ones, and the mask that they are of: "power brake is active (clock event mask 0x84)"."""
+    """A clause with the harmful events and the whole mask: "power brake is active (clock event mask 0x84)"."""
     names = [name for bit, name in HARMFUL.items() if events & bit]
     return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} active (clock event mask {mask:#x})"
 
 
 def heat_or_power(events: int) -> tuple[str, str]:
-    """The cause of harmful events, as a word for scripts and as advice."""
+    """The cause of harmful events: a word for scripts, and an advice."""
     return ("power-brake", _POWER_FIX) if events & _BRAKE else ("heat", _COOLING_FIX)
 
 
@@ -77,7 +77,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def lowered(card: Card) -> Iterator[Fault]:
-    """Clocks that heat or power holds down; NVML also shows it for an instant when clocks change."""
+    """The fault if heat or power holds down the clocks. NVML also shows it for an instant when clocks change."""
     events, celsius = card.health.clocks.events or 0, card.health.clocks.celsius
     harmful = events & sum(HARMFUL)
     if not harmful:
@@ -94,7 +94,7 @@ def lowered(card: Card) -> Iterator[Fault]:
 
 
 def _limited(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
-    """Power limits below the one that most GPUs of a model have, unless the maker set them."""
+    """The findings for GPUs with a lower power limit than most of their model, unless it is the maker's default."""
     limits = {card: limit for card in siblings if (limit := card.health.clocks.power_limit_watts) is not None}
     most = usual([*limits.values()])
     for card, limit in limits.items():

@@ -64,7 +64,7 @@ SETTINGS = {
     # A tenth is no variation: the GPU is broken.
     "broken_ratio": 0.1,
 }
-# For one GPU more, with a context that has to be made.
+# The time to measure one more GPU, including the creation of its CUDA context.
 _RESERVE_SECONDS = 2.0
 MEMORY = "memory"
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
@@ -73,16 +73,16 @@ _LEAST_LOOKS = 2
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The measurements of one rank: of the GPU that it takes, or of all GPUs where a host is tested alone."""
+    """The measurements of one rank: of the GPU that it uses, or of all GPUs if a host is tested alone."""
 
     devices: tuple[Compute, ...] = ()
 
 
 class Unit(NamedTuple):
-    """One GPU and its measurements in order; `run_pids` are those of this run's ranks on its host.
+    """One GPU and its measurements in order. `run_pids` are those of this run's ranks on its host.
 
-    `card` is what GPU003 knows of the GPU; where it knows nothing, what torch says. `model` is the model and number of
-    processors, which peers share; None for a slice (MIG) and a GPU that two ranks used.
+    `card` is GPU003's reading of the GPU, else made from torch's data. `model` is the model and number of processors,
+    which peers share; None for a slice (MIG) and for a GPU that two ranks used.
     """
 
     rank: int
@@ -93,23 +93,23 @@ class Unit(NamedTuple):
 
 
 def batches_of(run: Compute) -> dict[str, tuple[float, ...]]:
-    """The rates of all batches of each kind."""
+    """The rates of all batches, by kind: "bf16" or "fp16" in flop/s, "memory" in bytes/s."""
     rates = {_PRECISIONS.get(run.dtype, run.dtype): run.flop_per_s, MEMORY: run.copy_bytes_per_s}
     return {kind: values for kind, values in rates.items() if values}
 
 
 def best_of(run: Compute) -> dict[str, float]:
-    """The best rate of each kind, "bf16" and "memory": other work only makes a batch slower."""
+    """The best rate of each kind, "bf16" and "memory". Other work only makes a batch slower."""
     return {kind: max(values) for kind, values in batches_of(run).items()}
 
 
 def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
-    """All GPUs that were measured, by rank."""
+    """All measured GPUs, in order of ranks."""
     runs: dict[tuple[int, int], list[Compute]] = defaultdict(list)
     for row in seen.rows:
         for device in row.data.devices:
             runs[row.place.rank, device.index or 0].append(device)
-    # By host and UUID, and by host and PCI address: a slice of a GPU has a UUID of its own, and its GPU's address.
+    # By host and UUID, and by host and PCI address: a slice has another UUID than its GPU, but the same address.
     known: dict[tuple[str, str | None], Card] = {}
     for card in cards_of(seen):
         known |= {(card.host.name, name): card for name in (card.health.pci, card.health.uuid) if name}
@@ -134,21 +134,21 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
 
 
 def other_pids(unit: Unit) -> list[int]:
-    """The pids of other processes that use the GPU."""
+    """The pids of processes that use the GPU and do not belong to this run."""
     held = {process.pid for process in unit.card.health.processes or ()}
-    # In a container NVML shows other pids, or none: only where this process is among them do they mean something.
+    # In a container NVML shows the host's pids, or none. They are usable only if this process is among them.
     during = {pid for run in unit.runs if run.pids and run.pid in run.pids for pid in run.pids}
     return sorted((held | during) - unit.run_pids)
 
 
 def harmful_events(run: Compute) -> int:
-    """Bits of harmful clock events that several looks during the products show."""
+    """The bits of harmful clock events that several readings during the products show."""
     times = {bit: sum(bool((look.events or 0) & bit) for look in run.during) for bit in HARMFUL}
     return sum(bit for bit, shown in times.items() if shown >= min(_LEAST_LOOKS, len(run.during)) > 0)
 
 
 def _median_load(run: Compute, name: str) -> float | None:
-    """The median of a figure of the GPU's loads while it computed."""
+    """The median of a field of the GPU's loads during the products; None if it is not known."""
     known = [value for look in run.during if (value := getattr(look, name)) is not None]
     return median(known) if known else None
 
@@ -174,7 +174,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One rank of each GPU; all of them once more where one is slow."""
+    """Plan one trial with one rank of each GPU, and the same once more if a GPU is slow or its clocks are lowered."""
     if not seen.trials:
         ranks = _takers(seen)
         return (new_trial(seen, groups=tuple((rank,) for rank in ranks)),) if ranks else ()
@@ -186,7 +186,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _takers(seen: Seen[Data]) -> list[int]:
-    """Ranks that torch shows a GPU to, one for each GPU; all that may use one where torch was not asked (GPU002)."""
+    """Ranks to which torch shows a GPU, one for each GPU; if torch was not asked (GPU002), all that may use one."""
     known = seen.of(devices.CHECK).by_rank
     takers: dict[object, int] = {}
     for rank in seen.world.living:
@@ -197,13 +197,13 @@ def _takers(seen: Seen[Data]) -> list[int]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """As GPU002; or torch shows no GPU."""
+    """Skip this check as GPU002 does, or if torch shows no GPU."""
     no_gpu = None if seen.trials or plan(seen) else unneeded(devices.NO_GPU_IN_TORCH)
     return devices.skip(seen) or no_gpu
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The best rates of each rank's GPU; of several GPUs the slowest."""
+    """The best rates of each rank's GPU; with several GPUs, those of the slowest."""
     columns: dict[int, dict[str, float]] = defaultdict(dict)
     for unit in units_of(seen):
         for kind in best_of(unit.runs[-1]):
@@ -218,7 +218,7 @@ def _unit(kind: str) -> str:
 
 
 class Shortfall(NamedTuple):
-    """A rate below what the peers reach, in every measurement; the newest is the last of `shares` of it."""
+    """A rate below the peers' in every measurement. `shares` are its shares of their rate, the newest last."""
 
     kind: str
     rate: float
@@ -228,7 +228,7 @@ class Shortfall(NamedTuple):
 
 
 def _shortfalls(seen: Seen[Data], units: Sequence[Unit]) -> list[list[Shortfall]]:
-    """The shortfalls of each unit in comparison with its peers."""
+    """The shortfalls of each unit, compared with the other units of its model."""
     rates: dict[tuple[int, object, str], list[float]] = defaultdict(list)
     for unit in units:
         for at, run in enumerate(unit.runs):
@@ -242,10 +242,10 @@ def _shortfalls(seen: Seen[Data], units: Sequence[Unit]) -> list[list[Shortfall]
         runs = [best_of(run) for run in unit.runs]
         for kind, rate in runs[-1].items() if unit.model is not None else ():
             peers = [rates[at, unit.model, kind] for at in range(len(runs))]
-            usual = [median_without(own, run[kind]) for own, run in zip(peers, runs, strict=True) if len(own) > 1]
+            usual = [median_without(row, run[kind]) for row, run in zip(peers, runs, strict=True) if len(row) > 1]
             shares = tuple(run[kind] / value for run, value in zip(runs, usual, strict=False))
             severity = severity_of_rate(shares, least=least, error_below=broken) if shares else None
-            # Slow in one of two measurements is no finding.
+            # A GPU that is slow in only one of two measurements is no finding.
             if severity is not None and severity is not Severity.NOTE:
                 found.append(Shortfall(kind, rate, usual[-1], shares, severity))
     return shortfalls
@@ -328,7 +328,7 @@ def _slow_text(shortfall: Shortfall, peers: int) -> str:
 
 
 def _cause(unit: Unit, peers: Sequence[Unit], pids: Sequence[int]) -> Cause:
-    """The first that explains it: other processes, heat, power; else none."""
+    """The first cause that explains a slow GPU: other processes, heat, power; otherwise "unknown"."""
     run, card = unit.runs[-1], unit.card
     if pids:
         said = f"Another process uses it: pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"

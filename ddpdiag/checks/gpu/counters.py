@@ -55,11 +55,11 @@ FINDINGS = {
     "unreadable": FindingSpec.not_seen("the second reading failed, although the first one worked."),
 }
 
-_START_SECONDS = 0.5  # for a worker that has to be started anew, since the last one was ended
+_START_SECONDS = 0.5  # the time to start a new worker, if the last one was ended
 
 
 def plan(seen: Seen[Look]) -> Sequence[Trial]:
-    """The ranks that saw GPUs at the beginning."""
+    """Plan a last reading by the ranks that saw GPUs at the beginning."""
     groups = tuple((rank,) for rank in sorted(_first(seen)) if rank in seen.world.living)
     return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
@@ -96,7 +96,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
         seconds = None if begin is None or end is None else round(max(0.0, end - begin), 3)
         later = {key_of(host, health): health for health in _opened(second)}
         for key in [key_of(host, health) for health in _opened(first)]:
-            # A GPU that several ranks see is judged once, and one that is none of the job's never.
+            # A GPU that several ranks see is judged once, and a GPU of another job is not judged.
             if (card := cards.pop(key, None)) is not None:
                 after = later.get(key)
                 found = _compared(seen, card, after, seconds) if after else (_gone(card, second, seconds),)
@@ -105,7 +105,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
 
 
 def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
-    # NVML may number the rest anew, so an error under the same index may be of another GPU.
+    # NVML may renumber the remaining GPUs, so an error at the same index may belong to another GPU.
     errors = [health.error for health in second.gpus if health.error is not None]
     why = f"NVML reports {errors[0]!r}" if errors else f"NVML lists {count(len(second.gpus), 'GPU')} without it"
     when = "at the end" if seconds is None else f"{seconds:.1f} s later"
@@ -121,7 +121,7 @@ def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
 
 
 def _compared(seen: Seen[Look], card: Card, after: Health, seconds: float | None) -> Iterator[Fault]:
-    """States that began, links that went down and counters that rose during the run."""
+    """Yield a fault for each state that began, each link that went down and each counter that rose during the run."""
     known = {fault.word for fault in _states(card)}
     for fault in _states(card._replace(health=after)):
         if fault.word not in known:
@@ -144,14 +144,14 @@ def _compared(seen: Seen[Look], card: Card, after: Health, seconds: float | None
 
 
 def _states(card: Card) -> Iterator[Fault]:
-    """The states of a GPU that a run may bring about."""
+    """The faulty states of a GPU that may begin during a run."""
     yield from states(card.health)
     yield from requested(card)
     yield from lowered(card)
 
 
 def skip(seen: Seen[Look]) -> SkipReason | None:
-    """As GPU003, whose first look this one is compared with."""
+    """Skip this check as GPU003 is skipped, or if GPU003 saw no GPU to compare with."""
     first = memory_errors.CHECK
     lacking = seen.is_last and not _first(seen)
     return devices.skip(seen) or unneeded(
@@ -160,7 +160,7 @@ def skip(seen: Seen[Look]) -> SkipReason | None:
 
 
 def last_seconds(seen: Seen[Look]) -> float:
-    """As long as the first look."""
+    """The expected time of the last reading: that of GPU003's, and the start of a worker."""
     took = (o.seconds for o in seen.of(memory_errors.CHECK).outcomes if o.status is Status.DONE)
     return max(took, default=0.0) + _START_SECONDS
 

@@ -42,7 +42,7 @@ FINDINGS = {
 }
 
 D = TypeVar("D")
-# CUDA shows a process one slice, whatever it could use (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
+# CUDA shows a process only one slice, even if it may use several (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
 SLICES_FIX = (
     "Set CUDA_VISIBLE_DEVICES to another slice for each rank (MIG-..., as `nvidia-smi -L` lists them); CUDA otherwise "
     "shows every process the first one. Or turn MIG off as root (`nvidia-smi -mig 0`)."
@@ -50,14 +50,14 @@ SLICES_FIX = (
 
 
 class TorchGpu(Struct, frozen=True):
-    """A GPU in torch's order; `uuid` is written as NVML does, None if torch does not report it."""
+    """A GPU in torch's order. `uuid` is written as NVML writes it, None if torch does not report it."""
 
     name: str
     uuid: str | None
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """torch's CUDA (None: built without), its GPUs, the index that this rank takes, or why CUDA did not start."""
+    """torch's CUDA (None: a build without), its GPUs, the index that this rank uses, or the `error` of CUDA's start."""
 
     torch: str
     cuda: str | None = None
@@ -67,7 +67,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> TorchGpu | None:
-        """The GPU that the rank takes; None where a recording names one that it does not list."""
+        """The GPU that the rank uses; None if it uses none, or if a recording lacks a GPU with that index."""
         known = self.chosen is not None and 0 <= self.chosen < len(self.gpus)
         return self.gpus[self.chosen or 0] if known else None
 
@@ -81,14 +81,14 @@ def measure(ctx: Context) -> Data:
     ctx.step(CONTEXT_STEP)
     begin = time.perf_counter()
     try:
-        # is_available() swallows why CUDA does not start; this raises it.
+        # is_available() hides the error if CUDA does not start; this call raises it.
         torch.cuda.current_device()
         ctx.timed("context", time.perf_counter() - begin)
         ctx.step("GPU properties")
         properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:
         return Data(torch=version, cuda=cuda, error=str(error).partition("\n")[0])
-    gpus = tuple(TorchGpu(own.name, _uuid(own)) for own in properties)
+    gpus = tuple(TorchGpu(gpu.name, _uuid(gpu)) for gpu in properties)
     return Data(torch=version, cuda=cuda, gpus=gpus, chosen=device_index(ctx.place.local_rank, len(gpus)))
 
 
@@ -101,7 +101,7 @@ NO_GPU_IN_TORCH = "torch shows no GPU to any rank that is there (GPU002)"
 
 
 def skip(seen: Seen[Any]) -> SkipReason | None:
-    """Nothing to look at where no rank may use a GPU; GPU001 judges whether one should."""
+    """Skip the check if no rank may use a GPU. GPU001 judges whether a rank should."""
     return inapplicable(None if seen.world.gpus else "no GPU is visible on any host")
 
 
@@ -111,7 +111,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if not host.gpus:
             continue
         yield from _not_started(seen, host, rows)
-        # Slices of a GPU have other numbers in torch and NVML.
+        # torch counts slices of a GPU, and NVML counts GPUs.
         if not any(gpu.mig for row in nvml.get(host.ranks, {}).values() for gpu in row.nvml.gpus):
             yield from _unlike_nvml(seen, host, rows)
     # UUIDs are unique in the world, so containers of one host are compared as well.
@@ -151,7 +151,7 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
         )
     for error in dict.fromkeys(row.error for row in rows.values() if row.error):
         ranks = tuple(rank for rank, row in rows.items() if row.error == error)
-        # An older torch counts with NVML, and asks CUDA for GPUs that it does not show (pytorch issue 130181).
+        # An older torch counts GPUs by NVML, and requests some that CUDA does not show (pytorch issue 130181).
         sliced = host.name in sliced_hosts(seen)
         yield seen.finding(
             "cuda-start",
@@ -168,7 +168,7 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
 
 
 def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    """Ranks to which torch shows more or fewer GPUs than NVML and CUDA_VISIBLE_DEVICES."""
+    """The findings for ranks on which torch shows another number of GPUs than NVML and CUDA_VISIBLE_DEVICES."""
     for rank, row in rows.items():
         expected = seen.world.arrivals[rank].gpus
         if row.cuda is not None and not row.error and len(row.gpus) != expected:
@@ -194,14 +194,14 @@ def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
 
 
 def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:
-    """The UUIDs of the GPUs that these ranks take, as far as they are known; for other checks."""
+    """The known UUIDs of the GPUs that these ranks use, for other checks."""
     known = seen.of(CHECK).by_rank
     taken = (known[rank].gpu for rank in ranks if rank in known)
     return tuple(gpu.uuid for gpu in taken if gpu is not None and gpu.uuid)
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The GPU that each rank takes."""
+    """The part of the report on the GPU that each rank uses."""
     taken = {rank: row.gpu for rank, row in seen.by_rank.items()}
     return Contribution(
         columns={rank: {"gpu_uuid": gpu.uuid, "gpu_name": gpu.name} for rank, gpu in taken.items() if gpu is not None}

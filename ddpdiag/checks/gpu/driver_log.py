@@ -50,12 +50,12 @@ FINDINGS = {
 }
 
 _HOUR_SECONDS = 3600
-# A page fault, and an error of an NVLink: also what a GPU meets that reads a peer's memory whose process has ended.
+# A page fault and an NVLink error. A GPU also gets them if it reads memory of a peer whose process has ended.
 _AFTER_A_DEATH = frozenset({31, 145})
 
 
 class XidGroup(NamedTuple):
-    """The lines of one device and one number within the window, the newest one, and how many are of the run."""
+    """The lines of one device and one number in the window: the newest line, `times`, and `recent` ones of this run."""
 
     newest: Xid
     times: int
@@ -64,7 +64,7 @@ class XidGroup(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as 'Xid 79, 3 times, the last one 12 min ago: "GPU has fallen off the bus"'."""
+        """The group as text, such as 'Xid 79, 3 times, the last one 12 min ago: "GPU has fallen off the bus"'."""
         often = "" if self.times == 1 else f", {'at least ' if self.times >= MOST_LINES else ''}{self.times} times"
         when = f"the last one {_age(self.age_seconds)} ago" if self.times > 1 else f"{_age(self.age_seconds)} ago"
         quoted = f': "{self.newest.text.rstrip(".")}"' if self.newest.text else ""
@@ -78,7 +78,7 @@ def measure(ctx: Context) -> KernelLog:
 
 
 def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
-    """One rank of each host that has GPUs."""
+    """Plan a last trial with one rank of each host that has GPUs."""
     living = seen.world.living
     ranks = (next((rank for rank in host.ranks if rank in living), None) for host in hosts_of(seen) if host.gpus)
     groups = tuple((rank,) for rank in ranks if rank is not None)
@@ -98,11 +98,11 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
         else:
             yield from _of_host(seen, host, log, looks.get(host.ranks, ()), cards[host.ranks])
     if errors:
-        # Closed to users on most clusters: an answer is missing only where this very check was selected.
-        asked = seen.check.code in seen.options.select
+        # Most clusters hide the log from users, so a missing answer matters only if this check was selected by code.
+        was_selected = seen.check.code in seen.options.select
         name, error = next(iter(errors.items()))
         yield seen.finding(
-            "unreadable" if asked else "unread",
+            "unreadable" if was_selected else "unread",
             "the kernel log cannot be read",
             f"{names_text(list(errors))}: the kernel log cannot be read ({error}"
             f"{f', {name}' if len(errors) > 1 else ''}), so it is not known whether the driver logged GPU errors.",
@@ -116,11 +116,11 @@ def _of_host(
     seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
 ) -> Iterator[Finding]:
     ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
-    # The newest line of the host when GPU003 asked its GPUs.
+    # The newest line of the host when GPU003 read its GPUs.
     start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
     listed = {(gpu.pci or "").rpartition(".")[0] for look in looks for gpu in look.gpus}
     lost = any(gpu.error is not None for look in looks for gpu in look.gpus)
-    # Where GPUs of the job are not known, an address that is not listed may be one of them.
+    # If not all GPUs of the job are known, an address that is not listed may be one of them.
     all_known = bool(cards) and not lost and len(cards) >= host.gpus
     for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
         xid = group.newest
@@ -132,7 +132,7 @@ def _of_host(
 
 
 def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[XidGroup]:
-    """The lines within the window; without a start, nothing is known to be of the run."""
+    """Group the lines within the window. Without `start`, no line is known to be of this run."""
     groups: dict[tuple[str, int, bool], list[Xid]] = defaultdict(list)
     for xid in log.xids:
         if log.now_seconds - xid.seconds <= window_seconds:
@@ -157,7 +157,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
     elif action is Action.MONITOR:
         severity, advice = Severity.WARNING, "docs.nvidia.com/deploy/xid-errors explains the number."
     else:
-        # The log begins with the boot: a fault that needs a reboot is not repaired yet, a reset may have been done.
+        # The log begins at boot. So a fault that needs a reboot still exists, but a reset may have been done meanwhile.
         is_error = group.recent or action is not Action.RESET
         severity, advice = Severity.ERROR if is_error else Severity.WARNING, ""
         first = "" if is_error else "Nothing to do if it was reset since. Otherwise:"
@@ -198,7 +198,7 @@ def _age(seconds: float) -> str:
 
 
 def last_seconds(seen: Seen[KernelLog]) -> float:
-    """The whole log of a host is read in hundredths of a second; a worker may have to be started for it."""
+    """The time of this check at the end: reading a log takes hundredths of a second, starting a worker the rest."""
     return 0.5
 
 

@@ -52,14 +52,14 @@ FINDINGS = {
 
 
 def measure(ctx: Context) -> Look:
-    """All GPUs that NVML shows to this rank; the step names the one that is read, should it hang."""
+    """Read all GPUs that NVML shows to this rank. The step names the GPU that is read, in case it hangs."""
     ctx.step("kernel log")
     line, begin = last_line(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
     return structs.replace(look(ctx.step), boot_seconds=begin, kernel_line=line)
 
 
 def plan(seen: Seen[Any]) -> Sequence[Trial]:
-    """One rank of each host asks; of ranks that are bound to GPUs of their own, as many as see them all."""
+    """Plan one trial with one rank of each host; if ranks are bound to GPUs, with as many as see all GPUs together."""
     if seen.trials:
         return ()
     groups = tuple((rank,) for host in hosts_of(seen) if host.gpus for rank in _lookers(seen, host))
@@ -71,7 +71,7 @@ def _lookers(seen: Seen[Any], host: Host) -> Iterator[int]:
     living = [rank for rank in host.ranks if rank in seen.world.living]
     known: set[str] = set()
     for rank in living:
-        # Without GPU001's answer, each rank may see GPUs of its own.
+        # Without GPU001's answer, each rank may see different GPUs.
         new = {gpu.uuid or str(gpu.index) for gpu in visible[rank]} - known if rank in visible else {str(rank)}
         if new or (rank == living[0] and not any(visible.values())):
             yield rank
@@ -81,8 +81,8 @@ def _lookers(seen: Seen[Any], host: Host) -> Iterator[int]:
 def judge(seen: Seen[Look]) -> Iterator[Finding]:
     for host, looks in answers_by_host(seen):
         # GPUs that cannot be opened are GPU001's findings.
-        if host.gpus and not any(gpu.error or gpu.is_known for own in looks.values() for gpu in own.gpus):
-            error = next((own.error for own in looks.values() if own.error), "not supported")
+        if host.gpus and not any(gpu.error or gpu.is_known for answer in looks.values() for gpu in answer.gpus):
+            error = next((answer.error for answer in looks.values() if answer.error), "not supported")
             yield seen.finding(
                 "unreadable",
                 "the health of GPUs cannot be read",
@@ -99,5 +99,5 @@ skip = devices.skip
 Data = Look
 # Azure reports above 20 million, GCM above 50 million.
 SETTINGS = {"corrected_errors": 20e6}
-# Some 200 questions to each GPU; a driver that is busy takes up to 0.1 s for one.
+# Each GPU gets some 200 queries, and a busy driver takes up to 0.1 s for one.
 CHECK: Check[Data] = Check(__name__, "GPU003", "memory-errors", Stage.GPU, Scope.HOST, deadline=20.0)

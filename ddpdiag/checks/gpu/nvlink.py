@@ -48,7 +48,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _missing(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
-    """Findings about GPUs of one model with fewer links than others; MIG takes the links down."""
+    """Findings about GPUs with fewer links up than others of their model. MIG takes links down, so it is no fault."""
     up = {
         card: {link.number for link in card.health.nvlinks if link.up}
         for card in siblings

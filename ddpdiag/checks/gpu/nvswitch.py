@@ -74,7 +74,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def requested(card: Card) -> Iterator[Fault]:
-    """The recovery that the driver requests of this GPU, by its number or by a return code."""
+    """The fault if the driver requests a recovery of this GPU, by a number or by a return code."""
     wanted, broken, cause = card.health.recovery_action, card.health.broken, xid_fix(card.host.name)
     if wanted:
         unknown = (f"action {wanted}, which this version does not know", Action.MONITOR)
@@ -96,7 +96,7 @@ def requested(card: Card) -> Iterator[Fault]:
 
 
 def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
-    """The faults that keep this GPU from its NVSwitch fabric, if it has one; `started`: CUDA shows it all the same."""
+    """The fault if this GPU has not joined its NVSwitch fabric. `started`: torch's CUDA shows the GPU nevertheless."""
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:

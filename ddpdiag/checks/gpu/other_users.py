@@ -73,9 +73,9 @@ def _prohibited(card: Card) -> Iterator[Fault]:
 
 
 def _is_used(seen: Seen[Nothing], card: Card) -> bool:
-    """Whether another process uses the GPU, and not a display or a monitoring tool."""
+    """Whether a process of another job uses the GPU; a display or a monitoring tool does not count."""
     used, processes = card.health.memory_used_bytes, card.health.processes
-    # Of a GPU that is split into slices, the slices themselves take some, and those of others are none of the job's.
+    # The slices of a split GPU use some memory themselves, and other jobs may use their own slices.
     if used is None or used <= seen.number("used_mib") * MIB or card.health.mig:
         return False
     return bool(processes) or (used > CONTEXT_BYTES and not card.health.has_graphics)
@@ -103,7 +103,7 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
 
 
 def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
-    """Reasons why these GPUs may not be free, by what was seen before the job touched them (GPU003, GPU008)."""
+    """Yield reasons why these GPUs may not be free, from readings before the job used them (GPU003, GPU008)."""
     cards = {card.health.uuid: card for card in cards_of(seen)}
     found = [finding for finding in seen.of(CHECK).findings if finding.code == "GPU008.in-use"]
     users = {uuid for finding in found for uuid in finding.gpus}

@@ -34,7 +34,7 @@ FINDINGS = {
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    # Where all of several are alike it is the board's design (clouds give an L4 8 of its 16 lanes).
+    # If several GPUs of a model all have one width, it is the board's design (clouds give an L4 8 of its 16 lanes).
     alike = {
         model
         for model, cards in by_model(cards_of(seen))

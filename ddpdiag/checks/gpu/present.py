@@ -69,10 +69,10 @@ _WITHOUT_PEERS = "If you cannot, set NCCL_P2P_DISABLE=1: NCCL then copies throug
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The GPUs that a rank finds by NVML, on the PCI bus (None: unreadable), in variables.
+    """The GPUs that a rank finds by NVML, on the PCI bus (`functions`; None: unreadable), and in variables.
 
-    `visible` counts what CUDA would show to this rank by the driver's list or WSL2, `promised` what launcher, container
-    or CUDA_VISIBLE_DEVICES name (None: nothing); `cuda_visible_devices` is that variable (None: unset).
+    `visible` counts what CUDA would show to this rank by the driver's list or WSL2. `promised` counts what launcher,
+    container or CUDA_VISIBLE_DEVICES name (None: nothing). `cuda_visible_devices` is that variable (None: unset).
     """
 
     nvml: Enumeration
@@ -83,9 +83,9 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class HostGpus(Struct, frozen=True, kw_only=True):
-    """One host, from the answers of its ranks: with GPUs bound to ranks, each of these may see a part only.
+    """The GPUs of one host, combined from its ranks' answers, since a rank that is bound to GPUs may see only these.
 
-    `visible` counts what CUDA shows to the ranks together.
+    `visible` counts the GPUs that CUDA shows to all ranks together.
     """
 
     name: str
@@ -101,13 +101,13 @@ class HostGpus(Struct, frozen=True, kw_only=True):
 
     @property
     def unopened(self) -> dict[str, str | None]:
-        """PCI addresses of GPUs that NVML does not show, with their drivers."""
+        """PCI addresses of the GPUs that NVML does not show, each with its kernel driver."""
         known = {gpu.pci for gpu in self.gpus}
         return {function.address: function.driver for function in self.functions or () if function.address not in known}
 
     @property
     def is_sliced(self) -> bool:
-        """Whether a GPU is cut into slices (MIG)."""
+        """Whether a GPU of the host is cut into slices (MIG)."""
         return any(gpu.mig for gpu in self.gpus)
 
 
@@ -119,7 +119,7 @@ def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
         opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
         troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
         promises = [row.promised for row in rows.values() if row.promised is not None]
-        # Ranks that name or open different GPUs were bound to them, and theirs add up.
+        # Ranks that name or open different GPUs are bound to them, so their counts add up.
         names = {rank: (row.cuda_visible_devices, *(gpu.uuid for gpu in row.nvml.gpus)) for rank, row in rows.items()}
         one = HostGpus(
             name=host.name,
@@ -139,10 +139,10 @@ def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
 
 
 def measure(ctx: Context) -> Data:
-    # Cheap facts first: NVML may hang, and its step then shows so.
+    # Cheap readings come first, since NVML may hang.
     proc = proc_root(os.environ)
     listed = nvidia_gpus(proc)
-    # What a container or a cgroup was given of the host's GPUs is a promise, too.
+    # If a container or cgroup received only some of the host's GPUs, their number is a promise, too.
     given = len(listed) if listed and withheld_gpus(proc) else None
     functions = nvidia_functions(sys_root(os.environ))
     return Data(
@@ -170,14 +170,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
         absent = list(_absent(seen, host, most))
         yield from absent
-        # What is not there cannot be shown either.
+        # A GPU that is absent is not reported as hidden, too.
         if not any(finding.severity is Severity.ERROR for finding in absent):
             yield from _hidden(seen, host)
     yield from _isolated(seen, hosts)
 
 
 def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
-    """Whether the host has all GPUs that were named; the others on the bus are then not this job's."""
+    """Whether the host has all GPUs that were named. Other GPUs on the bus then do not belong to this job."""
     named = host.promised if seen.options.expect_gpus is None else seen.options.expect_gpus
     return named is not None and len(host.gpus) >= named
 
@@ -192,7 +192,7 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
             ranks=host.ranks,
             fix="Mount /sys into the container, or pass the number of GPUs of each host, such as `--expect-gpus 8`.",
         )
-    # A GPU that was named as lost is not missed a second time.
+    # A GPU that was reported as lost is not reported as missing, too.
     reasons = _reasons(seen, host, most, len(host.gpus) + len(host.lost))
     if host.trouble is Trouble.MISMATCH:
         yield seen.finding(
@@ -221,7 +221,7 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
 
 
 def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: int) -> list[str]:
-    """Why more than the GPUs that are present were to be expected."""
+    """The reasons to expect more GPUs than are present, as clauses."""
     reasons = []
     expected, promised = seen.options.expect_gpus, host.promised
     if expected is not None and present < expected:
@@ -275,7 +275,7 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
 
 
 def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
-    """At most one finding a host; what the user expects replaces what launcher and variables promise."""
+    """The finding for GPUs hidden from ranks, at most one for a host. --expect-gpus replaces what variables promise."""
     if not host.gpus:
         return
     expected, promised = seen.options.expect_gpus, host.promised
@@ -283,12 +283,12 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
     wrong = [
         rank
         for rank, row in host.answers.items()
-        # CUDA decides what an index means on a GPU that is split into slices; an index that shows nothing is wrong.
+        # Only CUDA knows what an index means on a GPU that is split into slices. An index that shows nothing is wrong.
         if not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
     ]
     blind = [rank for rank, row in host.answers.items() if row.visible == 0]
     if expected is not None:
-        # Unless every rank answered, GPUs that are bound to the absent would be missed.
+        # If a rank did not answer, the GPUs that are bound to it are not counted.
         if host.visible >= expected or len(seen.by_rank) < seen.world.size:
             return
         ranks, why = list(host.answers), f"--expect-gpus is {expected}"
@@ -312,7 +312,7 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
     setting = "unset" if value is None else f"set to {value!r}"
     fix = f"Ask Slurm for GPUs (`--gres=gpu:{len(host.gpus)}`)."
     if value != "NoDevFiles":
-        # Bound to GPUs, every rank may count its own from 0.
+        # Each rank that is bound to GPUs may count them from 0.
         indices = ",".join(str(gpu.index) for gpu in row.nvml.gpus)
         fix = f"Set CUDA_VISIBLE_DEVICES={indices} on {host.name}."
     yield seen.finding(
@@ -332,7 +332,7 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
 
 
 def _isolated(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
-    """One finding for all hosts whose device files are closed."""
+    """One finding for all hosts whose ranks cannot open each other's GPUs."""
     closed = [host for host in hosts if len(host.answers) > 1 and not host.is_sliced and _is_closed(host)]
     if not closed:
         return
@@ -351,24 +351,24 @@ def _isolated(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
 
 
 def _is_closed(host: HostGpus) -> bool:
-    """Whether NVML, which ignores variables, shows a rank fewer GPUs than the ranks see together."""
-    # A GPU that one rank could not open is lost, and not hidden.
+    """Whether NVML, which ignores variables, shows some rank fewer GPUs than all ranks of the host see together."""
+    # Ranks that could not open a GPU are left out, since that GPU is lost and not hidden.
     whole = [row.nvml.gpus for row in host.answers.values() if all(gpu.uuid for gpu in row.nvml.gpus)]
     sets = [{gpu.uuid for gpu in gpus} for gpus in whole if gpus]
     together = set[str | None]().union(*sets)
-    return len(sets) > 1 and any(own != together for own in sets)
+    return len(sets) > 1 and any(uuids != together for uuids in sets)
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The GPUs of each host with their memory, and the driver."""
+    """The part of the report on each host's GPUs, with their memory, and on the driver."""
     parts = {}
     for host in host_gpus(seen):
         models = Counter((gpu.name or "model unknown", gpu.memory_bytes) for gpu in host.gpus)
         texts = [f"{number} x {name} ({byte_count(size)})" for (name, size), number in models.items()]
-        # In a container the bus may show GPUs of others.
+        # In a container the bus may also show GPUs of other containers.
         dark = len(host.lost) if texts else max(len(host.functions or ()), host.visible)
         texts += [f"{count(dark, 'GPU')} that NVML does not show"] if dark > 0 else []
-        driver = next((own.nvml.driver for own in host.answers.values() if own.nvml.driver), None)
+        driver = next((row.nvml.driver for row in host.answers.values() if row.nvml.driver), None)
         if texts:
             parts[host.ranks[0]] = {"GPU": " and ".join(texts), **({"driver": driver} if driver else {})}
         elif host.functions is not None:

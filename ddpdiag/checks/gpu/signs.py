@@ -1,5 +1,4 @@
-"""The table of GPU health: counters and states that show a fault, by themselves (GPU003, GPU006) or because they rise
-or begin during the run (GPU010)."""
+"""Counters and states of a GPU that show a fault by their value (GPU003, GPU006) or by a change in the run (GPU010)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -11,14 +10,14 @@ from ddpdiag.probes.gpu.health import Health
 from ddpdiag.text import count, fold_ranks
 
 D = TypeVar("D")
-# Counts by the number of an NVLink; the key of the GPU itself is None.
+# Counts by the number of an NVLink. The key None stands for the GPU itself.
 Counts = Mapping[int | None, int | None]
 
 
 class Counter(NamedTuple):
-    """A row: what is counted (its noun and its reader), the action, the codes of the findings for its total and rise.
+    """A counter: its noun, its reader (`of`), the action, and the codes of the findings for its `total` and `rise`.
 
-    Without a setting that limits the total, or the rise in a minute, 0 is expected.
+    `most` and `most_per_minute` name the settings that limit the total and the rise; without one, 0 is expected.
     """
 
     noun: str
@@ -33,7 +32,7 @@ class Counter(NamedTuple):
 
 
 class State(NamedTuple):
-    """A row: the word of the finding in GPU003 and GPU010, its text, the reader of the state, the action."""
+    """A faulty state: the word of its finding in GPU003 and GPU010, its text, its reader (`of`), and the action."""
 
     word: str
     said: str
@@ -42,7 +41,7 @@ class State(NamedTuple):
 
 
 def _dram(health: Health) -> Counts:
-    """Uncorrectable errors without those of SRAM, which the total includes."""
+    """The uncorrectable errors of DRAM: the total, which includes SRAM, without those of SRAM."""
     total, sram = health.memory.uncorrected, health.memory.sram_uncorrected
     return {None: None if total is None else max(0, total - (sram or 0))}
 
@@ -131,7 +130,7 @@ def states(health: Health) -> Iterator[Fault]:
 
 
 def totals(seen: Seen[D], health: Health) -> Iterator[Fault]:
-    """The counters of this check that are above their limits."""
+    """Yield a fault for each counter of this check that is above its limit."""
     for row in COUNTERS:
         if row.total.startswith(seen.check.code):
             most = seen.number(row.most) if row.most else 0.0
@@ -144,7 +143,7 @@ def totals(seen: Seen[D], health: Health) -> Iterator[Fault]:
 
 
 def rises(seen: Seen[D], before: Health, after: Health, seconds: float | None) -> Iterator[Fault]:
-    """The counters that rose in these seconds (None: not known); one that fell was set to zero by a reset."""
+    """Yield a fault for each counter that rose in `seconds` (None: not known). A counter that fell was reset."""
     span = "" if seconds is None else f" within {seconds:.1f} s"
     for row in COUNTERS:
         old, new = row.of(before), row.of(after)
@@ -154,7 +153,7 @@ def rises(seen: Seen[D], before: Health, after: Health, seconds: float | None) -
             if end is not None and (begin := old.get(key)) is not None and end > begin
         }
         per_minute = seen.number(row.most_per_minute) if row.most_per_minute else 0.0
-        # Of a shorter run the whole limit counts, since a single event has no rate.
+        # In a run of less than a minute the limit of a whole minute counts, since a single event has no rate.
         if not row.rise or sum(risen.values()) <= per_minute * max((seconds or 0.0) / 60, 1.0):
             continue
         begin, end = (sum(counts[key] or 0 for key in risen) for counts in (old, new))
@@ -179,5 +178,5 @@ def _links_text(counts: Counts) -> str:
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
-    """Such as "NVLink 3" or "NVLinks 3,7-9"."""
+    """Numbers of NVLinks as text, such as "NVLink 3" or "NVLinks 3,7-9"."""
     return f"{'NVLink' if len(numbers) == 1 else 'NVLinks'} {fold_ranks(numbers)}"

@@ -36,7 +36,7 @@ FINDINGS = {
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The product of each device."""
+    """The product that each device computed."""
 
     products: tuple[Product, ...]
 
@@ -55,7 +55,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
-    """A device that failed to multiply, or computed wrong values."""
+    """The finding for a device that failed to multiply, or computed wrong values."""
     where = begun(f"{product.device} on {host}{f' ({product.uuid})' if product.uuid else ''}")
     size, elements = f"{product.size} x {product.size}", product.size * product.size
     hosts, gpus = (host,), (product.uuid,) if product.uuid else ()
@@ -84,5 +84,5 @@ def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
     )
 
 
-# A CUDA context for each GPU.
+# The deadline includes a CUDA context for each GPU.
 CHECK: Check[Data] = Check(__name__, "HST005", "arithmetic", Stage.HOST, Scope.RANK, Kind.TORCH, deadline=30.0)

@@ -40,8 +40,8 @@ FINDINGS = {
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Cores of the host (None: not known), those on which this rank may run (empty: not known), its quota in cores
-    (None: no limit), OMP_NUM_THREADS (None: unset), and the model of the processor (None: not known)."""
+    """The cores of the host, those on which the rank may run (empty: not known), its quota in cores (None: no limit),
+    OMP_NUM_THREADS (None: unset), and the processor's model. `cores` and `model` are None if they are not known."""
 
     cores: int | None
     affinity: tuple[int, ...]
@@ -94,13 +94,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def usable_cores(rows: Mapping[int, Data]) -> float:
-    """Cores that these ranks of one machine may use together: those that they are bound to, or their quota."""
+    """The number of cores that these ranks of one machine may use together: their binding, or a lower quota."""
     bound = len({core for row in rows.values() for core in row.affinity})
     return min((row.quota for row in rows.values() if row.quota is not None and row.quota < bound), default=bound)
 
 
 def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    """More ranks, or more of their threads, than cores."""
+    """The finding for more ranks, or more of their threads, than cores."""
     ranks, usable = tuple(rows), usable_cores(rows)
     most, is_quota = max(1, int(usable)), usable in [row.quota for row in rows.values()]
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
@@ -138,7 +138,7 @@ def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterato
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The cores of each host that its ranks may use, and their model."""
+    """The part of the report on each host's CPU: the cores that its ranks may use, and the model."""
     inventory = {}
     for host, rows in answers_by_host(seen):
         row, usable = next(iter(rows.values())), usable_cores(rows)

@@ -44,14 +44,14 @@ FINDINGS = {
 }
 
 
-# glibc's text for EAGAIN, and those of Python and libgomp for a thread.
+# The errors when no process or thread can be started: glibc's text for EAGAIN, Python's and libgomp's for a thread.
 _NO_PROCESS = ("Resource temporarily unavailable", "can't start new thread", "Thread creation failed")
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Limits of this rank, tasks of its control group (None: no limit), this user's processes, and RDMA devices.
+    """The limits of a rank. None means that a value could not be read, but no limit for `tasks`.
 
-    Otherwise None means that it could not be read.
+    `tasks` are those of the control group, `user_processes` those that the rank's user runs, `rdma` the RDMA devices.
     """
 
     limits: Limits | None
@@ -121,7 +121,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _lowest(limits: Iterable[int | None]) -> int | None:
-    """The tightest of the limits; None if there is no limit."""
+    """The lowest of the limits; None if there is no limit."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -132,7 +132,7 @@ def lacked_processes(outcome: Outcome) -> bool:
 
 
 def _processes(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
-    """Too few processes or threads left, of the control group's limit or of the user's."""
+    """The finding if the limit of the control group or of the user leaves too few processes or threads."""
     needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
     in_group = [(row.tasks.left, row.tasks.limit, "its control group") for row in rows if row.tasks]
     of_user = [
@@ -143,15 +143,15 @@ def _processes(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator
     left, limit, whose = min((*in_group, *of_user), default=(needed, needed, ""))
     if left >= needed:
         return
-    # The number in use now, and that which the ranks need.
+    # The limit that is needed: the number in use now, plus the number that the ranks need.
     enough = limit - left + needed
     failed = [o.rank for o in seen.recording.outcomes if o.rank in host.ranks and lacked_processes(o)]
-    said = f" {begun(ranks_text(sorted({*failed})))} could not start one." if failed else ""
+    failure = f" {begun(ranks_text(sorted({*failed})))} could not start one." if failed else ""
     yield seen.finding(
         "processes",
         f"{host.name} allows too few processes",
         f"{left:,} more processes or threads may be started on {host.name}: the limit of {whose} is {limit}. {needed} "
-        f"are expected to be free for {count(len(host.ranks), 'rank')}.{said}",
+        f"are expected to be free for {count(len(host.ranks), 'rank')}.{failure}",
         severity=Severity.ERROR if failed else Severity.WARNING,
         ranks=host.ranks,
         evidence={"left": left, "expected": needed},
@@ -164,8 +164,8 @@ def _processes(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """Hosts without RDMA; the ports of the others are HST007's."""
-    return Contribution(inventory={rank: {"RDMA": NONE} for rank, own in seen.by_rank.items() if own.rdma == ()})
+    """The part of the report on hosts without RDMA; HST007 reports the ports of other hosts."""
+    return Contribution(inventory={rank: {"RDMA": NONE} for rank, row in seen.by_rank.items() if row.rdma == ()})
 
 
 SETTINGS = {

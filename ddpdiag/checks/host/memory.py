@@ -39,7 +39,7 @@ _IN_GROUP = "left in its control group (the limit of the job or container)"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Memory in bytes: the host's (None: not readable), and what the control group leaves (None: no limit)."""
+    """The memory of a host (None: not readable), and the limit and room of the control group (None: no limit)."""
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -62,7 +62,7 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        # One rank of a host measures for all.
+        # One rank of a host measures for all of its ranks.
         row, ranks = next(iter(rows.values())), len(host.ranks)
         enough = seen.number("gpu_mib" if host.gpus else "cpu_mib")
         rooms = [(row.left_bytes, _IN_GROUP), (row.available_bytes, "available")]
@@ -108,7 +108,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The memory of each host, and what the control group allows of it."""
+    """The part of the report on each host's memory, and on the share that the control group allows."""
     inventory = {}
     for host, rows in answers_by_host(seen):
         row = next(iter(rows.values()))

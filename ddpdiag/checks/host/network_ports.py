@@ -78,13 +78,13 @@ SETTINGS = {
     "recoveries_per_minute": 5,
     "receive_errors_per_second": 10,
     "overruns_per_hour": 0,
-    # Some may be stray packets from outside of the cluster.
+    # A few such segments may be stray packets from outside of the cluster.
     "damaged_segments": 3,
     # RDZ004's limit of an error. Dead connections of other programs send some segments again on a healthy host.
     "resent_share": 1e-2,
     "resent_segments": 100,
 }
-# Of each counter of errors the limit, the seconds of its unit, and the shortest time that counts.
+# By error counter: the setting of its limit, the seconds of the limit's unit, and the shortest time that counts.
 _BIT_ERRORS, _OVERRUNS = ("bit_errors_per_hour", 3600.0, 60.0), ("overruns_per_hour", 3600.0, 60.0)
 _LIMITS = {
     "symbol_error": _BIT_ERRORS,
@@ -97,14 +97,14 @@ _LIMITS = {
 }
 # Each rises by one when the link is lost.
 _DOWNS = ("carrier_down_count", "link_downed")
-# For a worker that has to be started again, since the last one was ended.
+# The time to start a new worker, if the last one was ended.
 _START_SECONDS = 0.5
 
 _CABLE = (
     "{commands} on {hosts} show more. Ask the administrator to reseat or replace the cable and the transceiver, then "
     "to try another port of the switch, then to replace the card."
 )
-# By finding, the title and the fix, with places for the hosts and for the commands that show more.
+# The title and the fix of each finding, with places for the hosts and for the commands that show more.
 _TEXTS = {
     "link-down": ("a network link of {hosts} went down during the run", _CABLE),
     "gone": (
@@ -120,7 +120,7 @@ _TEXTS = {
 
 
 class Pair(NamedTuple):
-    """One host's ports at the beginning and at the end, and those that the job uses."""
+    """One host's ports at the beginning and at the end, and the names of the ports that the job uses."""
 
     before: NetworkLook
     after: NetworkLook
@@ -128,16 +128,16 @@ class Pair(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time between."""
+        """The time between the two readings."""
         return max(0.0, self.after.seconds - self.before.seconds)
 
     def rise(self, counter: str) -> int:
-        """The rise of a counter of TCP; 0 where it cannot be read."""
+        """The rise of one of TCP's counters; 0 if the counter cannot be read."""
         start, end = (look.tcp.get(counter) for look in (self.before, self.after))
         return 0 if start is None or end is None else max(0, end - start)
 
     def ports(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
-        """Ports that a job may use, then and now (None: gone), with those below them.
+        """Yield the ports that a job may use, and those below them, as first and last read (None: gone).
 
         These are the job's ports, and RDMA ports whose link was up.
         """
@@ -154,7 +154,7 @@ class Pair(NamedTuple):
 
 
 class CounterDelta(NamedTuple):
-    """A change of one port: `text` is a clause that names it. `used_by_job`: the job uses this port."""
+    """A change of one port. `text` is a clause that names the port; `used_by_job` says that the job uses it."""
 
     word: str
     port: PortCounters
@@ -166,10 +166,10 @@ class CounterDelta(NamedTuple):
 
 
 def counter_deltas(pair: Pair, allowed: Callable[[str, float], float]) -> Iterator[CounterDelta]:
-    """Find the changes of one host's ports; `allowed(counter, seconds)` is how far a counter may rise.
+    """Find the changes of one host's ports; `allowed(counter, seconds)` is the rise of a counter that is no error.
 
-    A counter that fell was reset or wrapped (hardware counts in 32 bits), and is no rise; one that only one of the two
-    looks has is none either. Counters of an InfiniBand port stop at their largest value (255 for link_downed).
+    A counter that fell was reset or wrapped (hardware counts in 32 bits), and did not rise. A counter that only one
+    reading has did not rise, either. Counters of an InfiniBand port stop at their largest value (255 for link_downed).
     """
     for old, new in pair.ports():
         used = old.name in pair.job_ports
@@ -200,24 +200,24 @@ def measure(ctx: Context) -> NetworkLook:
 
 
 def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
-    """One rank of each host reads the counters first, and those that read any read them again at the end."""
+    """Plan one reading by a rank of each host, and a last one by the ranks whose first reading had counters."""
     if seen.is_last:
         groups = tuple((rank,) for rank in sorted(_begun(seen)) if rank in seen.world.living)
         is_due = len(seen.trials) == 1 and groups
         return (new_trial(seen, groups=groups, params=seen.trials[0].params),) if is_due else ()
     limits = seen.of(hst004.CHECK).by_rank.values()
-    # One host only, of which HST004 knows that it has no RDMA, has nothing to look at.
-    alone = len(seen.world.hosts) == 1 and limits and all(own.rdma == () for own in limits)
+    # If there is only one host, and HST004 found no RDMA device there, there is nothing to read.
+    alone = len(seen.world.hosts) == 1 and limits and all(row.rdma == () for row in limits)
     if seen.trials or alone:
         return ()
     leaders = [group[0] for group in scope_groups(Scope.HOST, seen.world)]
-    # All get the address of the second host. That host gets its own address, which is the one that leads to the first.
+    # All ranks get the address of the second host. The second host itself needs it, too: it leads to the first host.
     params = {"towards": seen.world.arrivals[leaders[1]].address} if len(leaders) > 1 else {}
     return (new_trial(seen, params=params),)
 
 
 def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
-    """Whether no host read any counter that could be compared."""
+    """Skip the comparison if no host has read a counter."""
     if not seen.is_last or _begun(seen):
         return None
     alone = len(seen.world.hosts) == 1
@@ -227,12 +227,12 @@ def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
 
 
 def last_seconds(seen: Seen[NetworkLook]) -> float:
-    """The time of the second look: that of the first."""
+    """The expected time of the last reading: the time of the first reading, and the start of a worker."""
     return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
 
 
 def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
-    """The first looks that hold any counter."""
+    """The first readings that contain a counter, by rank."""
     number = seen.trials[0].number if seen.trials else None
     looks = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
     return {rank: look for rank, look in looks.items() if look.ports or look.tcp}
@@ -242,42 +242,42 @@ def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     pairs = dict(_pairs(seen))
     deltas = {host: tuple(counter_deltas(pair, partial(allowed, seen))) for host, pair in pairs.items()}
     for word in _TEXTS:
-        changes = {host: [delta for delta in own if delta.word == word] for host, own in deltas.items()}
-        changed = {host: own for host, own in changes.items() if own}
+        changes = {host: [delta for delta in rows if delta.word == word] for host, rows in deltas.items()}
+        changed = {host: rows for host, rows in changes.items() if rows}
         is_shared = _is_shared(len(changed), len(pairs))
-        for part in [changed] if is_shared else [{host: own} for host, own in changed.items()]:
+        for part in [changed] if is_shared else [{host: rows} for host, rows in changed.items()]:
             yield _finding(seen, word, pairs, part)
     yield from _damages(seen, pairs)
     yield from _resent(seen, pairs)
 
 
 def allowed(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
-    """The allowed rise of a counter; infinite for one that counts no errors."""
+    """The rise of a counter that is allowed in `seconds`; infinite if the counter counts no errors."""
     setting, unit, least = _LIMITS.get(counter, ("", 1.0, 0.0))
     return seen.number(setting) / unit * max(seconds, least) if setting else math.inf
 
 
 def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
-    """Both looks of each host, by the same rank."""
+    """The first and the last reading of each host, both by the same rank."""
     begun = _begun(seen)
     later = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
     interfaces = seen.of(rdz003.CHECK).by_rank
     for host in hosts_of(seen):
         rank = next((rank for rank in host.ranks if rank in begun and rank in later), None)
         if rank is not None:
-            own = next((interfaces[rank] for rank in host.ranks if rank in interfaces), None)
-            yield host, Pair(begun[rank], later[rank], _job_ports(seen.world, begun[rank], own))
+            offer = next((interfaces[rank] for rank in host.ranks if rank in interfaces), None)
+            yield host, Pair(begun[rank], later[rank], _job_ports(seen.world, begun[rank], offer))
 
 
-def _job_ports(world: World, look: NetworkLook, own: rdz003.Data | None) -> frozenset[str]:
-    """Ports that the job uses for other hosts: that of the kernel's route, the interface whose address the job's
-    library offers as RDZ003 saw it, what NCCL takes."""
+def _job_ports(world: World, look: NetworkLook, offer: rdz003.Data | None) -> frozenset[str]:
+    """The names of the ports that the job uses between hosts: that of the kernel's route, the interface whose address
+    the job's library offers (RDZ003), and NCCL's RDMA ports. Empty for a single host."""
     if len(world.hosts) == 1:
         return frozenset()
     names = {look.route}
-    if own is not None and own.interfaces is not None:
-        address = chosen_address(library_of(world.backend), own.names, own.own_addresses, own.interfaces)
-        interface = interface_of(address, own.interfaces)
+    if offer is not None and offer.interfaces is not None:
+        address = chosen_address(library_of(world.backend), offer.names, offer.own_addresses, offer.interfaces)
+        interface = interface_of(address, offer.interfaces)
         names.add(interface.name if interface is not None else None)
     taken = {port.name for port in look.ports if port.taken} if world.backend == "nccl" else set()
     return frozenset(filter(None, names - {"lo"} | taken))
@@ -291,14 +291,14 @@ def _is_shared(affected: int, hosts: int) -> bool:
 def _finding(
     seen: Seen[NetworkLook], word: str, pairs: Mapping[Host, Pair], changes: Mapping[Host, Sequence[CounterDelta]]
 ) -> Finding:
-    """The changes of one kind: of one host, or of most hosts, of which none is blamed."""
+    """The finding for the changes of one kind: on one blamed host, or on most hosts without blame."""
     names, shared = [host.name for host in changes], len(changes) > 1
-    deltas = [delta for own in changes.values() for delta in own]
+    deltas = [delta for rows in changes.values() for delta in rows]
     breaks = word != "link-errors" and any(delta.used_by_job for delta in deltas)
     lines = [
         f"on {host.name}, within the {pairs[host].seconds:.1f} s of the run, "
-        + names_text([delta.text for delta in own])
-        for host, own in changes.items()
+        + names_text([delta.text for delta in rows])
+        for host, rows in changes.items()
     ]
     end = " The job uses this port." if breaks else ""
     end += " More than half of the hosts are affected, so they share the cause." if shared else ""
@@ -324,7 +324,7 @@ def _finding(
 
 
 def _commands(port: PortCounters) -> str:
-    """The commands that show a port's state and counters."""
+    """The commands that show a port's state and counters, as text."""
     adapter, number = map(quote, port.name.partition(":")[::2])
     if port.rdma:
         return f"`ibstat {adapter} {number}` and `perfquery -C {adapter} -P {number}` (as root)"
@@ -332,7 +332,7 @@ def _commands(port: PortCounters) -> str:
 
 
 def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
-    """Segments that failed TCP's checksum, more than `damaged_segments` on a host."""
+    """The finding for hosts that received more than `damaged_segments` segments with a wrong checksum."""
     most = seen.number("damaged_segments")
     damaged = {host: rise for host, pair in pairs.items() if (rise := pair.rise("InCsumErrors")) > most}
     if not damaged:
@@ -358,7 +358,7 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
 
 
 def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
-    """Loss that began after the links were measured; what RDZ004 has measured is its finding."""
+    """The finding for a loss that began after RDZ004 measured the links; an earlier loss is RDZ004's finding."""
     most, least = seen.number("resent_share"), seen.number("resent_segments")
     rises = {host: (pair.rise("RetransSegs"), pair.rise("OutSegs")) for host, pair in pairs.items()}
     resent = {host: (again, again + new) for host, (again, new) in rises.items() if again >= least}

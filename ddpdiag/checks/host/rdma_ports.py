@@ -70,7 +70,7 @@ FINDINGS = {
 
 class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """RDMA adapters of a host (None: /sys cannot be read), their ports, the GIDs of Ethernet ports by the port's name,
-    the models of the GPUs, and the variables that decide which ports NCCL takes."""
+    the models of the GPUs, and the variables that decide which ports NCCL uses."""
 
     adapters: tuple[Adapter, ...] | None = ()
     ports: tuple[Port, ...] = ()
@@ -80,14 +80,14 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_over_verbs(self) -> bool:
-        """Whether NCCL's variables let it take RDMA ports."""
+        """Whether NCCL's variables allow NCCL to use RDMA ports."""
         no_verbs = self.settings.get("NCCL_IB_DISABLE", "0") != "0"
-        # Plug-ins that build on it are IBext and IBext_v8.
+        # IBext and IBext_v8 are plug-ins that build on IB.
         return not no_verbs and self.settings.get("NCCL_NET", "IB").upper().startswith("IB")
 
     @property
     def verbs_ports(self) -> tuple[Port, ...]:
-        """Ports that NCCL's own network can take; others (EFA says "Unknown") are for plug-ins (net_ib/init.cc)."""
+        """The ports that NCCL's own network can use. Others (EFA's say "Unknown") need a plug-in (net_ib/init.cc)."""
         return tuple(port for port in self.ports if port.link_layer in ("InfiniBand", "Ethernet"))
 
 
@@ -96,7 +96,7 @@ def measure(ctx: Context) -> Data:
 
 
 def look(env: Mapping[str, str], step: Callable[[str], None]) -> Data:
-    """Read /sys of this host; `step` is called with what is read next, since a driver may wait for an adapter."""
+    """Read this host's RDMA ports from /sys. `step` names each part first, since a driver may wait for an adapter."""
     sys = sys_root(env)
     step("RDMA adapters")
     adapters = rdma_adapters(sys)
@@ -108,7 +108,7 @@ def look(env: Mapping[str, str], step: Callable[[str], None]) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Once, unless HST004 saw that no host has an RDMA device."""
+    """Plan one trial, unless HST004 found that no host has an RDMA device."""
     return () if seen.trials or skip(seen) else (new_trial(seen),)
 
 
@@ -118,7 +118,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 class HostPorts(NamedTuple):
-    """A host, and its ports that NCCL may take."""
+    """A host, and the ports of it that NCCL may use."""
 
     name: str
     data: Data
@@ -139,51 +139,51 @@ class HostPorts(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """NCCL_IB_HCA."""
+        """The value of NCCL_IB_HCA; empty if it is unset."""
         return self.data.settings.get("NCCL_IB_HCA", "")
 
 
 class Value(NamedTuple):
-    """A property of a port: a lower level of the same group is worse."""
+    """The value of a property of one port. Within a `group`, a lower `level` is worse."""
 
     group: str
     level: tuple[float, ...]
     text: str
 
 
-def _state(own: HostPorts, port: Port) -> Value:
+def _state(host: HostPorts, port: Port) -> Value:
     physical = f" ({port.physical_state})" if port.physical_state and not port.active else ""
     return Value(port.link_layer or "", (port.active,), f"state {port.state or 'unknown'}{physical}")
 
 
-def _rate(own: HostPorts, port: Port) -> Value | None:
+def _rate(host: HostPorts, port: Port) -> Value | None:
     lanes = f" ({count(port.lanes, 'lane')})" if port.lanes else ""
     level = (port.bytes_per_s or 0.0,)
     return Value(port.link_layer or "", level, link_rate(port.bytes_per_s) + lanes) if port.active else None
 
 
-def _gid(own: HostPorts, port: Port) -> Value | None:
-    """Whether NCCL finds a GID that leads beyond the link; None for InfiniBand, iWARP, and types that are hidden."""
-    gids, index = own.data.gids.get(port.name, ()), own.data.settings.get("NCCL_IB_GID_INDEX", "")
-    if not port.active or not any(gid.kind for gid in gids) or own.adapter(port).kind not in ("CA", None):
+def _gid(host: HostPorts, port: Port) -> Value | None:
+    """Whether NCCL finds a GID that leads beyond the link; None for InfiniBand, iWARP, and hidden types of GIDs."""
+    gids, index = host.data.gids.get(port.name, ()), host.data.settings.get("NCCL_IB_GID_INDEX", "")
+    if not port.active or not any(gid.kind for gid in gids) or host.adapter(port).kind not in ("CA", None):
         return None
     is_usable = any(gid.is_routed for gid in gids if index in ("", str(gid.index)))
     at = f" at NCCL_IB_GID_INDEX={index}" if index else ""
     return Value("", (is_usable,), f"{'a' if is_usable else 'no'} RoCE v2 GID with an IP address{at}")
 
 
-def _firmware(own: HostPorts, port: Port) -> Value | None:
-    """The release, which is 28.39 of 28.39.1002: versions within a release are bug fixes, which may differ."""
-    adapter = own.adapter(port)
+def _firmware(host: HostPorts, port: Port) -> Value | None:
+    """The release of the firmware: 28.39 of 28.39.1002. Bug fixes within a release may differ between ports."""
+    adapter = host.adapter(port)
     release = tuple(float(part) for part in (adapter.firmware or "").split(".")[:2] if part.isdecimal())
     known = port.active and release and adapter.model
     return Value(adapter.model or "", release, f"firmware {adapter.firmware}") if known else None
 
 
 class Property(NamedTuple):
-    """A property of ports that should be equal, and the finding of a port where it is worse.
+    """A property in which ports should be equal, and the finding for a port that is worse.
 
-    `fix` has places for the host and the adapter, and for the words that leave the host or the ports out.
+    `fix` has places for the host, the adapter, and the texts that say how to leave out the host or the ports.
     """
 
     word: str
@@ -191,9 +191,9 @@ class Property(NamedTuple):
     value: Callable[[HostPorts, Port], Value | None]
     fix: str
 
-    def values(self, own: HostPorts) -> dict[Port, Value]:
-        """The value of each port that has one."""
-        return {port: value for port in own.ports if (value := self.value(own, port)) is not None}
+    def values(self, host: HostPorts) -> dict[Port, Value]:
+        """The value of each port of the host, without ports that have no value."""
+        return {port: value for port in host.ports if (value := self.value(host, port)) is not None}
 
 
 _CABLE = (
@@ -242,14 +242,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Mount /sys into the container (`docker run -v /sys:/sys:ro ...`), and run ddpdiag again. Or run "
             f"`ibstat` on {unreadable[0]} outside of the container: every port that the job needs should be Active.",
         )
-    # Hosts with other GPUs may have other networks.
+    # Hosts with different GPUs may have different networks.
     groups: dict[frozenset[str], list[HostPorts]] = defaultdict(list)
     without: dict[str, list[HostPorts]] = defaultdict(list)
-    for own in _hosts(seen):
-        if own.rule and own.data.verbs_ports and not own.up:
-            without[own.rule].append(own)
+    for host in _hosts(seen):
+        if host.rule and host.data.verbs_ports and not host.up:
+            without[host.rule].append(host)
         else:
-            groups[frozenset(own.data.gpu_models)].append(own)
+            groups[frozenset(host.data.gpu_models)].append(host)
     for rule, alike in without.items():
         yield _no_port_allowed(seen, rule, alike)
     for alike in groups.values():
@@ -257,21 +257,21 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _hosts(seen: Seen[Data]) -> Iterator[HostPorts]:
-    """Each host on which NCCL may take RDMA ports, with those ports; none where a job uses gloo."""
+    """Each host on which NCCL may use RDMA ports, with these ports; no host if the job uses gloo."""
     for host, rows in answers_by_host(seen):
         data = next(iter(rows.values()))
         if data.adapters is not None and data.is_over_verbs and seen.world.backend == "nccl":
-            # A virtual function that is down is given to no container.
+            # A virtual function that is down is not assigned to a container.
             virtual = {adapter.name for adapter in data.adapters if adapter.virtual}
             given = (port for port in data.verbs_ports if port.active or port.adapter not in virtual)
-            own = HostPorts(host.name, data, tuple(given))
-            allowed = (port for port in own.ports if nccl_takes_port(own.rule, port.adapter, port.number))
-            yield own._replace(ports=tuple(allowed))
+            entry = HostPorts(host.name, data, tuple(given))
+            allowed = (port for port in entry.ports if nccl_takes_port(entry.rule, port.adapter, port.number))
+            yield entry._replace(ports=tuple(allowed))
 
 
 def _no_port_allowed(seen: Seen[Data], rule: str, hosts: Sequence[HostPorts]) -> Finding:
-    """NCCL_IB_HCA leaves NCCL no port on these hosts."""
-    names = [own.name for own in hosts]
+    """The finding for hosts on which NCCL_IB_HCA leaves NCCL no port."""
+    names = [host.name for host in hosts]
     states = [f"{port.name} {port.state or 'in an unknown state'}" for port in hosts[0].data.verbs_ports]
     return seen.finding(
         "hca",
@@ -288,52 +288,52 @@ def _no_port_allowed(seen: Seen[Data], rule: str, hosts: Sequence[HostPorts]) ->
 
 
 def _judge_group(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Finding]:
-    """Compare hosts of one kind; rates, GIDs and firmware only where as many ports are up as on most hosts."""
+    """Compare hosts with equal GPUs. Rates, GIDs and firmware are compared only if as many ports are up as usual."""
     # A network plug-in may work without these ports.
     severity = Severity.WARNING if seen.job_backend_works else Severity.ERROR
     alike = _usual_hosts(STATE, hosts)
-    for own in hosts:
-        if alike and (missing := (alike[0].layers - own.layers).total()):
-            yield _missing_ports(seen, own, alike[0], missing, Severity.WARNING if own.up else severity)
+    for host in hosts:
+        if alike and (missing := (alike[0].layers - host.layers).total()):
+            yield _missing_ports(seen, host, alike[0], missing, Severity.WARNING if host.up else severity)
     for what in PROPERTIES:
         compared = hosts if what is STATE else alike
         usual = _usual_hosts(what, compared)
-        for own in compared if usual else ():
-            if worse := _worse_ports(what.values(own), what.values(usual[0])):
+        for host in compared if usual else ():
+            if worse := _worse_ports(what.values(host), what.values(usual[0])):
                 where = f"on {len(usual)} of {len(compared)} hosts"
-                breaks = what.word == "gid" or not own.up
-                yield _port_finding(seen, what, own, worse, where, severity if breaks else Severity.WARNING)
+                breaks = what.word == "gid" or not host.up
+                yield _port_finding(seen, what, host, worse, where, severity if breaks else Severity.WARNING)
         if compared and not usual:
             kinds: dict[str, list[str]] = defaultdict(list)
-            for own in compared:
-                kinds[_values_text(what, own)].append(own.name)
+            for host in compared:
+                kinds[_values_text(what, host)].append(host.name)
             texts = [f"{names_text(names)}: {text}." for text, names in kinds.items()]
             yield seen.finding(
                 "uneven",
                 "hosts differ in their RDMA ports",
                 " ".join(texts) + no_majority((), "host"),
                 severity=Severity.NOTE if what.word == "firmware" else None,
-                evidence={"hosts": [own.name for own in compared]},
+                evidence={"hosts": [host.name for host in compared]},
                 fix=f"Run `ibstat; show_gids` on {names_text([names[0] for names in kinds.values()])}, and ask the "
                 "administrator which host is as it should be.",
             )
 
 
 def _usual_hosts(what: Property, hosts: Sequence[HostPorts]) -> list[HostPorts]:
-    """The hosts that have what more than half of them have; none without a majority."""
-    values = [tuple(sorted(value[:2] for value in what.values(own).values())) for own in hosts]
+    """The hosts whose values equal those of more than half of the hosts; empty without a majority."""
+    values = [tuple(sorted(value[:2] for value in what.values(host).values())) for host in hosts]
     odd = odd_ones_out(dict(enumerate(values)))
-    return [own for own, value in zip(hosts, values, strict=True) if odd is None or value == odd.usual]
+    return [host for host, value in zip(hosts, values, strict=True) if odd is None or value == odd.usual]
 
 
-def _values_text(what: Property, own: HostPorts) -> str:
-    """Such as "7 x 400 Gbit/s (4 lanes), 1 x 200 Gbit/s (4 lanes)"."""
-    counts = Counter(value.text for value in what.values(own).values())
+def _values_text(what: Property, host: HostPorts) -> str:
+    """The values of a host's ports as text, such as "7 x 400 Gbit/s (4 lanes), 1 x 200 Gbit/s (4 lanes)"."""
+    counts = Counter(value.text for value in what.values(host).values())
     return ", ".join(f"{number} x {text}" for text, number in counts.items()) or "no RDMA port"
 
 
 def _worse_ports(values: Mapping[Port, Value], usual: Mapping[Port, Value]) -> dict[Port, Value]:
-    """The ports that are worse than those of a usual host, each with the value that is expected."""
+    """The ports that are worse than those of a usual host, each with the expected value."""
     here, there = (Counter(value[:2] for value in ports.values()) for ports in (values, usual))
     lacking = [value for value in usual.values() if (there - here)[value[:2]]]
     worse: dict[Port, Value] = {}
@@ -341,35 +341,35 @@ def _worse_ports(values: Mapping[Port, Value], usual: Mapping[Port, Value]) -> d
         better = [other for other in lacking if other.group == value.group and other.level > value.level]
         if better and (here - there)[value[:2]]:
             worse[port] = better[0]
-    # Of two slow ports one may be as slow on all hosts. Names that mean other cards on this host do not tell.
+    # Of two slow ports one may be slow on all hosts, which its name shows, unless the name means another card here.
     levels = {port.name: value.level for port, value in usual.items()}
     return {port: like for port, like in worse.items() if levels.get(port.name) == like.level} or worse
 
 
-def _judge_alone(seen: Seen[Data], own: HostPorts) -> Iterator[Finding]:
-    """Compare the ports of one host with each other: three at least of the same model, board and link layer.
+def _judge_alone(seen: Seen[Data], host: HostPorts) -> Iterator[Finding]:
+    """Compare the ports of one host with each other: at least three of the same model, board and link layer.
 
-    A frontend's card is another board than those of the GPUs' network, or has another link layer.
+    The card of a frontend network differs in board or link layer from the cards of the GPUs' network.
     """
     families: dict[tuple[str | None, ...], list[Port]] = defaultdict(list)
-    for port in own.ports:
-        families[own.adapter(port).model, own.adapter(port).board, port.link_layer].append(port)
+    for port in host.ports:
+        families[host.adapter(port).model, host.adapter(port).board, port.link_layer].append(port)
     for what, family in product(PROPERTIES, families.values()):
-        values = {port: value for port, value in what.values(own).items() if port in family}
+        values = {port: value for port, value in what.values(host).items() if port in family}
         odd = odd_ones_out({place: value.level for place, value in enumerate(values.values())})
         usual = next((value for value in values.values() if odd and value.level == odd.usual), None)
         worse = {port: usual for port, value in values.items() if usual and value.level < usual.level}
         if len(family) > 2 and worse:
             where = f"on {len(values) - len(worse)} of {len(values)} ports of this board"
-            yield _port_finding(seen, what, own, worse, where, Severity.WARNING)
+            yield _port_finding(seen, what, host, worse, where, Severity.WARNING)
 
 
 def _port_finding(
-    seen: Seen[Data], what: Property, own: HostPorts, worse: Mapping[Port, Value], where: str, severity: Severity
+    seen: Seen[Data], what: Property, entry: HostPorts, worse: Mapping[Port, Value], where: str, severity: Severity
 ) -> Finding:
     """The finding for the ports of a host that are worse than expected."""
-    values, host, names = what.values(own), own.name, [port.name for port in worse]
-    pci = {port: f" (PCI {adapter.pci})" if (adapter := own.adapter(port)).pci else "" for port in worse}
+    values, host, names = what.values(entry), entry.name, [port.name for port in worse]
+    pci = {port: f" (PCI {adapter.pci})" if (adapter := entry.adapter(port)).pci else "" for port in worse}
     expected = " or ".join(dict.fromkeys(like.text for like in worse.values()))
     return seen.finding(
         what.word,
@@ -388,34 +388,34 @@ def _port_finding(
     )
 
 
-def _missing_ports(seen: Seen[Data], own: HostPorts, usual: HostPorts, missing: int, severity: Severity) -> Finding:
-    """A host with fewer ports of a link layer, and the PCI addresses where a usual host has a card."""
-    here = {adapter.pci for adapter in own.data.adapters or ()}
+def _missing_ports(seen: Seen[Data], host: HostPorts, usual: HostPorts, missing: int, severity: Severity) -> Finding:
+    """The finding for a host with fewer ports of a link layer; it names the PCI addresses of cards that it lacks."""
+    here = {adapter.pci for adapter in host.data.adapters or ()}
     gone = [adapter.pci for adapter in usual.data.adapters or () if adapter.pci and adapter.pci not in here]
-    # Without a card, the addresses behind it may be others.
+    # If a card is missing, cards behind it may have changed their addresses.
     gone = gone if len(gone) <= missing else []
-    at = f", and an adapter at PCI {names_text(gone)}, where {own.name} has none" if gone else ""
+    at = f", and an adapter at PCI {names_text(gone)}, where {host.name} has none" if gone else ""
     return seen.finding(
         "missing",
-        f"{own.name} has {count(missing, 'RDMA port')} fewer than most hosts",
-        f"{own.name} has {_layers_text(own)}; most hosts, such as {usual.name}, have {_layers_text(usual)}{at}.",
+        f"{host.name} has {count(missing, 'RDMA port')} fewer than most hosts",
+        f"{host.name} has {_layers_text(host)}; most hosts, such as {usual.name}, have {_layers_text(usual)}{at}.",
         severity=severity,
-        hosts=[own.name],
-        evidence={"ports": [port.name for port in own.ports], "missing": missing, "missing_pci": [*gone]},
-        fix=f"Run `lspci -nn | grep -i -E 'infiniband|ethernet'` on {own.name}. If the card is not listed, ask the "
-        f"administrator to power-cycle {own.name}. If it is listed, `dmesg -T | grep -i mlx5` (as root) shows why the "
+        hosts=[host.name],
+        evidence={"ports": [port.name for port in host.ports], "missing": missing, "missing_pci": [*gone]},
+        fix=f"Run `lspci -nn | grep -i -E 'infiniband|ethernet'` on {host.name}. If the card is not listed, ask the "
+        f"administrator to power-cycle {host.name}. If it is listed, `dmesg -T | grep -i mlx5` (as root) shows why the "
         "driver does not use it, and `mlxconfig -d ADAPTER q LINK_TYPE_P1` which link layer is set (1 is InfiniBand, 2 "
-        f"is Ethernet). Until then {leave_out([own.name])}.",
+        f"is Ethernet). Until then {leave_out([host.name])}.",
     )
 
 
-def _layers_text(own: HostPorts) -> str:
-    """Such as "7 InfiniBand ports and 1 Ethernet port"."""
-    return " and ".join(count(number, f"{layer} port") for layer, number in own.layers.items()) or "no RDMA port"
+def _layers_text(host: HostPorts) -> str:
+    """The number of ports by link layer as text, such as "7 InfiniBand ports and 1 Ethernet port"."""
+    return " and ".join(count(number, f"{layer} port") for layer, number in host.layers.items()) or "no RDMA port"
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The ports of each host."""
+    """The part of the report on the RDMA ports of each host."""
     inventory = {}
     for host, rows in answers_by_host(seen):
         ports = next(iter(rows.values())).ports

@@ -41,7 +41,7 @@ FINDINGS = {
 
 
 class Data(Struct, frozen=True):
-    """/dev/shm of a host; None if there is none."""
+    """The shared memory of a host; None if there is no /dev/shm."""
 
     shared_memory: SharedMemory | None
 
@@ -57,7 +57,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         memory = next(iter(rows.values())).shared_memory or SharedMemory(0, 0, os.strerror(errno.ENOENT))
         enough, least = seen.number("enough_mib"), seen.number("least_mib_per_rank") * len(host.ranks)
         expected, free = max(least, enough), memory.free_bytes / MIB
-        # Without a GPU only data loader workers need it, and they can hand over file descriptors instead.
+        # Without a GPU only data loader workers need shared memory, and they can pass file descriptors instead.
         is_short = host.gpus > 0 and free < least
         is_proved = passed >= {*host.ranks}
         evidence = {"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes}

@@ -53,7 +53,7 @@ FINDINGS = {
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """Judge how the ranks joined; nothing is measured."""
+    """Judge how the ranks joined the run; nothing is measured."""
     yield from _duplicates(seen)
     yield from _other_run(seen)
     yield from _world_sizes(seen)
@@ -75,7 +75,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """Ranks that were turned away because they run another version of ddpdiag than rank 0."""
+    """The finding for ranks that were rejected because their version of ddpdiag differs from rank 0's."""
     version, events = seen.recording.header.version, seen.recording.events
     others = {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}
     if others:
@@ -93,7 +93,7 @@ def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _uneven(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """Hosts with different numbers of ranks."""
+    """The finding for hosts with different numbers of ranks."""
     hosts = list(hosts_of(seen))
     odd = odd_ones_out({place: len(host.ranks) for place, host in enumerate(hosts)})
     if odd is None or not _complete(seen):
@@ -112,13 +112,13 @@ def _uneven(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each rank, however often it joined."""
-    again: dict[int, dict[str, str]] = defaultdict(dict)  # of each rank, the first process by each later one
+    """One finding for each rank number that several processes used."""
+    joined: dict[int, dict[str, str]] = defaultdict(dict)  # by rank, each later process with the first one
     for event in seen.recording.events:
         if event.kind is EventKind.DUPLICATE and event.rank is not None:
             # The event tells the processes apart, as "host (pid 17)".
-            again[event.rank][event.host or "?"] = event.detail or seen.world.host_of(event.rank)
-    for rank, processes in again.items():
+            joined[event.rank][event.host or "?"] = event.detail or seen.world.host_of(event.rank)
+    for rank, processes in joined.items():
         first, others = next(iter(processes.values())), list(processes)
         hosts = (seen.world.host_of(rank), *(other.partition(" (")[0] for other in others))
         yield seen.finding(
@@ -136,7 +136,7 @@ def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _other_run(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The port is at fault, and no rank or host of either run."""
+    """One finding for each process of another run. The port is at fault, and no rank or host is blamed."""
     for event in seen.recording.events:
         if event.kind is EventKind.OTHER_RUN:
             yield seen.finding(
@@ -151,13 +151,13 @@ def _other_run(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """World sizes that arrivals state, and those (in the event's detail) of ranks that were turned away for theirs."""
+    """The finding for different world sizes, also of rejected ranks, whose size is in the event's detail."""
     stated = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
-    nodes = {rank: place.host for rank, place in seen.world.places.items()}
+    hosts = {rank: place.host for rank, place in seen.world.places.items()}
     for event in seen.recording.events:
         if event.kind is EventKind.MISMATCH and event.rank is not None:
             stated[event.rank] = event.detail or "another"
-            nodes[event.rank] = event.host or nodes.get(event.rank, "?")
+            hosts[event.rank] = event.host or hosts.get(event.rank, "?")
     if odd := odd_ones_out(stated):
         yield odd_finding(
             seen,
@@ -165,14 +165,14 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
             odd,
             "ranks have different world sizes",
             f"The world size is {odd_text(odd, missing='unknown')}. It must be the same on every rank.",
-            hosts=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
+            hosts=tuple(dict.fromkeys(hosts[rank] for rank in odd.ranks)),
             fix="Start torchrun on every host with the same `--nnodes` and `--nproc-per-node`. If the job script "
             "exports WORLD_SIZE, remove that line, or export the same total number of ranks on every host.",
         )
 
 
 def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
-    """Local ranks that several ranks of the host have, or some have not."""
+    """Findings for local ranks that several ranks of the host have, and for ranks without a local rank."""
     holders: dict[int | None, list[int]] = defaultdict(list)
     for rank in host.ranks:
         holders[seen.world.arrivals[rank].place.local_rank].append(rank)
@@ -205,12 +205,12 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _one_gpu_each(seen: Seen[Nothing], host: Host) -> bool:
-    """Whether the launcher shows one GPU to each rank, as Slurm's --gpus-per-task=1 does; all then use cuda:0."""
+    """Whether the launcher shows one GPU to each rank, as Slurm's --gpus-per-task=1 does. All ranks then use cuda:0."""
     return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
 
 
 def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
-    """More ranks than GPUs, or GPUs without a rank."""
+    """The finding for more ranks than GPUs, or for GPUs without a rank."""
     ranks, gpus = len(host.ranks), host.gpus
     # Where a container hides the bus, only GPU002 can decide whether ranks with one GPU each share it.
     buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
@@ -245,7 +245,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _complete(seen: Seen[Nothing]) -> bool:
-    """Whether all ranks joined. Otherwise counts only reflect the absent ones, which RUN001 names."""
+    """Whether all ranks joined. If not, the counts only show the absent ranks, which RUN001 names."""
     return len(seen.world.arrivals) == seen.world.size
 
 

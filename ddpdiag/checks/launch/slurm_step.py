@@ -54,12 +54,12 @@ FINDINGS = {
     ),
 }
 
-# Below this nothing is worth starting: what is left is the smallest budget, and the time to leave.
+# With less time no check is worth starting: it is the smallest budget plus the time to exit.
 _TOO_LATE_SECONDS = 10.0
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """Slurm's variables, as far as they are recorded, and the number of processors that this process may use."""
+    """The recorded variables of Slurm, and the number of processors that this process may use."""
 
     variables: dict[str, str]
     cpus: int
@@ -70,7 +70,7 @@ def measure(ctx: Context) -> Data:
 
 
 class SlurmStep(NamedTuple):
-    """A job step, by the variables of one of its tasks: its name is "12.0"."""
+    """A job step as the variables of one of its tasks show it. `name` is such as "12.0"."""
 
     name: str
     tasks: int
@@ -79,7 +79,7 @@ class SlurmStep(NamedTuple):
 
 
 def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
-    """The step of these variables; None outside of a step, or where its size is not known."""
+    """The step that these variables describe; None outside of a step, or if its size is not known."""
     name = job_and_step(variables)
     tasks, nodes = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
     return SlurmStep(name, tasks, nodes, variables) if "." in name and tasks and nodes else None
@@ -91,7 +91,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """At least one rank must run in a job of Slurm; a request of the stage does not require it."""
+    """Skip this check if no rank runs in a Slurm job. A selection of the launch stage does not require the check."""
     in_job = any(arrival.slurm for arrival in seen.world.arrivals.values())
     return optional(None if in_job else "no rank runs in a job of Slurm")
 
@@ -105,13 +105,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _steps(seen: Seen[Data]) -> Iterable[SlurmStep]:
-    """The step as the first rank that answered from within one saw it, if any."""
+    """The step as the first rank with a step saw it; empty if no rank is in a step."""
     steps = (step_of(row.variables) for row in seen.by_rank.values())
     return islice((step for step in steps if step is not None), 1)
 
 
 def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined."""
+    """The finding if all tasks of the step joined, but WORLD_SIZE (set as a variable) is larger."""
     absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
     if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
@@ -128,11 +128,11 @@ def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
 
 
 def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """Each task started a torchrun, and these take part in no common rendezvous."""
-    agents = _number(step.variables, "GROUP_WORLD_SIZE")  # how many torchruns met, where one started this process
+    """The finding if each task started a torchrun, and these torchruns have no common rendezvous."""
+    agents = _number(step.variables, "GROUP_WORLD_SIZE")  # number of torchruns in this rendezvous
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
         return
-    # If each task was given GPUs of its own, a torchrun for each may be intended: a sweep.
+    # If each task has its own GPUs, a torchrun for each task may be intended, as in a sweep.
     is_bound = "SLURM_GPUS_PER_TASK" in step.variables or "gpu" in step.variables.get("SLURM_TRES_PER_TASK", "")
     is_shared = step.tasks > step.hosts
     effect = "those on one host use the same GPUs and ports" if is_shared else "this run tests only a part of the hosts"
@@ -178,7 +178,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     left, wanted = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
     if left is None or wanted is None:
         return
-    # The variable keeps the first time limit, whatever `scontrol update TimeLimit` made of it; scontrol does not.
+    # The variable shows the first time limit, even after `scontrol update TimeLimit`; scontrol shows the present one.
     renewed = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
     late = left < _TOO_LATE_SECONDS and renewed
     yield seen.finding(
@@ -196,7 +196,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The size of the step, and the time that the job has left."""
+    """The part of the report on the size of the step and the time that the job has left."""
     left = seen.options.job_left_seconds
     figures: dict[str, Scalar] = {"slurm.left_seconds": left} if left else {}
     for step in _steps(seen):

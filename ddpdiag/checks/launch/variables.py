@@ -48,7 +48,7 @@ FINDINGS = {
     "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
 
-# These tell ranks apart on purpose (sizes are judged by LCH001, NCCL_HOSTID below).
+# Variables whose values differ between ranks on purpose (LCH001 judges sizes, `judge` NCCL_HOSTID).
 OWN = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -57,17 +57,17 @@ OWN = frozenset(
         "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE",
     }
 )  # fmt: skip
-# NCCL's own that replace no choice: they only watch, or name where something is written.
+# Prefixes of NCCL's variables that change no choice of NCCL: they only observe, or name a file.
 WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
-# No job sets so many; of a damaged recording the first ones are compared.
+# No job sets as many. Of a damaged recording with more names only the first are compared.
 _MOST_NAMES = 4_096
 # The class of the process group (torch/distributed/distributed_c10d.py): "0" is the older one, all else the newer.
 NCCL_CLASS, OLDER_CLASS = "TORCH_DIST_USE_NCCL2", "0"
-# Read by torch while it is imported; anything else raises there.
+# The values that torch accepts while it is imported; any other value makes the import fail.
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 
 
-# By finding, what is expected and the fix, with places for the file, the name, and the commands that set or unset it.
+# The expectation and the fix of each finding, with places for the file, the name, and the commands to set or unset it.
 _TEXTS = {
     "variable": (
         "Ranks with different values may hang, crash or be slow, so every rank needs the same value.",
@@ -88,7 +88,7 @@ _TEXTS = {
 
 
 class Data(Struct, frozen=True):
-    """Recorded variables by name, and NCCL's configuration files as variables by path."""
+    """The recorded variables by name, and by path the variables that NCCL's configuration files set."""
 
     variables: dict[str, str]
     files: dict[str, dict[str, str]]
@@ -102,7 +102,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for kind, rows in _by_kind(seen).items():
         yield from _differences(seen, kind, rows)
     yield from _set(seen)
-    # NCCL hashes it in place of the host's name, so ranks with different ids never use P2P or shared memory (nccl#879).
+    # NCCL hashes the id instead of the host's name: ranks with other ids never use P2P or shared memory (nccl#879).
     if ids := tuple(rank for rank, data in seen.by_rank.items() if "NCCL_HOSTID" in data.variables):
         yield seen.finding(
             "host-id",
@@ -114,8 +114,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         )
     levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
     # torch upper-cases the value before it compares.
-    for level in sorted(own for own in {*levels.values()} if own and own.upper() not in DEBUG_LEVELS):
-        ranks = tuple(rank for rank, own in levels.items() if own == level)
+    for level in sorted(value for value in {*levels.values()} if value and value.upper() not in DEBUG_LEVELS):
+        ranks = tuple(rank for rank, value in levels.items() if value == level)
         yield seen.finding(
             "debug-level",
             "torch refuses this value of TORCH_DISTRIBUTED_DEBUG",
@@ -128,23 +128,23 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
-    """Each rank's variables, then the lines of its configuration files, by path and name."""
+    """By kind and rank: the variables, and the lines of configuration files under "path: name"."""
     files = {
-        rank: {f"{path}: {name}": value for path, own in data.files.items() for name, value in own.items()}
+        rank: {f"{path}: {name}": value for path, settings in data.files.items() for name, value in settings.items()}
         for rank, data in seen.by_rank.items()
     }
     return {"variable": {rank: data.variables for rank, data in seen.by_rank.items()}, "file": files}
 
 
 def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """Every name that some rank has, but for those that tell ranks apart on purpose."""
-    return sorted({name for own in rows.values() for name in own} - OWN)[:_MOST_NAMES]
+    """The names that at least one rank has, without those that differ on purpose."""
+    return sorted({name for row in rows.values() for name in row} - OWN)[:_MOST_NAMES]
 
 
 def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """The names whose values differ, each with the words for its kind."""
+    """One finding for each name whose values differ between ranks."""
     for name in _names(rows):
-        word, values = kind, {rank: own.get(name) for rank, own in rows.items()}
+        word, values = kind, {rank: row.get(name) for rank, row in rows.items()}
         if name == NCCL_CLASS:
             word = "process-group"
             values = {rank: OLDER_CLASS if value == OLDER_CLASS else "not 0" for rank, value in values.items()}
@@ -167,12 +167,12 @@ def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, st
 
 
 def _set(seen: Seen[Data]) -> Iterator[Finding]:
-    """Settings of NCCL that all ranks share, as a list; P2P004 and P2P005 judge the path and the rate that result."""
+    """The finding that lists NCCL's settings that all ranks share. P2P004 and P2P005 judge their effects."""
     common = []
     for rows in _by_kind(seen).values():
         for name in _names(rows):
             path, _, variable = name.rpartition(": ")
-            values = {own.get(name) for own in rows.values()}
+            values = {row.get(name) for row in rows.values()}
             if variable.startswith("NCCL_") and not variable.startswith(WATCHING) and len(values) == 1:
                 common.append(f"{variable}={values.pop()}{f' in {path}' if path else ''}")
     if common and seen.world.backend != "gloo":

@@ -55,7 +55,7 @@ FINDINGS = {
 
 
 class Part(NamedTuple):
-    """A part whose versions are compared, what is expected, and the Python code that shows it on a rank."""
+    """A library or driver whose versions are compared, the expectation, and Python code that shows the version."""
 
     name: str
     expected: str
@@ -80,14 +80,14 @@ _DRIVER_FIX = (
     "to do."
 )
 
-# Beyond this share a slow import is a matter of busy cores (HST001), and not of the file system.
+# Above this share of time on or waiting for a core, the cause of a slow import is busy cores (HST001), not files.
 _BUSY_SHARE = 0.5
 
 
 class Data(Versions, frozen=True, kw_only=True):
-    """Also that of the driver; `import_seconds` is what `import torch` took for this rank, and `import_core_seconds`
-    how much of it was on a core or in waiting for one. `import_pid` is the process that did it, one for several ranks
-    of a host. `not_forked` is why workers are no forks of a process that has imported torch."""
+    """The versions on a rank, also of the driver. `import_seconds` is the time of `import torch`, `import_core_seconds`
+    the part of it on a core or waiting for one. The process `import_pid` did the import, one for several ranks of
+    a host. `not_forked` is the reason why workers are no forks of a process that has imported torch."""
 
     driver: str | None = None
     import_seconds: float | None = None
@@ -117,9 +117,9 @@ def _seconds(text: str | None) -> float | None:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     rows = seen.by_rank.values()
-    # Another torch brings other CUDA and NCCL libraries: one cause, one finding.
-    words = ("torch",) if len({own.torch for own in rows}) > 1 else ("cuda", "hip", "nccl")
-    minors = {tuple(own.python.split(".")[:2]) for own in rows}
+    # A different torch has different CUDA and NCCL libraries: this one cause gets one finding.
+    words = ("torch",) if len({row.torch for row in rows}) > 1 else ("cuda", "hip", "nccl")
+    minors = {tuple(row.python.split(".")[:2]) for row in rows}
     for word in words:
         yield from _differing(seen, word, Severity.ERROR)
     yield from _differing(seen, "python", Severity.WARNING if len(minors) == 1 else Severity.ERROR)
@@ -129,8 +129,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Finding]:
-    values = {rank: getattr(own, word) for rank, own in seen.by_rank.items()}
-    if word == "driver":  # which not every rank can read
+    values = {rank: getattr(row, word) for rank, row in seen.by_rank.items()}
+    if word == "driver":  # not every rank can read its version
         values = {rank: version for rank, version in values.items() if version is not None}
     odd = odd_ones_out(values)
     if odd is None:
@@ -153,7 +153,7 @@ def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Find
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
-    """Imports that take long, unless it is known that busy cores, and not files, are the reason."""
+    """The finding for slow imports, unless busy cores are known to be the cause."""
     most = seen.number("slow_import_seconds")
     slow = {
         rank: seconds
@@ -177,16 +177,16 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The seconds of the slowest import, how many ranks of a host shared one, and versions by host."""
+    """The part of the report on the slowest import, the ranks that shared an import, and versions by host."""
     rows = seen.by_rank
-    took = [own.import_seconds for own in rows.values() if own.import_seconds is not None]
-    forked = {rank: own.import_pid for rank, own in rows.items() if own.import_pid is not None and not own.not_forked}
+    took = [row.import_seconds for row in rows.values() if row.import_seconds is not None]
+    forked = {rank: row.import_pid for rank, row in rows.items() if row.import_pid is not None and not row.not_forked}
     sharing = max(Counter((seen.world.host_of(rank), pid) for rank, pid in forked.items()).values(), default=0)
     figures: dict[str, Scalar] = {"seconds.import": max(took)} if took else {}
     inventory = {
-        rank: {"torch": own.torch, "CUDA": own.cuda or NONE, "NCCL": own.nccl or NONE}
-        | ({"driver": own.driver} if own.driver else {})
-        for rank, own in rows.items()
+        rank: {"torch": row.torch, "CUDA": row.cuda or NONE, "NCCL": row.nccl or NONE}
+        | ({"driver": row.driver} if row.driver else {})
+        for rank, row in rows.items()
     }
     return Contribution(
         figures=figures | ({"import.ranks": sharing} if sharing > 1 else {}),

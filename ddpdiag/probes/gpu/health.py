@@ -1,7 +1,7 @@
-"""The health of each GPU as NVML reports it: errors of memory and links, clocks, other users, its load at work.
+"""The health of each GPU as NVML reports it: errors of memory and links, clocks, other users, and its load at work.
 
-Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each field
-by itself.
+Only a worker calls these functions, since a sick GPU may hang in any query of NVML. Each field that the GPU does not
+support is None.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,16 @@ _SRAM = 7
 _SRAM_MEMBERS = ("volatileUncParity", "volatileUncSecDed", "bThresholdExceeded")
 _GPU_SENSOR = 0
 _SM_CLOCK = 1
-# An older one may give the field's number another meaning.
+# The first driver with the recovery action. In an older driver the field's number may have another meaning.
 _RECOVERY_DRIVER = 570
 
 
 class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU's memory errors; None is what it does not say.
+    """Memory errors of one GPU; a field that the GPU does not report is None.
 
     Errors count since the last load of the driver (or reset of the GPU); `uncorrected` includes those of SRAM. Cards
-    before Ampere retire pages, later ones remap rows; what is pending waits for a reset. `remaps` counts rows that were
-    remapped for uncorrectable errors.
+    before Ampere retire pages, later ones remap rows. `..._pending` means that the change takes effect at the next
+    reset. `remaps` counts rows that were remapped for uncorrectable errors.
     """
 
     corrected: int | None = None
@@ -46,12 +46,12 @@ class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def memory_errors(device: Device) -> MemoryErrors:
-    """All that the GPU says of them."""
+    """Query all memory errors that the GPU reports."""
     rows = device.numbers("nvmlDeviceGetRemappedRows") or (None, None, None, None)
     status = device.members("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t", _SRAM_MEMBERS)
     if status:
         sram: int | None = status["volatileUncParity"] + status["volatileUncSecDed"]
-    else:  # drivers before 550 know the count by location only, and no limit
+    else:  # drivers before 550 have only the count by location, and no threshold
         sram = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _VOLATILE, _SRAM)
     return MemoryErrors(
         corrected=device.number("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
@@ -69,12 +69,12 @@ def _flag(number: int | None) -> bool | None:
     return None if number is None else bool(number)
 
 
-# A process that uses CUDA takes more, for its context alone.
+# The CUDA context alone of a process takes more memory than this.
 CONTEXT_BYTES = 96 << 20
 
 
 class Process(Struct, frozen=True):
-    """A process by its pid on the host; `used_bytes` is None where NVML does not say."""
+    """A process by its pid on the host; `used_bytes` is None if NVML does not report the memory."""
 
     pid: int
     used_bytes: int | None
@@ -83,7 +83,7 @@ class Process(Struct, frozen=True):
 class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Causes of lowered clocks: the temperature in degrees Celsius, and power limits in watts.
 
-    `events` holds the bits of nvmlClocksEventReasons that three looks within the measurement all showed.
+    `events` holds the bits of nvmlClocksEventReasons that all of three readings showed.
     """
 
     events: int | None = None
@@ -93,10 +93,10 @@ class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Health(Gpu, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU with all that its checks judge.
+    """One GPU with all that the GPU checks judge.
 
-    `compute_mode` and `recovery_action` are numbers of nvml.h. `memory_used_bytes` leaves out what the driver reserves.
-    `processes` use CUDA; `has_graphics`: others draw on it (a display server, a browser).
+    `compute_mode` and `recovery_action` are numbers of nvml.h. `memory_used_bytes` excludes the driver's reserve.
+    `processes` use CUDA; `has_graphics` says that other processes draw on the GPU (a display server, a browser).
     """
 
     broken: Broken | None = None
@@ -119,10 +119,10 @@ class Health(Gpu, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """The result of a reading: the driver's version and the GPUs, or why there are none in `error`.
+    """The result of reading all GPUs: the driver's version and the GPUs, or `error` if NVML failed.
 
-    `boot_seconds` says when, on a clock that all processes of a host share, and `kernel_line` which record of the
-    kernel's log was the newest then (None: not known).
+    `boot_seconds` is the time of the reading, on a clock that all processes of a host share. `kernel_line` is the
+    number of the newest record in the kernel's log at that time (None: not known).
     """
 
     driver: str | None = None
@@ -133,7 +133,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 def look(step: Callable[[str], None]) -> Look:
-    """Ask every GPU that NVML shows; `step` receives which one is asked, should it not answer."""
+    """Query every GPU that NVML shows. `step` receives the name of each GPU first, in case its query hangs."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
@@ -147,11 +147,11 @@ def look(step: Callable[[str], None]) -> Look:
 def _health(gpu: Gpu, device: Device | None, driver: str | None) -> Health:
     if device is None:
         return Health(**structs.asdict(gpu))
-    # Three looks with questions between them: a reason that all of them show is no flicker.
+    # Three readings with other queries between them: a reason that all three show is no flicker.
     events = [clock_events(device)]
     links = nvlinks(device, newer=tells_recovery(driver))
     events.append(clock_events(device))
-    used, found = device.of(memory), device.processes("Compute")
+    used, processes = device.of(memory), device.processes("Compute")
     errors = memory_errors(device)
     events.append(clock_events(device))
     return Health(
@@ -170,15 +170,15 @@ def _health(gpu: Gpu, device: Device | None, driver: str | None) -> Health:
         mig=device.mig(),
         compute_mode=device.number("nvmlDeviceGetComputeMode"),
         memory_used_bytes=None if used is None else used[1],
-        processes=None if found is None else tuple(Process(*process) for process in found),
+        processes=None if processes is None else tuple(Process(*process) for process in processes),
         has_graphics=bool(device.processes("Graphics")),
-        # Last, because the answer to any question may show it.
+        # Last, because the answer to any query may set it.
         broken=device.broken,
     )
 
 
 def tells_recovery(driver: str | None) -> bool:
-    """Whether a driver of this version ("570.86.15") knows the recovery action and Blackwell's fields."""
+    """Whether a driver of this version ("570.86.15") reports the recovery action and Blackwell's fields."""
     major = (driver or "").partition(".")[0]
     return major.isdecimal() and int(major) >= _RECOVERY_DRIVER
 
@@ -194,8 +194,8 @@ def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
 
 
 def clock_events(device: Device) -> int | None:
-    """The bits of nvmlClocksEventReasons at this moment."""
-    # Renamed with driver 535.54.03.
+    """Query the bits of nvmlClocksEventReasons that are set now; None if the GPU does not report them."""
+    # NVML renamed the function with driver 535.54.03.
     bits = device.number("nvmlDeviceGetCurrentClocksEventReasons")
     return device.number("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits
 
@@ -205,7 +205,7 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 class Watched:
-    """One GPU whose load can be read, or none where NVML does not know it."""
+    """The GPU whose load and processes can be read; without a device, all results are None."""
 
     def __init__(self, device: Device | None = None) -> None:
         self._device = device
@@ -222,14 +222,14 @@ class Watched:
         )
 
     def pids(self) -> tuple[int, ...] | None:
-        """The processes that compute on it, as NVML numbers them."""
+        """Query the processes that compute on the GPU, by the pids that NVML reports."""
         found = None if self._device is None else self._device.processes("Compute")
         return None if found is None else tuple(pid for pid, _ in found)
 
 
 @contextmanager
 def watched(uuid: str | None) -> Iterator[Watched]:
-    """The GPU with this UUID, for as long as NVML is open."""
+    """Open NVML, and yield the GPU with this UUID. Its results are None if NVML or the GPU cannot be opened."""
     with ExitStack() as opened:
         try:
             pynvml = opened.enter_context(opened_nvml())

@@ -1,8 +1,8 @@
-"""Obstacles between PCIe peers, as far as it can be read without asking a GPU: IOMMU, ACS, virtual machine.
+"""Obstacles between PCIe peers, as far as they can be read without a query to a GPU: IOMMU, ACS, virtual machine.
 
-ACS (Access Control Services) on a bridge sends what one GPU writes to another up to the root complex instead of across
-the switch, and an IOMMU then translates it. NVML knows nothing of either: its P2P status says OK all the same.
-Without root the kernel shows the first 64 bytes of a config space only, so ACS is often not known.
+ACS (Access Control Services) on a bridge sends one GPU's writes to another GPU up to the root complex instead of across
+the switch. An IOMMU then translates them. NVML reports neither: its P2P status is OK in both cases. Without root the
+kernel shows only the first 64 bytes of a config space, so ACS is often not known.
 """
 
 import os
@@ -18,32 +18,32 @@ from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
-# linux/pci_regs.h: where the extended capabilities start, and the one that is looked for.
+# linux/pci_regs.h: start and end of the extended capabilities; the identity of ACS, and the offset of its control.
 _CONVENTIONAL_BYTES, _EXTENDED_BYTES = 0x100, 0x1000
 _ACS_ID, _ACS_CONTROL = 0x000D, 0x06
-# Request Redirect, Completion Redirect, Egress Control: what the kernel itself takes for a redirection (p2pdma.c,
+# Request Redirect, Completion Redirect, Egress Control: the kernel takes the same bits for a redirection (p2pdma.c,
 # pci_bridge_has_acs_redir). Upstream Forwarding alone only passes on what a bridge below has redirected.
 _REDIRECTS = 0x0004 | 0x0008 | 0x0020
 
 
 class Bridge(Struct, frozen=True, array_like=True):
-    """A PCI bridge and its ACS control register: 0 where it has no ACS, None where that cannot be read."""
+    """A PCI bridge and its ACS control register: 0 if it has no ACS, None if the register cannot be read."""
 
     address: str
     acs: int | None
 
     @property
     def redirects(self) -> bool:
-        """Whether it sends traffic between peers upstream."""
+        """Whether the bridge sends traffic between peers upstream."""
         return bool((self.acs or 0) & _REDIRECTS)
 
 
 class Slot(Struct, frozen=True, kw_only=True):
     """The slot of a GPU or a network adapter: the bridges above it, from the root port down, and its NUMA node.
 
-    `domain` is the kernel's word for how the IOMMU treats it: "DMA" or "DMA-FQ" where it translates, "identity" where
-    it does not, None where the device is in no group or the kernel does not say. `grouped` is None where sysfs does not
-    show the device at all, `numa_node` where the firmware does not name one.
+    `domain` is the kernel's word for how the IOMMU treats the device: "DMA" or "DMA-FQ" if it translates, "identity" if
+    it does not, None if the device is in no group or the kernel does not say. `grouped` is whether the device is in a
+    group (None: not in sysfs). `numa_node` is None if the firmware does not name one.
     """
 
     pci: str
@@ -54,10 +54,10 @@ class Slot(Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
-    """A host around its GPUs.
+    """The parts of a host that decide how its GPUs reach each other over PCIe.
 
-    `virtual` is None where the processor has no flag that says whether this is a virtual machine (ARM). `processor` is
-    its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
+    `virtual` is None if the processor has no flag for virtual machines (ARM). `processor` is the maker as the kernel
+    writes it ("GenuineIntel"), "ARM", or None if the maker is not known.
     """
 
     virtual: bool | None = None
@@ -66,17 +66,17 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     processor: str | None = None
 
     def slot(self, pci: str | None) -> Slot:
-        """The slot of that GPU; an empty one if it is not known."""
+        """The slot with this PCI address; an empty slot if the address is not known."""
         return next((slot for slot in self.slots if slot.pci == pci), Slot(pci=pci or "?"))
 
     def between(self, one: str | None, other: str | None) -> tuple[Bridge, ...]:
-        """The bridges that lie between two GPUs: above one of them and not above both."""
+        """The bridges between two GPUs: those above one of the two but not above both."""
         first, second = self.slot(one).bridges, self.slot(other).bridges
         apart = {*first} ^ {*second}
         return tuple(bridge for bridge in self.bridges if bridge.address in apart)
 
     def share_a_bridge(self, one: str | None, other: str | None) -> bool:
-        """Whether a bridge is above both, so that traffic between them need not reach the processor."""
+        """Whether a bridge is above both GPUs, so that traffic between them need not reach the processor."""
         return bool({*self.slot(one).bridges} & {*self.slot(other).bridges})
 
     def translates(self, pci: str | None) -> bool | None:
@@ -88,7 +88,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
 
 
 def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surroundings:
-    """Describe the surroundings of the GPUs with these PCI addresses, as these roots show them."""
+    """Read the surroundings of the GPUs with these PCI addresses from procfs and sysfs."""
     slots = tuple(slot_of(address, sys_root) for address in gpus)
     above = dict.fromkeys(address for slot in slots for address in slot.bridges)
     cpu = read_pairs(proc_root / "cpuinfo", ":")
@@ -110,10 +110,10 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surrou
 
 @contextmanager
 def on_local_cores(pci: str | None, sys_root: Path) -> Iterator[None]:
-    """Run this thread on the cores next to a PCI device, so that memory that it allocates is of the device's NUMA node.
+    """Run this thread on the cores next to a PCI device, so that memory it allocates is on the device's NUMA node.
 
-    As nvbandwidth does before it allocates (memcpy.cpp, HostBuffer: setOptimalCpuAffinity). Where the firmware does not
-    name the node, or this process may not use its cores, nothing changes.
+    nvbandwidth does the same (memcpy.cpp, HostBuffer: setOptimalCpuAffinity). If the firmware does not name the node,
+    or this process may not use its cores, nothing changes. At the end the former cores are set again.
     """
     before = os.sched_getaffinity(0)
     if pci is not None and slot_of(pci, sys_root).numa_node is not None:
@@ -127,7 +127,7 @@ def on_local_cores(pci: str | None, sys_root: Path) -> Iterator[None]:
 
 
 def _numbers(text: str) -> set[int]:
-    """Such as "0-3,8": the kernel's form of a list (bitmap_parselist); nothing of another form."""
+    """Expand a list such as "0-3,8" in the kernel's form (bitmap_parselist); empty if `text` has another form."""
     parts = [part.split("-") for part in text.split(",")]
     if not all(end.isdigit() for part in parts for end in part):
         return set()
@@ -135,7 +135,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def processor_maker(proc_root: Path) -> str | None:
-    """The maker of the processors, as `Surroundings.processor`."""
+    """Read the maker of the processors, as in `Surroundings.processor`."""
     return _maker(read_pairs(proc_root / "cpuinfo", ":"))
 
 
@@ -144,10 +144,10 @@ def _maker(cpu: Mapping[str, str]) -> str | None:
 
 
 def acs_control(config: bytes) -> int | None:
-    """The ACS control register in a PCI config space; 0 where there is no ACS, None where it cannot be read.
+    """The ACS control register in a PCI config space; 0 if there is no ACS, None if the register cannot be read.
 
-    Extended capabilities are a chain from 0x100 on: 16 bits of identity, 4 of version, 12 of the next one's offset (PCI
-    Express Base Specification, 7.6.3; ACS is 7.7.11).
+    Extended capabilities are a chain from 0x100 on. Each starts with 16 bits of identity, 4 of version, and 12 of the
+    next one's offset (PCI Express Base Specification, 7.6.3; ACS is 7.7.11).
     """
     if len(config) < _CONVENTIONAL_BYTES:
         return None
@@ -163,11 +163,11 @@ def acs_control(config: bytes) -> int | None:
         offset = header >> 20 & 0xFFC
         if offset == 0 or header in (0, 0xFFFFFFFF):
             return 0
-    return None  # a ring
+    return None  # the chain is a ring
 
 
 def slot_of(address: str, sys_root: Path) -> Slot:
-    """The slot of the device with this PCI address."""
+    """Read the slot of the device with this PCI address from sysfs."""
     device = sys_root / "bus" / "pci" / "devices" / address
     try:
         # sysfs nests devices as the bus does: .../pci0000:17/0000:17:01.0/0000:18:00.0/0000:1b:00.0

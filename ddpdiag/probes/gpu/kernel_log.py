@@ -1,9 +1,9 @@
 """The lines of the NVIDIA driver in the kernel's log: Xid lines of GPUs, SXid lines of NVSwitches.
 
-/dev/kmsg gives one record a read, "priority,sequence,microseconds,flags;text" and lines of its own that begin with a
-blank (the kernel's Documentation/ABI/testing/dev-kmsg). The microseconds are the kernel's local clock: it stands still
-while the host is suspended, as CLOCK_MONOTONIC does, and is not adjusted, so that it may be minutes off after months.
-The sequence is exact. Where kernel.dmesg_restrict is set, only CAP_SYSLOG may read it.
+A read of /dev/kmsg gives one record, "priority,sequence,microseconds,flags;text", and continuation lines that begin
+with a blank (the kernel's Documentation/ABI/testing/dev-kmsg). The microseconds are of the kernel's local clock. It
+stops while the host is suspended, as CLOCK_MONOTONIC does. It is not adjusted, so it may be minutes off after months.
+The sequence number is exact. If kernel.dmesg_restrict is set, only CAP_SYSLOG permits reading.
 """
 
 import os
@@ -21,22 +21,22 @@ _RECORD_BYTES = 16384
 # The largest ring that a kernel can be built with is 32 MiB (CONFIG_LOG_BUF_SHIFT 25).
 _MOST_BYTES = 64 << 20
 _MOST_TEXT = 300
-# Of one device and one number, fatal and not fatal apart: a program that fails in a loop writes thousands, and so does
-# a marginal link of what is not fatal.
+# The most lines that are kept of one device and number, with fatal and non-fatal lines counted separately: a program
+# that fails in a loop causes thousands of lines, and a marginal link causes thousands that are not fatal.
 MOST_LINES = 20
 
 _RECORD = re.compile(r"\d+,(\d+),(\d+),[^;]*;(.*)")
 _ADDRESS = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?"
-# A slice of a GPU is named behind the address ("GPU-I:05"); drivers of old left out "PCI:".
+# A slice of a GPU is named behind the address ("GPU-I:05"); old drivers do not write "PCI:".
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_ADDRESS}[^)]*\): (\d+)(?:, *(.*))?$")
-# The lines that follow ("Severity ...", "Data ...") tell NVIDIA's engineers more of the same.
+# The lines that follow ("Severity ...", "Data ...") are details for NVIDIA's engineers, and are not read.
 _SXID = re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_ADDRESS}\): (\d+), ((?:Non-fatal|Fatal).*)$")
 # "145, RLW_RXPIPE Nonfatal XC0 i0 Link 03 (...)", some with "pid=..., name=..., " before the unit (leptonai/gpud 1160).
 _NONFATAL = re.compile(r"(?:pid=[^,]*, *name=[^,]*, *)?(?:[A-Z][A-Z0-9_/]*\s+)?Non-?fatal\b")
 
 
 class Xid(Struct, frozen=True, kw_only=True):
-    """A line: the device ("0000:65:00", without its function), the number, and the text behind it.
+    """An Xid or SXid line: the device ("0000:65:00", without its function), the number, and the text behind the number.
 
     `line` is the record's sequence number since boot, `seconds` its time on the kernel's clock.
     """
@@ -50,20 +50,20 @@ class Xid(Struct, frozen=True, kw_only=True):
 
     @property
     def record(self) -> str:
-        """The line as the driver writes it."""
+        """The line in the form in which the driver writes it."""
         function = f"SXid (PCI:{self.pci}.0)" if self.switch else f"NVRM: Xid (PCI:{self.pci})"
         return f"{function}: {self.code}, {self.text}"
 
     @property
     def is_nonfatal(self) -> bool:
-        """Whether its text calls it not fatal, as those of NVSwitches and of Blackwell's NVLinks do."""
+        """Whether the text calls the error not fatal, as lines of NVSwitches and of Blackwell's NVLinks may do."""
         return _NONFATAL.match(self.text) is not None
 
 
 class KernelLog(Struct, frozen=True, kw_only=True):
-    """The lines in the ring, oldest first, of each device and number the newest ones; or `error`.
+    """The driver's lines in the kernel's log, oldest first, of each device and number the newest ones; or `error`.
 
-    `last` is the sequence number of the newest record of any kind, `now_seconds` the kernel's clock.
+    `last` is the sequence number of the newest record of any kind, `now_seconds` the time of the kernel's clock.
     """
 
     xids: tuple[Xid, ...] = ()
@@ -78,7 +78,7 @@ def kmsg_path(env: Mapping[str, str]) -> Path:
 
 
 def kernel_log(path: Path) -> KernelLog:
-    """All that the ring still holds; does not wait for more."""
+    """Read all records that the kernel still holds, without waiting for new ones. A failure is returned as `error`."""
     try:
         content = _content(path)
     except OSError as error:
@@ -99,7 +99,7 @@ def kernel_log(path: Path) -> KernelLog:
 
 
 def last_line(path: Path) -> int | None:
-    """The sequence number of the newest record; None where the log cannot be read, or is empty."""
+    """Read the sequence number of the newest record; None if the log is empty or cannot be read."""
     return kernel_log(path).last
 
 
@@ -113,7 +113,7 @@ def _content(path: Path) -> str:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                continue  # what came next was overwritten meanwhile; the following read goes on behind it
+                continue  # the next record was overwritten meanwhile; the following read skips it
             if not part:
                 break
             content += part
@@ -123,16 +123,16 @@ def _content(path: Path) -> str:
 
 
 def parse(text: str, line: int = 0, seconds: float = 0.0) -> Xid | None:
-    """The Xid or SXid in a record's text, or None."""
+    """Parse the Xid or SXid in a record's text; None if there is none."""
     gpu, switch = _XID.search(text), _SXID.search(text)
     found = gpu or switch
     if found is None:
         return None
-    domain, rest, code, said = found.groups()
+    domain, rest, code, message = found.groups()
     return Xid(
         pci=f"{int(domain, 16):04x}:{rest.lower()}",
         code=int(code),
-        text=(said or "").strip()[:_MOST_TEXT],
+        text=(message or "").strip()[:_MOST_TEXT],
         line=line,
         seconds=seconds,
         switch=gpu is None,

@@ -1,7 +1,7 @@
 """Links of a GPU as NVML shows them: its PCIe slot, each NVLink, the NVSwitch fabric. Only a worker calls this.
 
-Rates are what NCCL's own model counts in one direction (topo.h and topo.cc of NCCL 2.28): a NVLink by the generation of
-the GPU, PCIe by generation and width.
+Rates are those of NCCL's model, in one direction (topo.h and topo.cc of NCCL 2.28): an NVLink's rate follows from the
+generation of the GPU, a PCIe slot's from generation and width.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml
 
-# nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
+# nvml.h: the counters NVML_NVLINK_ERROR_DL_*, and for each the field to read if a driver no longer has the counter.
 _ERRORS = {0: "DEV_NVLINK_ERROR_DL_REPLAY", 1: "DEV_NVLINK_ERROR_DL_RECOVERY"}
 _MEGABYTE = 1e6
 # nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
@@ -21,10 +21,10 @@ JOINED = 3
 
 
 class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The link's width now, and the most that card and slot can do together.
+    """The PCIe link of a GPU: its present width, and the highest width and generation of card and slot together.
 
-    A card that is idle lets its generation fall, so the present one is not read. `replays` counts packets that were
-    sent again since the driver was loaded.
+    An idle card lowers its generation, so the present one is not read. `replays` counts packets that were sent again
+    since the driver was loaded.
     """
 
     width: int | None = None
@@ -36,8 +36,8 @@ class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
     """One NVLink: whether it is up, its speed in one direction, and errors since the driver was loaded.
 
-    `errors` are replays and recoveries, which hold up traffic. Recorded as a list, in this order, since a host has up
-    to 144 of them: new fields come last.
+    `errors` are replays and recoveries, which delay traffic. A link is recorded as a list in this order, since a host
+    has up to 144 links, so new fields come last.
     """
 
     number: int
@@ -47,11 +47,11 @@ class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of the GPU for the fabric manager, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
+    """The state of the GPU in its NVSwitch fabric, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
 
-    `state` is None where there is no NVSwitch fabric to join, and `status` counts once it is completed. `cluster` is
-    the UUID of its domain of NVLinks, in hexadecimal: 0 where that ends with the host (NCCL, mnnvl.cc). GPUs of one
-    domain reach each other where they are also of one `clique`.
+    `state` is None if there is no fabric to join. `status` counts once `state` is JOINED. `cluster` is the UUID of the
+    GPU's NVLink domain in hexadecimal: 0 if the domain ends with the host (NCCL, mnnvl.cc). GPUs of one domain reach
+    each other if their `clique` is the same, too.
     """
 
     state: int | None = None
@@ -62,9 +62,9 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def domain(self) -> str | None:
-        """GPUs that NVLinks join, also of several hosts, have the same; None where they end with the host.
+        """A name that all GPUs joined by NVLinks across hosts share; None if the GPU's NVLinks end with the host.
 
-        As NCCL decides (mnnvl.cc, ncclMnnvlCheck): the fabric is completed, and cluster and clique are equal.
+        As in NCCL (mnnvl.cc, ncclMnnvlCheck), the GPU must have joined, and cluster and clique must be equal.
         """
         if self.state != JOINED or self.cluster is None or int(self.cluster, 16) == 0:
             return None
@@ -72,12 +72,12 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def may_span_hosts(self) -> bool:
-        """Whether NVLinks may lead from this GPU to another host; some drivers do not say."""
+        """Whether NVLinks may lead from this GPU to another host. Some drivers do not say; then they may."""
         return self.state is not None and (self.cluster is None or int(self.cluster, 16) != 0)
 
 
 def link_states(device: Device) -> dict[int, bool]:
-    """Whether each NVLink is up, of those that tell; none on a card without NVLink."""
+    """Query whether each NVLink is up, by number, without links that do not answer; empty without NVLink."""
     import pynvml
 
     states = {
@@ -87,17 +87,17 @@ def link_states(device: Device) -> dict[int, bool]:
 
 
 def link_end(device: Device, number: int) -> int | None:
-    """The other end of a link: TO_GPU, TO_SWITCH, or another number of nvml.h."""
+    """Query the kind of device at the other end of a link: TO_GPU, TO_SWITCH, or another number of nvml.h."""
     return device.number("nvmlDeviceGetNvLinkRemoteDeviceType", number)
 
 
 def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
-    """The links whose state NVML reports; none without NVLink. `newer`: the driver knows Blackwell's fields."""
+    """Query the links whose state NVML reports; none without NVLink. `newer`: the driver has Blackwell's fields."""
     states = link_states(device)
     known = list(states)
     counts = {number: [_errors(device, number, counter) for counter in _ERRORS] for number in known}
     if newer:
-        # Blackwell counts them here only, whatever it answers to the older questions.
+        # Blackwell counts recoveries in this field only, whatever it answers to the older queries.
         for number, events in zip(known, device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known), strict=True):
             counts[number].append(events)
     return tuple(
@@ -112,19 +112,19 @@ def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
 
 
 def _errors(device: Device, link: int, counter: int) -> int | None:
-    """The counter of a link, or the field where the GPU has no such counter."""
+    """Query an error counter of a link, or the field that replaces the counter if the GPU lacks it."""
     count = device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter)
     return device.fields(_ERRORS[counter], [link])[0] if count is None else count
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """The sum of the known counts, None without any."""
+    """The sum of the counts that are known; None if none is known."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
 def fabric(device: Device) -> Fabric:
-    """The state of the GPU in its fabric, by the newest form that library and driver both know."""
+    """Query the state of the GPU in its fabric, by the newest structure that library and driver both support."""
     for function, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
@@ -133,7 +133,7 @@ def fabric(device: Device) -> Fabric:
         members = device.members(function, structure, _FABRIC_MEMBERS)
         if members:
             return Fabric(
-                # 0 says that the GPU is not made for one.
+                # 0 means that the GPU does not support a fabric.
                 state=members["state"] or None,
                 status=members["status"],
                 health=members.get("healthSummary"),
@@ -143,17 +143,17 @@ def fabric(device: Device) -> Fabric:
     return Fabric()
 
 
-# GB/s of one link by compute capability, the highest that is not above the GPU's (NCCL, src/graph/topo.h).
+# Bytes/s of one link by compute capability; the highest entry not above the GPU's counts (NCCL, src/graph/topo.h).
 _NVLINK = ((60, 18e9), (70, 20e9), (80, 20e9), (86, 12e9), (90, 20.6e9), (100, 40.1e9))
 # One PCIe lane by generation, in 100 Mbit/s, less its overhead (topo.cc, kvDictPciGen; width x speed / 80 is GB/s).
 _PCIE = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
 
 
 class Connections(Struct, frozen=True, kw_only=True):
-    """One GPU's links to others and to the host; None is what it does not say. Rates are in one direction.
+    """The links of one GPU to other GPUs and to the host; None is a value that NVML does not report.
 
-    `nvlink_switched` says whether all links that are up lead to a switch. Else they lead to one other GPU each, and not
-    all GPUs of a host need be next to each other. `nvlink_domain` is that of the `Fabric`.
+    Rates are in one direction. `nvlink_switched` says whether all links that are up lead to a switch. Otherwise each
+    leads to one other GPU, and some GPUs of the host may lack a link to each other. `nvlink_domain` is `Fabric.domain`.
     """
 
     nvlinks: int | None = None
@@ -164,7 +164,7 @@ class Connections(Struct, frozen=True, kw_only=True):
 
 
 def connections(uuid: str, capability: tuple[int, int]) -> Connections:
-    """The answers of NVML about the GPU with this UUID; nothing where it says nothing."""
+    """Query NVML for the links of the GPU with this UUID; all fields are None if NVML fails."""
     try:
         with opened_nvml() as pynvml:
             device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -183,18 +183,18 @@ def connections(uuid: str, capability: tuple[int, int]) -> Connections:
 
 
 def nvlink_rate(capability: tuple[int, int]) -> float:
-    """Bytes per second of one link in one direction."""
+    """The rate of one link in one direction, in bytes per second."""
     number = capability[0] * 10 + capability[1]
     return max((entry for entry in _NVLINK if entry[0] <= number), default=_NVLINK[0])[1]
 
 
 def pcie_rate(generation: int, width: int) -> float | None:
-    """Bytes per second of a slot in one direction, as NCCL counts it (16 lanes of generation 4: 24 GB/s)."""
+    """The rate of a slot in one direction in bytes/s, as NCCL counts it (16 lanes of generation 4: 24 GB/s)."""
     return width * _PCIE[generation] / 80 * 1e9 if generation in _PCIE and width > 0 else None
 
 
 def _pcie(device: Device) -> float | None:
-    """The rate that card and slot allow."""
+    """The rate of the best link that card and slot allow, in bytes per second."""
     generation = device.number("nvmlDeviceGetMaxPcieLinkGeneration")
     width = device.number("nvmlDeviceGetMaxPcieLinkWidth")
     return pcie_rate(generation, width) if generation and width else None

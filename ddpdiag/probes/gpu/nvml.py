@@ -1,16 +1,16 @@
-"""GPUs as NVML shows them. NVML may hang in a driver, so only a worker calls this; pynvml is imported inside.
+"""GPUs as NVML shows them. NVML may hang in a driver, so only a worker calls it, and pynvml is imported in functions.
 
 Without persistence mode the driver starts a GPU for its first user on the host, which takes 1 to 4 s, and stops it
-after the last one (docs.nvidia.com/deploy/driver-persistence). So a process that has opened NVML keeps it open until it
-ends: the plain workers of a run, which read the GPUs first, keep all GPUs started for every later user. NVML starts a
-GPU when a process gets its handle (nvmlInit_v2). The steps of these calls begin with NVML_STEP, so that a rank has the
-time of a first use for them.
+after the last one (docs.nvidia.com/deploy/driver-persistence). So a process that has opened NVML keeps it open until
+the process ends: the plain workers of a run, which read the GPUs first, keep all GPUs started for later users. NVML
+starts a GPU when a process gets its handle (nvmlInit_v2). The steps of these calls begin with NVML_STEP, so that a rank
+has the time of a first use for them.
 
-NVML knows nothing of CUDA_VISIBLE_DEVICES and counts in PCI order, so a GPU is known by its UUID, never by its index.
+NVML ignores CUDA_VISIBLE_DEVICES and counts in PCI order, so a GPU is known by its UUID, never by its index.
 
-Every question to a GPU (`Device`) has a return code of its own: an old driver lacks a function, a model lacks a sensor,
-a MIG slice may not ask. Whatever is not answered is None. pynvml's names differ between its versions, so a function, a
-structure or a constant that it lacks counts as not answered.
+Each query of a GPU (`Device`) has a return code: an old driver lacks a function, a model lacks a sensor, a MIG slice
+may not be queried. A value without an answer is None. pynvml's names differ between its versions, so a function, a
+structure or a constant that pynvml lacks counts as not answered.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Trouble(Enum):
-    """Why NVML gave nothing."""
+    """The reason why NVML could not list the GPUs."""
 
     ABSENT = "no library or no driver"
     MISMATCH = "driver and library differ"
@@ -39,9 +39,9 @@ class Trouble(Enum):
 
 
 class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The identity of a GPU; a field that it does not support is None.
+    """The identity of a GPU; a field that the GPU does not support is None.
 
-    `pci` is written as sysfs does (0000:1b:00.0); `error` is NVML's text for a GPU that it could not open.
+    `pci` is written as in sysfs (0000:1b:00.0). `error` is NVML's text for a GPU that NVML could not open.
     """
 
     index: int
@@ -52,14 +52,14 @@ class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ListedGpu(Gpu, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU with the bytes of its memory, and whether it is split into slices (MIG)."""
+    """A GPU with its memory in bytes, and whether it is split into slices (MIG)."""
 
     memory_bytes: int | None = None
     mig: bool | None = None
 
 
 class Enumeration(Struct, frozen=True, kw_only=True):
-    """All GPUs that NVML opens for this process, or `trouble` and NVML's own text in `error`."""
+    """All GPUs that NVML shows to this process; or `trouble`, and NVML's text in `error`."""
 
     gpus: tuple[ListedGpu, ...] = ()
     driver: str | None = None
@@ -68,12 +68,12 @@ class Enumeration(Struct, frozen=True, kw_only=True):
 
 
 class NvmlError(Exception):
-    """NVML's own text; its cause is pynvml's error, or the ImportError where there is no pynvml."""
+    """A failure with NVML's text. Its cause is pynvml's error, or the ImportError if there is no pynvml."""
 
 
 @contextmanager
 def opened_nvml() -> Iterator[ModuleType]:
-    """pynvml with NVML initialised, until this process ends; NvmlError where it is not, or for what NVML refuses."""
+    """Initialise NVML for this process, and yield pynvml. NvmlError if that fails, or for NVML's later errors."""
     try:
         import pynvml
     except ImportError as error:
@@ -86,7 +86,7 @@ def opened_nvml() -> Iterator[ModuleType]:
 
 
 def enumerate_gpus(step: Callable[[str], None]) -> Enumeration:
-    """Every GPU that NVML shows; trouble is an answer, not an exception. `step` receives which GPU is opened."""
+    """List every GPU that NVML shows. A failure is returned, not raised. `step` receives the name of each GPU first."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
@@ -97,16 +97,16 @@ def enumerate_gpus(step: Callable[[str], None]) -> Enumeration:
         return Enumeration(trouble=_trouble(error.__cause__), error=str(error))
 
 
-# nvml.h, nvmlComputeMode_t: a GPU allows one process, and CUDA refuses a second one.
+# nvml.h, nvmlComputeMode_t: the modes in which a GPU allows one process, and CUDA refuses a second one.
 EXCLUSIVE = (1, 3)
 
 
 def is_exclusive() -> bool:
-    """Whether a GPU of this host is in an exclusive compute mode; False where NVML does not say."""
+    """Query whether a GPU of this host is in an exclusive compute mode; False if NVML does not say."""
     with suppress(NvmlError), opened_nvml() as pynvml:
         indices = range(pynvml.nvmlDeviceGetCount())
         handles = [supported(partial(pynvml.nvmlDeviceGetHandleByIndex, index)) for index in indices]
-        modes = [supported(partial(pynvml.nvmlDeviceGetComputeMode, own)) for own in handles if own is not None]
+        modes = [supported(partial(pynvml.nvmlDeviceGetComputeMode, gpu)) for gpu in handles if gpu is not None]
         return any(mode in EXCLUSIVE for mode in modes)
     return False
 
@@ -126,7 +126,7 @@ def _trouble(error: BaseException | None) -> Trouble:
 
 
 def opened_gpus(pynvml: ModuleType, step: Callable[[str], None]) -> Iterator[tuple[Gpu, "Device | None"]]:
-    """Open every GPU; without a device where NVML could not. `step` receives which one is opened, should it hang."""
+    """Open every GPU; its device is None if NVML could not. `step` receives its name first, in case NVML hangs."""
     for index in range(pynvml.nvmlDeviceGetCount()):
         step(f"{NVML_STEP}: GPU {index}")
         try:
@@ -148,22 +148,22 @@ def _listed(gpu: Gpu, device: "Device | None") -> ListedGpu:
 
 
 def memory(handle: object) -> tuple[int, int]:
-    """Bytes in all and in use, the latter without what the driver reserves for itself, if it is new enough to tell."""
+    """Query the GPU's bytes of memory, in all and in use. A new driver does not count its reserve as used."""
     import pynvml
 
     try:
-        # Version 2 keeps what the driver reserves (hundreds of MiB) apart from what is used.
-        seen = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        # Version 2 reports the memory that the driver reserves (hundreds of MiB) apart from the memory in use.
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError:
-        seen = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return int(seen.total), int(seen.used)
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(info.total), int(info.used)
 
 
 def supported(ask: Callable[[], T]) -> T | None:
-    """The answer, or None if the device does not say."""
+    """Call `ask`, and return its result; None if the device or the driver does not support the query."""
     import pynvml
 
-    # What newer versions raise, and no NVMLError, where a driver before 510 lacks the function behind an old name.
+    # Newer pynvml raises this, and no NVMLError, if a driver before 510 lacks the function behind an old name.
     mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
     try:
         return ask()
@@ -172,13 +172,13 @@ def supported(ask: Callable[[], T]) -> T | None:
 
 
 def sysfs_address(bus_id: str) -> str:
-    """NVML's bus id ("00000000:1B:00.0") as sysfs names the function ("0000:1b:00.0")."""
+    """Convert NVML's bus id ("00000000:1B:00.0") to the address in sysfs ("0000:1b:00.0")."""
     domain, _, rest = bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
 class Broken(Enum):
-    """The meaning of a return code for the GPU itself, whatever was asked (nvml.h, nvmlReturn_t)."""
+    """The state of the GPU that a return code shows, whatever the query was (nvml.h, nvmlReturn_t)."""
 
     LOST = "GPU is lost"
     RESET_REQUIRED = "GPU requires reset"
@@ -190,7 +190,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class Device:
-    """A GPU that NVML has opened; `broken` is what its answers so far said of it."""
+    """A GPU that NVML has opened; each method is a query. `broken` is the state that return codes have shown."""
 
     def __init__(self, handle: object) -> None:
         import pynvml
@@ -203,33 +203,33 @@ class Device:
         return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, *arguments)))
 
     def towards(self, function: str, other: "Device", *arguments: int) -> int | None:
-        """The one number that the function gives of this GPU and another one."""
+        """Query the number that the NVML function returns for this GPU and another one."""
         return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, other._handle, *arguments)))
 
     def numbers(self, function: str, *arguments: int) -> tuple[int, ...] | None:
-        """The numbers that the function gives (its out parameters, or a list)."""
+        """Query the numbers that the NVML function returns (its out parameters, or a list)."""
         return self._ask(function, lambda: tuple(map(int, getattr(self._nvml, function)(self._handle, *arguments))))
 
     def pci(self) -> str | None:
-        """Its address, as sysfs writes it."""
+        """Query the GPU's PCI address, as sysfs writes it."""
         return self.of(lambda handle: sysfs_address(str(self._nvml.nvmlDeviceGetPciInfo(handle).busId)))
 
     def mig(self) -> bool | None:
-        """Whether it is split into slices (MIG)."""
+        """Query whether the GPU is split into slices (MIG)."""
         mode = self.numbers("nvmlDeviceGetMigMode")
         return None if mode is None else bool(mode[0])
 
     def busy_share(self) -> float | None:
-        """The share of the last moments in which a kernel ran."""
+        """Query the share of the last sample period in which a kernel ran, from 0 to 1."""
         return self.of(lambda handle: float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
 
     def text(self, function: str) -> str | None:
         return self._ask(function, lambda: str(getattr(self._nvml, function)(self._handle)))
 
     def members(self, function: str, structure: str, names: Sequence[str]) -> Mapping[str, int]:
-        """Members of the structure that the function fills; empty where it does not, or pynvml lacks either.
+        """Query members of the structure that the function fills; empty without an answer, or if pynvml lacks either.
 
-        An array of bytes is one number, the first byte its highest.
+        An array of bytes is one number, whose first byte is the highest.
         """
         kind = getattr(self._nvml, structure, None)
         if kind is None:
@@ -239,7 +239,7 @@ class Device:
         return {name: _member(filled, name) for name in names if hasattr(filled, name)} if done else {}
 
     def fields(self, name: str, scopes: Iterable[int] = (0,)) -> tuple[int | None, ...]:
-        """The field NVML_FI_`name` for each scope (a link's number); each value has a return code of its own."""
+        """Query the field NVML_FI_`name` for each scope (a link's number); None for a scope without a value."""
         function, field = "nvmlDeviceGetFieldValues", getattr(self._nvml, f"NVML_FI_{name}", None)
         wanted = [(field, scope) for scope in scopes]
         if field is None or not wanted:
@@ -247,7 +247,7 @@ class Device:
         values = self._ask(
             function,
             lambda: tuple(
-                # Each has a return code of its own, which says whether there is a value.
+                # Each value has a return code, which says whether the value is valid.
                 int(getattr(answer.value, _MEMBERS[answer.valueType]))
                 if answer.nvmlReturn == 0 and answer.valueType < len(_MEMBERS)
                 else None
@@ -257,8 +257,7 @@ class Device:
         return (None,) * len(wanted) if values is None else values
 
     def processes(self, kind: str) -> tuple[tuple[int, int | None], ...] | None:
-        """Pid (of the host) and bytes of each "Compute" or "Graphics" process; None for unknown bytes, as under
-        MIG."""
+        """Query pid (on the host) and bytes (None: hidden, as under MIG) of each "Compute" or "Graphics" process."""
         for function in (f"nvmlDeviceGet{kind}RunningProcesses_v3", f"nvmlDeviceGet{kind}RunningProcesses_v2"):
             found = self._ask(function, lambda function=function: self._processes(function))  # type: ignore[misc]
             if found is not None:
@@ -270,7 +269,7 @@ class Device:
         return tuple((int(process.pid), process.usedGpuMemory) for process in found)
 
     def of(self, ask: Callable[[object], T]) -> T | None:
-        """The result of `ask` for the handle."""
+        """Call `ask` with the GPU's handle, and return its result."""
         return supported(lambda: self._remembering_broken(lambda: ask(self._handle)))
 
     def _ask(self, function: str, ask: Callable[[], T]) -> T | None:
@@ -283,20 +282,20 @@ class Device:
             self.broken = _BROKEN.get(error.value, self.broken)
             raise
         except (TypeError, ValueError, AttributeError, OverflowError):
-            return None  # an answer of another form than this version knows, such as NaN
+            return None  # an answer in a form that this version does not know, such as NaN
 
 
 def _member(filled: ctypes.Structure, name: str) -> int:
     value = getattr(filled, name)
     if not isinstance(value, bytes | ctypes.Array):
         return int(value)
-    # Of an array of characters, ctypes gives the bytes up to the first 0 only.
-    place = getattr(type(filled), name)
-    return int.from_bytes(bytes(filled)[place.offset : place.offset + place.size], "big")
+    # For an array of characters, ctypes returns only the bytes up to the first 0.
+    member = getattr(type(filled), name)
+    return int.from_bytes(bytes(filled)[member.offset : member.offset + member.size], "big")
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """A GPU of this host: its use as NVML reports it, and the processes that have it open."""
+    """The use of one GPU of this host as NVML reports it, and the pids of the processes that compute on it."""
 
     index: int
     busy_share: float | None = None
@@ -306,7 +305,7 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
 
 def gpu_uses() -> tuple[GpuUse, ...]:
-    """The use of each GPU now. A rank that waits in a kernel of NCCL keeps its GPU at 100 %."""
+    """Query the present use of each GPU. A rank that waits in a kernel of NCCL keeps its GPU at 100 %."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -326,5 +325,5 @@ def _use(gpu: Gpu, device: Device | None) -> GpuUse:
     )
 
 
-if __name__ == "__main__":  # NVML may hang: `ddpdiag watch` asks it in a process of its own
+if __name__ == "__main__":  # NVML may hang, so `ddpdiag watch` runs this module as a separate process
     sys.stdout.buffer.write(msgspec.json.encode(gpu_uses()))

@@ -1,7 +1,7 @@
 """The paths between the GPUs of a host as NVML reports them: PCIe, NVLink, and whether peer-to-peer (P2P) is allowed.
 
-Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each answer
-by itself. Where each rank is shown GPUs of its own, NVML knows of no other, and so of no pair with them.
+Only a worker calls these functions, since a sick GPU may hang in any query. Each value that is not supported is None.
+If each rank is shown different GPUs, NVML shows a rank no other GPU, and so no pair with one.
 """
 
 from collections import Counter
@@ -17,12 +17,12 @@ from ddpdiag.probes.gpu.nvml import Device, Gpu, NvmlError, opened_gpus, opened_
 
 # nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
 _READ, _WRITE, _NVLINK = 0, 1, 2
-# What a virtual machine shows of a device that it may not see; NCCL takes it for an NVSwitch (src/graph/xml.cc).
+# The PCI domain of devices that a virtual machine hides. NCCL takes them for NVSwitches (src/graph/xml.cc).
 _HIDDEN = "fffffff"
 
 
 class Level(IntEnum):
-    """The place where the PCIe paths of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t).
+    """The level at which the PCIe paths of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t).
 
     The names are those of `nvidia-smi topo -m`: on one board (a card with two GPUs), at one switch, behind several, at
     the host bridge of a processor, between host bridges of one NUMA node, between sockets.
@@ -37,7 +37,7 @@ class Level(IntEnum):
 
 
 class P2P(IntEnum):
-    """Whether one GPU may reach another's memory (nvml.h, nvmlGpuP2PStatus_t)."""
+    """Whether one GPU may reach another GPU's memory (nvml.h, nvmlGpuP2PStatus_t)."""
 
     OK = 0
     CHIPSET_NOT_SUPPORTED = 1
@@ -49,14 +49,14 @@ class P2P(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "P2P":
-        return cls.UNKNOWN  # a number of a newer driver
+        return cls.UNKNOWN  # a number that only newer drivers use
 
 
 class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
-    """From one GPU to another, both by NVML's index: numbers of `Level` and `P2P`.
+    """The path from one GPU to another, both by NVML's index. The values are numbers of `Level` and `P2P`.
 
-    `nvlinks` counts the links of `source` that are up and lead to `target`, or to NVSwitches that `target` is on, too.
-    Recorded as a list, in this order: new fields come last.
+    `nvlinks` counts the links of `source` that are up and lead to `target`, or to NVSwitches if `target` is on them,
+    too. A path is recorded as a list in this order, so new fields come last.
     """
 
     source: int
@@ -69,7 +69,7 @@ class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Paths(Struct, frozen=True, kw_only=True):
-    """The GPUs and the paths between them, both directions of each; or in `error` why there are none."""
+    """The GPUs of a host, and the paths between them in both directions; or `error` if NVML failed."""
 
     gpus: tuple[Gpu, ...] = ()
     paths: tuple[GpuPath, ...] = ()
@@ -77,8 +77,7 @@ class Paths(Struct, frozen=True, kw_only=True):
 
 
 class _Links(Struct, frozen=True, kw_only=True):
-    """The ends of one GPU's NVLinks that are up: how many lead to each GPU (by its PCI address), to switches, or to an
-    unknown end."""
+    """One GPU's NVLinks that are up, counted by other end: each GPU (by PCI address), switches, unknown ends."""
 
     direct: Mapping[str, int]
     switched: int
@@ -86,7 +85,7 @@ class _Links(Struct, frozen=True, kw_only=True):
 
 
 def gpu_paths(step: Callable[[str], None]) -> Paths:
-    """Ask NVML for every pair of GPUs that it shows; `step` receives which GPU is asked, should it not answer."""
+    """Query NVML for every pair of GPUs that it shows. `step` receives the GPU before a query, in case it hangs."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
@@ -98,13 +97,13 @@ def gpu_paths(step: Callable[[str], None]) -> Paths:
 
 
 def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
-    """The paths from the GPU with this UUID to others; nothing where NVML says nothing of one of them."""
+    """Query the paths from the GPU with this UUID to other GPUs; empty if NVML fails for one of them."""
     peers: dict[str, Peer] = {}
     try:
         with opened_nvml() as pynvml:
-            devices = {own: Device(pynvml.nvmlDeviceGetHandleByUUID(own)) for own in dict.fromkeys((uuid, *others))}
-            pcis = {own: device.pci() for own, device in devices.items()}
-            links = {own: _links(device, frozenset(filter(None, pcis.values()))) for own, device in devices.items()}
+            devices = {key: Device(pynvml.nvmlDeviceGetHandleByUUID(key)) for key in dict.fromkeys((uuid, *others))}
+            pcis = {key: device.pci() for key, device in devices.items()}
+            links = {key: _links(device, frozenset(filter(None, pcis.values()))) for key, device in devices.items()}
             source = devices.pop(uuid)
             for other, device in devices.items():
                 statuses = [source.towards("nvmlDeviceGetP2PStatus", device, way) for way in (_READ, _WRITE)]
@@ -164,7 +163,7 @@ def _remote(device: Device, link: int) -> str | None:
     return device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))
 
 
-def _count(own: _Links, theirs: _Links, pci: str | None) -> int | None:
-    """Links that lead there; those behind a switch count where both ends have some, as many as the poorer has."""
-    count = own.direct.get(pci or "", 0) + min(own.switched, theirs.switched)
-    return None if count == 0 and own.unknown else count
+def _count(source: _Links, target: _Links, pci: str | None) -> int | None:
+    """Count NVLinks to the GPU at `pci`, plus the lower count of switch links; None if 0 and some ends are unknown."""
+    count = source.direct.get(pci or "", 0) + min(source.switched, target.switched)
+    return None if count == 0 and source.unknown else count

@@ -1,7 +1,7 @@
-"""The GPUs that a process may use, found without asking NVML or CUDA, because either may hang.
+"""The GPUs that a process may use, found without NVML and CUDA, because either may hang.
 
-The supervisor calls this. Nothing here says that a GPU works: it counts what is named, what the driver lists in /proc,
-and what is on the PCI bus, with or without a driver.
+The supervisor calls these functions. None of them shows that a GPU works: they count the GPUs that variables name, that
+the driver lists in /proc, and that are on the PCI bus, with or without a driver.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from msgspec import Struct
 from ddpdiag.probes.host.kernel import PROC, names_in, open_files, read_pairs, read_text
 
 DEV = Path("/dev")
-# WSL2 has Windows' driver here: its libraries in lib, or in a container in a folder of drivers (nv_dispi.inf_..., say).
+# WSL2 shows Windows' driver here: libraries in lib, or in a container in a folder of drivers (nv_dispi.inf_..., say).
 WSL = Path("/usr/lib/wsl")
-# NVIDIA; AMD (ROCm opens kfd and a render node); Intel; accelerators of the kernel's accel class; WSL2.
+# Device files of NVIDIA; AMD (ROCm opens kfd and a render node); Intel; the kernel's accel class; WSL2.
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
 NVIDIA = "0x10de"
 # VGA and 3D controllers; an NVSwitch is a bridge (0x0680), a GPU's sound function 0x0403.
@@ -26,8 +26,7 @@ _ORDINAL = re.compile(r"[+-]?\d+")
 
 
 class ProcGpu(Struct, frozen=True):
-    """A GPU that the loaded driver drives. `uuid` is None while the driver has not asked the card; `sliced`: it is cut
-    into slices (MIG)."""
+    """A GPU of the loaded driver. `uuid` is None until the driver has opened the card; `sliced` says that MIG is on."""
 
     pci: str
     uuid: str | None
@@ -35,18 +34,18 @@ class ProcGpu(Struct, frozen=True):
 
 
 class PciFunction(Struct, frozen=True):
-    """A PCI function, such as 0000:1b:00.0; `driver` is the kernel driver bound to it, None when there is none."""
+    """A PCI function, such as 0000:1b:00.0; `driver` is the kernel driver bound to it, None if there is none."""
 
     address: str
     driver: str | None
 
 
 def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
-    """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself.
+    """List the GPUs of the loaded NVIDIA driver that this process may open, in bus order; None without a driver.
 
-    A container may list all GPUs of the host (CDI does not hide them) and hold the device files of its own only; in a
-    device cgroup (Slurm's ConstrainDevices) all files are there, and some cannot be opened. Both kinds are left out.
-    Without any such file nothing was opened yet, and all count.
+    A container may list all GPUs of the host (CDI does not hide them) but have device files of its GPUs only. In a
+    device cgroup (Slurm's ConstrainDevices) all files exist, but some cannot be opened. Both kinds are left out. If no
+    device file exists, no GPU was opened yet, and all count.
     """
     listed = _proc_gpus(root)
     if listed is None:
@@ -54,13 +53,13 @@ def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
     files = [(gpu, None if number is None else dev / f"nvidia{number}") for gpu, number in listed]
     if not any(file is None or file.exists() for _, file in files):
         return tuple(gpu for gpu, _ in files)
-    # access(2) asks the device cgroup, too (inode_permission in Linux' fs/namei.c). open(2) would start a GPU that no
-    # process uses, for a second or for ever.
+    # access(2) respects the device cgroup, too (inode_permission in Linux' fs/namei.c). open(2) would start a GPU that
+    # no process uses, which takes a second or may hang for ever.
     return tuple(gpu for gpu, file in files if file is None or os.access(file, os.R_OK | os.W_OK))
 
 
 def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
-    """Whether a process has a file of a GPU or another accelerator open; None where its open files cannot be seen."""
+    """Whether a process has a file of a GPU or accelerator open; None if its open files cannot be seen."""
     try:
         return any(path.startswith(_GPU_FILES) for path in open_files(root / str(pid)))
     except OSError:
@@ -68,12 +67,12 @@ def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
 
 
 def withheld_gpus(root: Path, dev: Path = DEV) -> int:
-    """The number of GPUs that the driver lists and this container or cgroup was not given."""
+    """The number of GPUs that the driver lists but that this container or cgroup may not open."""
     return len(_proc_gpus(root) or ()) - len(nvidia_gpus(root, dev) or ())
 
 
 def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
-    """GPUs, with the numbers of their device files."""
+    """The GPUs that the driver lists in /proc, with the numbers of their device files."""
     nvidia = root / "driver" / "nvidia"
     names = names_in(nvidia / "gpus")
     if names is None:
@@ -82,7 +81,7 @@ def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
     for name in names:
         facts = read_pairs(nvidia / "gpus" / name / "information", ":")
         uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor")
-        # A card that was never opened says "GPU-????????-????-...".
+        # The UUID of a card that was never opened is "GPU-????????-????-...".
         known = uuid if uuid and "?" not in uuid else None
         # Instances of MIG are gi1 and so on (NVIDIA's MIG User Guide, "Device Nodes and Capabilities").
         parts = names_in(nvidia / "capabilities" / f"gpu{minor}" / "mig") or ()
@@ -92,7 +91,7 @@ def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
 
 
 def has_wsl_gpu(dev: Path = DEV, wsl: Path = WSL) -> bool:
-    """Whether WSL2 shows a GPU of NVIDIA: /dev/dxg may be one of another make, and Windows' driver shows which."""
+    """Whether WSL2 shows an NVIDIA GPU: /dev/dxg exists for every make, so Windows' driver files must be NVIDIA's."""
     if not (dev / "dxg").exists():
         return False
     libraries, drivers = names_in(wsl / "lib") or (), names_in(wsl / "drivers") or ()
@@ -100,9 +99,9 @@ def has_wsl_gpu(dev: Path = DEV, wsl: Path = WSL) -> bool:
 
 
 def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
-    """Display and 3D functions of NVIDIA, in bus order, or None if the bus cannot be looked at.
+    """List NVIDIA's display and 3D functions in bus order; None if the PCI bus cannot be read.
 
-    A kernel without PCI has /sys/bus but no /sys/bus/pci: that is an empty bus, not an unknown one.
+    A kernel without PCI has /sys/bus but no /sys/bus/pci: the bus counts as empty, not as unknown.
     """
     folder, buses = root / "bus" / "pci" / "devices", names_in(root / "bus")
     names = None if buses is None else names_in(folder) if "pci" in buses else ()
@@ -124,13 +123,11 @@ def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
 
 
 def visible_gpus(env: Mapping[str, str], proc_root: Path, dev: Path = DEV, wsl: Path = WSL) -> int:
-    """The number of GPUs that CUDA would show to a process with this environment.
+    """Count the GPUs that CUDA would show to a process with this environment; 0 if none is listed or named.
 
-    It is 0 if no driver lists one and none is named.
-
-    Where no driver shows itself in `proc_root` (WSL2, some sandboxes), the names in CUDA_VISIBLE_DEVICES are believed;
-    without a name, WSL2 has one GPU: NVML alone knows of more. Of GPUs that are all cut into slices (MIG), CUDA shows
-    one slice only (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
+    If `proc_root` shows no driver (WSL2, some sandboxes), every name in CUDA_VISIBLE_DEVICES counts. If the variable is
+    unset, too, WSL2 counts as one GPU: only NVML knows of more. If all GPUs are cut into slices (MIG), CUDA shows one
+    slice only (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
     """
     present, named = nvidia_gpus(proc_root, dev), env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
@@ -141,10 +138,10 @@ def visible_gpus(env: Mapping[str, str], proc_root: Path, dev: Path = DEV, wsl: 
 
 
 def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
-    """The GPUs in a CUDA_VISIBLE_DEVICES, as CUDA reads it (its Programming Guide, and torch.cuda's own parser).
+    """The GPUs that a CUDA_VISIBLE_DEVICES names, read as CUDA does (its Programming Guide, and torch.cuda's parser).
 
-    Each is an index, or a UUID. The first entry that names no GPU ends the list; an entry named twice leaves no GPU at
-    all.
+    Each entry is an index or a UUID. The first entry that names no GPU ends the list. If an entry occurs twice, there
+    is no GPU at all.
     """
     # CUDA enumerates a single MIG instance for a process (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
     if value.startswith("MIG-"):
@@ -162,12 +159,12 @@ def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]
 
 
 def named_gpus(value: str | None) -> int:
-    """The number of GPUs that a CUDA_VISIBLE_DEVICES names, whether CUDA finds them or not."""
+    """The number of GPUs that a CUDA_VISIBLE_DEVICES names, whether or not CUDA finds them."""
     return 0 if value is None else len(gpus_named(value, None))
 
 
 def _by_index(entry: str, present: Sequence[ProcGpu] | None) -> str | None:
-    # Like strtoul: "1gpu" is 1, "NoDevFiles" (what Slurm sets for no GPU) is nothing.
+    # As strtoul reads it: "1gpu" is 1, "NoDevFiles" (which Slurm sets for no GPU) is no number.
     found = _ORDINAL.match(entry)
     index = int(found.group()) if found else -1
     return str(index) if index >= 0 and (present is None or index < len(present)) else None
@@ -177,7 +174,7 @@ def _by_uuid(entry: str, present: Sequence[ProcGpu] | None) -> str | None:
     if not entry.startswith("GPU-"):
         return None
     known = [gpu.uuid for gpu in present or () if gpu.uuid]
-    # An abbreviation counts when it fits one GPU only. Where a UUID is not known yet, the name is believed.
+    # An abbreviation must fit exactly one GPU. If a UUID is not known yet, every name counts without proof.
     if present is None or len(known) < len(present):
         return entry
     fitting = [uuid for uuid in known if uuid.startswith(entry)]
@@ -185,16 +182,16 @@ def _by_uuid(entry: str, present: Sequence[ProcGpu] | None) -> str | None:
 
 
 def pci_gpus(sys_root: Path) -> int | None:
-    """NVIDIA display and 3D functions on the PCI bus, with or without a driver; None if it cannot be looked at."""
+    """The number of NVIDIA's display and 3D functions on the PCI bus; None if the bus cannot be read."""
     functions = nvidia_functions(sys_root)
     return None if functions is None else len(functions)
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
-    """The number of GPUs that launcher or container promise this host, or None without a promise.
+    """The number of GPUs that the launcher or container promises to this host; None without a promise.
 
-    The highest of Slurm's, the container's and CUDA_VISIBLE_DEVICES' counts. NVIDIA_VISIBLE_DEVICES=all is no promise:
-    CUDA images carry it, on hosts without a GPU as well.
+    This is the highest count of Slurm's variables, the container's and CUDA_VISIBLE_DEVICES. NVIDIA_VISIBLE_DEVICES=all
+    is no promise: CUDA images set it, even on hosts without a GPU.
     """
     container = env.get("NVIDIA_VISIBLE_DEVICES", "").strip()
     count = 0 if container in ("all", "none", "void") else sum(bool(entry.strip()) for entry in container.split(","))
@@ -220,7 +217,7 @@ def _listed(value: str) -> int:
 
 
 def device_index(local_rank: int | None, count: int) -> int | None:
-    """The device that a rank takes: cuda:local_rank, in turn where ranks outnumber GPUs; None without a GPU."""
+    """The index of the device that a rank takes: its local rank, modulo the number of GPUs; None without a GPU."""
     if count == 0:
         return None
     return 0 if local_rank is None else local_rank % count

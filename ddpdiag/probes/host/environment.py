@@ -1,6 +1,6 @@
-"""Settings of communication that must be alike: variables (those of Slurm too), and versions of libraries.
+"""Settings of communication that must be the same on all ranks: variables (Slurm's too) and versions of libraries.
 
-Variables are taken by allow-lists: nothing else is ever recorded.
+Only variables on an allow-list are read and recorded.
 """
 
 import platform
@@ -17,7 +17,7 @@ from ddpdiag.sanitize import is_secret, without_secrets
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
 NAMES = frozenset(
     {
-        # who a process is
+        # identity of the process
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
         "MASTER_ADDR", "MASTER_PORT", "USE_LIBUV",
         # threads
@@ -26,7 +26,7 @@ NAMES = frozenset(
         # GPUs
         "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS",
         "CUDA_MODULE_LOADING", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES",
-        # which libraries and modules are loaded
+        # search paths of libraries and modules
         "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "CONDA_PREFIX",
     }
 )  # fmt: skip
@@ -40,7 +40,7 @@ def is_recorded(name: str) -> bool:
 
 
 def recorded_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
+    """The recorded part of `env`, sorted by name, without secrets. Values are cut at MAX_VALUE characters."""
     return _values(env, filter(is_recorded, sorted(env)))
 
 
@@ -49,19 +49,19 @@ def _values(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
 
 
 def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, dict[str, str]]:
-    """NCCL's configuration files by path, as their variables; only files that set something.
+    """Read NCCL's configuration files. Returns the variables of each file by its path, without files that set none.
 
-    NCCL reads $NCCL_CONF_FILE, or else ~/.nccl.conf, and then /etc/nccl.conf; "#" starts a comment line. The
-    environment wins over both. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    NCCL reads $NCCL_CONF_FILE, or else ~/.nccl.conf, and then /etc/nccl.conf. A line that starts with "#" is a comment.
+    The environment overrides both files. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    own = env.get("NCCL_CONF_FILE") or (f"{env['HOME']}/.nccl.conf" if env.get("HOME") else "")
-    paths = [Path(own)] if own else []
+    user_file = env.get("NCCL_CONF_FILE") or (f"{env['HOME']}/.nccl.conf" if env.get("HOME") else "")
+    paths = [Path(user_file)] if user_file else []
     files = {str(path): read_pairs(path, "=") for path in (*paths, etc / "nccl.conf")}
     known = {path: _values(pairs, filter(is_recorded, pairs)) for path, pairs in files.items()}
     return {path: settings for path, settings in known.items() if settings}
 
 
-# Variables of srun(1) and sbatch(1) that LCH004 reads, and torchrun's number of agents. An allow-list.
+# The allow-list of LCH004: variables of srun(1) and sbatch(1), and torchrun's number of agents.
 SLURM_VARIABLES = frozenset(
     {
         "SLURM_JOB_ID", "SLURM_JOB_END_TIME", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
@@ -72,23 +72,23 @@ SLURM_VARIABLES = frozenset(
 # slurm.h: SLURM_INTERACTIVE_STEP is 0xfffffffa, SLURM_BATCH_SCRIPT 0xfffffffb, SLURM_EXTERN_CONT 0xfffffffc;
 # SLURM_MAX_NORMAL_STEP_ID is 0xfffffff0.
 FIRST_PSEUDO_STEP = 0xFFFFFFF0
-# More hosts than any cluster has: a list that claims more would only fill the memory.
+# More hosts than any cluster has. A longer list is rejected, because it would only fill the memory.
 MOST_HOSTS = 1 << 16
 
 
 def is_pseudo_step(env: Mapping[str, str]) -> bool:
-    """Whether srun has not started this step: a batch script, or the shell of `salloc`."""
+    """Whether this process runs outside of srun's steps: in a batch script, or in the shell of `salloc`."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) >= FIRST_PSEUDO_STEP
 
 
 def slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
+    """Slurm's recorded variables of `env`, sorted by name, without secrets. Values are cut at MAX_VALUE characters."""
     return _values(env, sorted(SLURM_VARIABLES & env.keys()))
 
 
 def job_and_step(env: Mapping[str, str]) -> str:
-    """ "12.0" in a step, "12" elsewhere in a job; empty outside of Slurm, or where its variables are no numbers."""
+    """Such as "12.0" in a step, and "12" elsewhere in a job; empty outside of Slurm, or if the job is no number."""
     job, step = env.get("SLURM_JOB_ID", ""), env.get("SLURM_STEP_ID", "")
     if not re.fullmatch(r"[0-9]{1,10}", job):
         return ""
@@ -97,14 +97,14 @@ def job_and_step(env: Mapping[str, str]) -> str:
 
 
 def tasks_per_node(text: str) -> tuple[tuple[int, int], ...]:
-    """SLURM_STEP_TASKS_PER_NODE, "2(x3),1", as (tasks, nodes) pairs: ((2, 3), (1, 1)); empty if unreadable."""
+    """Parse SLURM_STEP_TASKS_PER_NODE to (tasks, nodes) pairs: "2(x3),1" is ((2, 3), (1, 1)). Empty if unreadable."""
     parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part) for part in text.split(",")]
     found = tuple((int(part[1]), int(part[2] or 1)) for part in parts if part)
     return found if len(found) == len(parts) else ()
 
 
 def count_at(per_node: tuple[tuple[int, int], ...], node: int) -> int:
-    """Tasks on the node with that number; 0 if there is none."""
+    """The number of tasks on the node with this number, counted from 0; 0 if there is no such node."""
     for count, repeated in per_node:
         if node < repeated:
             return count
@@ -113,10 +113,10 @@ def count_at(per_node: tuple[tuple[int, int], ...], node: int) -> int:
 
 
 def expanded(nodelist: str) -> tuple[str, ...]:
-    """All hosts of "z[9,1-3],a1" in Slurm's own order: z9 z1 z2 z3 a1; none if it cannot be read or is too long."""
+    """Expand "z[9,1-3],a1" to z9 z1 z2 z3 a1, in Slurm's order. Empty if the list is unreadable or too long."""
     hosts: list[str] = []
     for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", nodelist.strip()):
-        pieces = re.split(r"\[([^\]]*)\]", part)  # every second one stood in brackets
+        pieces = re.split(r"\[([^\]]*)\]", part)  # every second piece is the content of brackets
         choices = [_numbers(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
         hosts += map("".join, islice(product(*choices), MOST_HOSTS + 1))
         if not all(choices) or len(hosts) > MOST_HOSTS:
@@ -125,7 +125,7 @@ def expanded(nodelist: str) -> tuple[str, ...]:
 
 
 def _numbers(text: str) -> list[str]:
-    """ "08-10,12" as 08, 09, 10, 12; nothing if it is none such."""
+    """Expand "08-10,12" to 08, 09, 10, 12; empty if `text` has another form."""
     numbers: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
@@ -137,9 +137,9 @@ def _numbers(text: str) -> list[str]:
 
 
 class Versions(Struct, frozen=True, kw_only=True):
-    """Version texts; None where torch was built without that part.
+    """Version texts; None if torch was built without that library.
 
-    `nccl` is the NCCL that this process has loaded, where torch tells it apart from the one it was compiled against.
+    `nccl` is the NCCL that this process has loaded. An older torch may report only the NCCL that it was compiled with.
     """
 
     python: str
@@ -150,7 +150,7 @@ class Versions(Struct, frozen=True, kw_only=True):
 
 
 def versions() -> Versions:
-    """Versions in this process. Imports torch; ImportError or OSError if it cannot be loaded."""
+    """Import torch, and return the versions in this process. ImportError or OSError if torch cannot be loaded."""
     import torch
     import torch.distributed as dist
 
@@ -158,7 +158,7 @@ def versions() -> Versions:
     if dist.is_available() and dist.is_nccl_available():
         from torch.cuda import nccl
 
-        # torch.cuda.nccl.version() is the compiled one; torch 2.13 has the other, older ones need not.
+        # torch.cuda.nccl.version() is the compiled version. torch 2.13 reports the loaded one; an older torch may not.
         version = getattr(dist.ProcessGroupNCCL, "get_runtime_nccl_version", None) or nccl.version
         loaded = ".".join(map(str, version()))
     return Versions(
@@ -171,9 +171,9 @@ def versions() -> Versions:
 
 
 def driver_version(proc_root: Path) -> str | None:
-    """Version of the NVIDIA kernel module that is loaded, or None if there is none.
+    """Read the version of the loaded NVIDIA kernel module; None if there is none.
 
-    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ..." (or "Open Kernel Module for x86_64").
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module 535.104.05 Sat Aug 19 ..." (or "Open Kernel Module for x86_64").
     """
     content = read_text(proc_root / "driver" / "nvidia" / "version") or ""
     first = content.partition("\n")[0]

@@ -1,10 +1,10 @@
-"""Limits of this process: resource limits, processors, shared memory, control groups, and its own throughput.
+"""Limits of this process (resource limits, processors, shared memory, control groups), and its measured throughput.
 
-A limit of a control group (versions 1 and 2) holds for everything below it, so every level from this process's own
-group up to the mount is read, and the one with the least room counts.
+A limit of a control group (versions 1 and 2) applies to everything below the group. So every level from this process's
+group up to the mount is read, and the level with the least room counts.
 
-Its throughput is that of copies in memory, and of a TCP stream to itself over the loopback interface: gloo sends over
-TCP on one host as well, so these two bound it there. (Measured, 2 cores: 2 GB/s over loopback, 11 to 15 GB/s copied.)
+The throughput is that of copies in memory, and of a TCP stream over the loopback interface. gloo sends over TCP even
+within a host, so these two limit its rate there. (Measured, 2 cores: 2 GB/s over loopback, 11 to 15 GB/s copied.)
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class SharedMemory(Struct, frozen=True):
-    """/dev/shm in bytes. `error` says why a small file could not be given its pages there; None means that it could."""
+    """Size and room of /dev/shm. `error` says why a small file could not be allocated there; None means success."""
 
     size_bytes: int
     free_bytes: int
@@ -40,7 +40,7 @@ class SharedMemory(Struct, frozen=True):
 
 
 def limits() -> Limits | None:
-    """Resource limits as the launcher left them, which may differ from those of a login shell; None if refused."""
+    """Read the resource limits of this process, which may differ from a login shell's; None if the system refuses."""
     try:
         return Limits(
             nofile=_limit(resource.RLIMIT_NOFILE),
@@ -57,7 +57,7 @@ def _limit(which: int) -> int | None:
 
 
 def affinity() -> tuple[int, ...]:
-    """Numbers of the processors on which this process may run, in rising order; empty if the system does not say."""
+    """The processors on which this process may run, in rising order; empty if the system does not say."""
     try:
         return tuple(sorted(os.sched_getaffinity(0)))
     except OSError:
@@ -65,31 +65,31 @@ def affinity() -> tuple[int, ...]:
 
 
 def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMemory | None:
-    """Size and room of `directory`, and whether `probe_bytes` can be had there; None if there is no such place."""
+    """Read size and free space of `directory`, and try to allocate `probe_bytes` there; None if it cannot be read."""
     try:
-        seen = os.statvfs(directory)
+        status = os.statvfs(directory)
     except OSError:
         return None
-    why = None
+    problem = None
     try:
-        # A file without a name: none stays, even when this process is killed.
+        # A file without a name, so that no file remains even if this process is killed.
         with tempfile.TemporaryFile(dir=directory) as file:
-            # ftruncate would succeed on a full tmpfs, and the first write die of SIGBUS.
+            # On a full tmpfs ftruncate would succeed, and the first write would end the process with SIGBUS.
             os.posix_fallocate(file.fileno(), 0, probe_bytes)
     except OSError as error:
-        why = error.strerror or str(error)
-    return SharedMemory(seen.f_blocks * seen.f_frsize, seen.f_bavail * seen.f_frsize, why)
+        problem = error.strerror or str(error)
+    return SharedMemory(status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize, problem)
 
 
 def user_processes(proc_root: Path) -> int | None:
-    """Processes of this user that /proc shows, or None if it is not readable; RLIMIT_NPROC counts threads as well."""
+    """Count the processes of this user in /proc; None if /proc is not readable. RLIMIT_NPROC counts threads as well."""
     if (names := names_in(proc_root)) is None:
         return None
-    own = 0
+    number = 0
     for name in filter(str.isdecimal, names):
-        with contextlib.suppress(OSError):  # it has ended since the list was read
-            own += (proc_root / name).stat().st_uid == os.getuid()
-    return own
+        with contextlib.suppress(OSError):  # the process has ended since the list was read
+            number += (proc_root / name).stat().st_uid == os.getuid()
+    return number
 
 
 # Version 1 writes "no limit" as the highest multiple of the page size; no machine has 2**60 bytes.
@@ -97,22 +97,22 @@ _UNLIMITED = 1 << 60
 
 
 class Share(Struct, frozen=True):
-    """A limit and what is used of it, in the same unit."""
+    """A limit and the used part of it, in the same unit."""
 
     limit: int
     used: int
 
     @property
     def left(self) -> int:
-        """The rest of the limit; not below 0."""
+        """The unused part of the limit; not below 0."""
         return max(0, self.limit - self.used)
 
 
 class Cgroup(Struct, frozen=True, kw_only=True):
-    """Limits on this process; None means no limit, or none that could be read.
+    """The limits of control groups on this process; None means no limit, or none that could be read.
 
-    `cpus` counts processors' worth of time, `memory` is in bytes (page cache that can be dropped is not counted as
-    used), `pids` counts tasks. `oom_kills` counts processes that the kernel killed in this group for lack of memory.
+    `cpus` is processor time per time. `memory` is in bytes, and droppable page cache does not count as used. `pids`
+    counts tasks. `oom_kills` counts processes of this group that the kernel killed for lack of memory.
     """
 
     cpus: float | None = None
@@ -122,16 +122,16 @@ class Cgroup(Struct, frozen=True, kw_only=True):
 
 
 def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
-    """The limits on the calling process."""
+    """Read the limits that control groups set on this process."""
     mounted = sys_root / "fs" / "cgroup"
-    paths: dict[str, str] = {}  # of this process's group, by controller; "" is version 2
+    paths: dict[str, str] = {}  # the path of this process's group by controller; "" is version 2
     for line in (read_text(proc_root / "self" / "cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         paths |= dict.fromkeys(controllers.split(","), path)
     cpu, memory, pids = (_levels(mounted, paths, name) for name in ("cpu", "memory", "pids"))
     events = (read_pairs(level / "memory.events") or read_pairs(level / "memory.oom_control") for level in memory)
-    kills = (own.get("oom_kill", "") for own in events)
+    kills = (counts.get("oom_kill", "") for counts in events)
     return Cgroup(
         cpus=min((quota for level in cpu if (quota := _quota(level)) is not None), default=None),
         memory=_tightest(_memory(level) for level in memory),
@@ -141,10 +141,10 @@ def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
 
 
 def _levels(mounted: Path, paths: dict[str, str], controller: str) -> list[Path]:
-    """Directories from the process's own group up to the mount; those that a container does not show are left out."""
+    """The folders from this process's group up to the mount, without those that a container does not show."""
     mount, path = (mounted / controller, paths[controller]) if controller in paths else (mounted, paths.get("", "/"))
-    own = mount / path.lstrip("/")
-    return [level for level in (own, *own.parents) if level.is_relative_to(mount) and level.is_dir()]
+    group = mount / path.lstrip("/")
+    return [level for level in (group, *group.parents) if level.is_relative_to(mount) and level.is_dir()]
 
 
 def _quota(level: Path) -> float | None:
@@ -172,7 +172,7 @@ def _tightest(shares: Iterable[Share | None]) -> Share | None:
     return min((share for share in shares if share is not None), key=lambda share: share.left, default=None)
 
 
-# Larger than the caches of a core, smaller than what many ranks on one host would miss.
+# Larger than the caches of a core, but small enough for many ranks of a host at once.
 COPY_BYTES = 16 << 20
 # gloo's segments are 1 MiB at most (allreduce.cc).
 _SEGMENT_BYTES = 1 << 20
@@ -180,7 +180,7 @@ _CONNECT_SECONDS = 1.0
 
 
 class Copier:
-    """Copies between two buffers of its own, made once, because fresh memory is slower."""
+    """Copies between two buffers that are allocated once, because fresh memory is slower."""
 
     def __init__(self, size_bytes: int = COPY_BYTES) -> None:
         self._source = memoryview(bytearray(size_bytes))
@@ -188,7 +188,7 @@ class Copier:
         self._target[:] = self._source
 
     def bytes_per_s(self, seconds: float) -> float:
-        """Bytes copied per second (each read once and written once), over about `seconds`; at least one copy."""
+        """Copy for about `seconds`, at least once. Returns bytes per second, each read once and written once."""
         begin = time.perf_counter()
         copies, elapsed = 0, 0.0
         while copies == 0 or elapsed < seconds:
@@ -199,10 +199,10 @@ class Copier:
 
 
 def loopback_bytes_per_s(seconds: float) -> float | None:
-    """Bytes per second of one TCP stream from this process to itself over 127.0.0.1; None if there is no loopback.
+    """Send one TCP stream from this process to itself over 127.0.0.1; its bytes per second, None if that fails.
 
-    One thread sends and receives, as gloo's does (transport/tcp/loop.cc), in gloo's segments, out of and into buffers
-    that are larger than a cache.
+    One thread sends and receives, as in gloo (transport/tcp/loop.cc), in gloo's segments, with buffers larger than a
+    cache.
     """
     try:
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Files in a directory that several hosts share: writing, locking, and torch's FileStore files."""
+"""Files in a directory that several hosts share: writing, locking, and the files of torch's FileStore."""
 
 import errno
 import fcntl
@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.programs import user_name
 
-# How long a host looks for the others' files. NFS keeps attributes for 3 s at least, but asks its server at each open.
+# Time for finding the other hosts' files. NFS caches attributes for 3 s at least, but asks its server at each open.
 LOOK_SECONDS = 3.0
-# A little longer (this share of it), so that the others find what this host wrote.
+# A host waits this share longer, so that the other hosts find its file.
 _LINGER_SHARE = 1 / 3
 _POLL_SECONDS = 0.02
 _DONE = "done"
@@ -25,8 +25,8 @@ _DONE = "done"
 class DirectoryLook(Struct, frozen=True):
     """The files of the other hosts as one host sees them.
 
-    `unseen` are the ranks whose file did not appear. `lock_is_local`: it got a lock that the first host held (None: not
-    tried).
+    `unseen` are the ranks whose file did not appear. `lock_is_local` says that this host got a lock that the first host
+    held (None: not tried).
     """
 
     unseen: tuple[int, ...] = ()
@@ -34,12 +34,12 @@ class DirectoryLook(Struct, frozen=True):
 
 
 def errno_name(error: OSError) -> str:
-    """Such as "ENOSPC"."""
+    """The name of the error's number, such as "ENOSPC"."""
     return errno.errorcode.get(error.errno or 0, str(error))
 
 
 def write(path: Path, content: str) -> str | None:
-    """Write a new file down to the disk; the errno's name if that failed, and then nothing stays."""
+    """Write a new file down to the disk; None on success. Else remove it, and return the errno's name."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -54,9 +54,9 @@ def write(path: Path, content: str) -> str | None:
 
 
 def open_private_folder(path: Path) -> int:
-    """A descriptor of a folder that only this user can write to; PermissionError for another one.
+    """Open a folder that only this user can write to, and return its descriptor. PermissionError for any other folder.
 
-    In a folder that a group may write to, each member can put a link or another folder in the place of this one. Files
+    If a group may write to the parent folder, each member can replace this folder by a link or another folder. Files
     that are opened relative to the descriptor stay in the folder that was checked.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -69,12 +69,12 @@ def open_private_folder(path: Path) -> int:
 
 def remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        with suppress(OSError):  # it was never written, or its file system became read-only
+        with suppress(OSError):  # the file was never written, or its file system became read-only
             path.unlink()
 
 
 def lock(path: Path) -> str | None:
-    """Take a lock (flock) without waiting, and release it; else the errno's name, EAGAIN if another holds it."""
+    """Take a lock (flock) without waiting, and release it; None on success, else the errno's name (EAGAIN: held)."""
     try:
         with path.open("r+b") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +86,7 @@ def lock(path: Path) -> str | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a flock meanwhile, where that is possible."""
+    """Try to hold a flock during the block; without the lock, the block runs as well."""
     with ExitStack() as stack:
         with suppress(OSError):
             fcntl.flock(stack.enter_context(path.open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,7 +94,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def content(path: Path) -> str | None:
-    """The content of a file, or None: opened anew each time, so that a network file system asks its server."""
+    """Read the start of a file, or None. It is opened each time, so that a network file system asks its server."""
     try:
         with path.open("rb") as file:
             return file.read(256).decode(errors="replace")
@@ -103,7 +103,7 @@ def content(path: Path) -> str | None:
 
 
 def watch(expected: Mapping[Path, str | None], end: float) -> set[Path]:
-    """The files that had their expected content (None: that were gone) by `end` (monotonic)."""
+    """Wait for the expected content (None: no file) until `end` (monotonic), and return the files that had it."""
     seen = set[Path]()
     while True:
         seen |= {path for path, text in expected.items() if path not in seen and content(path) == text}
@@ -113,23 +113,23 @@ def watch(expected: Mapping[Path, str | None], end: float) -> set[Path]:
 
 
 def file_of(directory: Path, token: str) -> Path:
-    """The file in which a host writes its token."""
+    """The path of the file in which a host writes its token."""
     return directory / f".ddpdiag-{token}"
 
 
-def done_of(own: Path) -> Path:
-    """The file by which a host says that it has seen what there is to see."""
-    return own.with_name(f"{own.name}.done")
+def done_of(file: Path) -> Path:
+    """The path of the file by which the host with this token file announces that its search is finished."""
+    return file.with_name(f"{file.name}.done")
 
 
 def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float = LOOK_SECONDS) -> DirectoryLook:
-    """Look for the files of all others, and stay until they have seen this host's; `tokens` are "" without a file.
+    """Wait for the files of all other hosts, and until these hosts are done, too; `tokens` are "" without a file.
 
-    The first rank returns, and its file is removed, when all others have written that they are done; the others return
-    when that file is gone.
+    The first rank returns when all others have written that they are done, and its file is removed then. The others
+    return when that file is gone.
     """
     paths = {other: file_of(directory, token) for other, token in tokens.items() if token}
-    own, first = paths.pop(rank), next(iter(tokens))
+    own_file, first = paths.pop(rank), next(iter(tokens))
     end = time.monotonic() + seconds
     late = end + seconds * _LINGER_SHARE
     seen = watch({path: tokens[other] for other, path in paths.items()}, end)
@@ -140,8 +140,8 @@ def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float =
     else:
         if first in paths and first not in unseen:
             lock_is_local = {None: True, "EAGAIN": False}.get(lock(paths[first]))
-        write(done_of(own), _DONE)
-        watch({paths.get(first, own): None}, late)
+        write(done_of(own_file), _DONE)
+        watch({paths.get(first, own_file): None}, late)
     return DirectoryLook(unseen, lock_is_local)
 
 
@@ -151,7 +151,7 @@ _STORE = b"\t\0\0\0refcount/"
 
 
 class Store(Struct, frozen=True):
-    """A file that torch's FileStore wrote: its path, owner, bytes, and how long ago the last of these was written."""
+    """A file that torch's FileStore wrote: its path, owner, size in bytes, and the seconds since the last write."""
 
     path: str
     owner: str
@@ -160,7 +160,7 @@ class Store(Struct, frozen=True):
 
 
 def stores(directory: Path) -> tuple[Store, ...]:
-    """Files directly in a directory that torch's FileStore wrote, of the first thousand entries."""
+    """Find the files directly in a directory that torch's FileStore wrote, among its first thousand entries."""
     try:
         with os.scandir(directory) as entries:
             found = [_store(entry) for entry in islice(entries, _MAX_ENTRIES)]
@@ -173,23 +173,23 @@ def _store(entry: os.DirEntry[str]) -> Store | None:
     try:
         if not entry.is_file(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_size < len(_STORE):
             return None
-        # Not blocking: what was a file may be a pipe by now.
+        # O_NONBLOCK, since a pipe may have replaced the file meanwhile.
         handle = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
-            about, head = os.fstat(handle), os.read(handle, len(_STORE))
+            status, head = os.fstat(handle), os.read(handle, len(_STORE))
         finally:
             os.close(handle)
     except OSError:
         return None
-    if not stat.S_ISREG(about.st_mode) or head != _STORE:
+    if not stat.S_ISREG(status.st_mode) or head != _STORE:
         return None
-    return Store(entry.path, user_name(about.st_uid), about.st_size, max(0.0, time.time() - about.st_mtime))
+    return Store(entry.path, user_name(status.st_uid), status.st_size, max(0.0, time.time() - status.st_mtime))
 
 
 def unfit_for_url(path: str) -> str | None:
-    """The first character with which torch cannot use a path in file://PATH; None if there is none.
+    """The first character that torch cannot read in the path of a file://PATH; None if there is none.
 
-    It splits the URL with urllib, which drops tabs and line breaks, and unquotes nothing (torch/distributed/
-    rendezvous.py).
+    torch splits the URL with urllib, which drops tabs and line breaks, and unquotes nothing
+    (torch/distributed/rendezvous.py).
     """
     return next((character for character in path if character in "?#\t\r\n"), None)

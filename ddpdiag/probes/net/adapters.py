@@ -1,7 +1,7 @@
-"""Network adapters of this host: RDMA ports, GPUDirect RDMA, the card that a collective takes, and ports' own counters.
+"""Network adapters of this host: RDMA ports, GPUDirect RDMA, the card that a collective uses, and fault counters.
 
-Counters are of faults: links that were lost, frames and symbols that were damaged. The kernel keeps one number a file,
-and every name here is the kernel's. What cannot be read is left out.
+The counters are those of faults: lost links, damaged frames and symbols. The kernel keeps each number in a file, and
+every counter has the kernel's name. Counters that cannot be read are left out.
 """
 
 import os
@@ -19,7 +19,7 @@ from ddpdiag.probes.host.kernel import PROC, read_int, read_text, sys_root
 from ddpdiag.probes.net.interfaces import bindable, chosen_address, interface_of, interfaces, source_towards, wanted
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
-# nvidia-peermem, and what was there before it, in the places in which NCCL looks (net_ib/gdr.cc).
+# Files of nvidia-peermem and its predecessors, at the paths that NCCL reads (net_ib/gdr.cc).
 _PEER_MEMORY = (
     "module/nvidia_peermem/version",
     "kernel/mm/memory_peers/nvidia-peermem/version",
@@ -31,10 +31,10 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\b(?:.*\((\d+)X)?")
 
 
 class Port(Struct, frozen=True, kw_only=True):
-    """A port of an RDMA adapter. `infiniband`: else its link layer is Ethernet (RoCE). `active`: its link is up.
+    """A port of an RDMA adapter. `infiniband` is False for Ethernet (RoCE); `active` says that the link is up.
 
-    `bytes_per_s` is its rate in one direction, over `lanes` lanes. `link_layer`, `state` ("DOWN") and `physical_state`
-    ("Polling") are the kernel's words. None is what it does not say.
+    `bytes_per_s` is the rate in one direction, over `lanes` lanes. `link_layer`, `state` ("DOWN") and `physical_state`
+    ("Polling") are the kernel's words. None is a value that the kernel does not show.
     """
 
     adapter: str
@@ -49,17 +49,17 @@ class Port(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name as NCCL writes it: "mlx5_0:1"."""
+        """The port's name as NCCL writes it: "mlx5_0:1"."""
         return f"{self.adapter}:{self.number}"
 
     @property
     def needs_plugin(self) -> bool:
-        """Whether NCCL's own network skips it (net_ib/init.cc): AWS's EFA is neither InfiniBand nor Ethernet."""
+        """Whether NCCL's own network skips the port (net_ib/init.cc): AWS's EFA is neither InfiniBand nor Ethernet."""
         return self.link_layer not in ("InfiniBand", "Ethernet", None)
 
 
 def rdma_ports(sys: Path) -> tuple[Port, ...]:
-    """All ports that `sys` (/sys) shows; none without an RDMA driver."""
+    """Read all ports that `sys` (/sys) shows; none without an RDMA driver."""
     ports = []
     for folder in sorted((sys / "class" / "infiniband").glob("*/ports/*")):
         layer, rate = read_text(folder / "link_layer"), _RATE.match(read_text(folder / "rate") or "")
@@ -81,14 +81,14 @@ def rdma_ports(sys: Path) -> tuple[Port, ...]:
 
 
 def has_peer_memory(sys: Path) -> bool:
-    """Whether nvidia-peermem is loaded. DMA-BUF does without it."""
+    """Whether nvidia-peermem is loaded. GPUDirect RDMA over DMA-BUF does not need it."""
     return any((sys / place).exists() for place in _PEER_MEMORY)
 
 
 class Card(Struct, frozen=True):
-    """One port of a network card, or several that are used together.
+    """One port of a network card, or several ports that are used together.
 
-    `bytes_per_s` is the nominal speed of all `ports` together, `port_bytes_per_s` that of the slowest; None where the
+    `bytes_per_s` is the nominal speed of all `ports` together, `port_bytes_per_s` that of the slowest; None if the
     speed of a port is not known.
     """
 
@@ -99,7 +99,7 @@ class Card(Struct, frozen=True):
 
 
 def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
-    """The adapter that "gloo" or "nccl" takes: InfiniBand where nccl finds it, else the interface of its address."""
+    """Find the adapter that "gloo" or "nccl" uses: RDMA ports if nccl finds some, else the interface of its address."""
     if library == "nccl" and nccl_variable(env, "NCCL_IB_DISABLE") in ("", "0"):
         found = infiniband(sys, nccl_variable(env, "NCCL_IB_HCA"))
         if found is not None:
@@ -114,15 +114,15 @@ def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
 
 
 def nccl_variable(env: Mapping[str, str], name: str) -> str:
-    """A variable as NCCL finds it: the environment wins over its configuration files. Empty where it is not set."""
+    """The value of a variable for NCCL: the environment overrides NCCL's configuration files. Empty if it is unset."""
     files = (settings[name] for settings in nccl_files(env).values() if name in settings)
     return env[name] if name in env else next(files, "")
 
 
 def infiniband(sys: Path, rule: str = "") -> Card | None:
-    """All ports of InfiniBand and RoCE adapters that are up and that `rule`, a value of NCCL_IB_HCA, allows, together.
+    """The InfiniBand and RoCE ports that are up and that `rule`, a value of NCCL_IB_HCA, allows, as one card.
 
-    None if there is none, or none of them says how fast it is.
+    None if there is no such port, or if no port shows its speed.
     """
     taken = _taken(sys, rule)
     rates = [port.bytes_per_s for port in taken]
@@ -136,7 +136,7 @@ def infiniband(sys: Path, rule: str = "") -> Card | None:
 
 
 def nccl_ports(env: Mapping[str, str], sys: Path) -> tuple[str, ...]:
-    """Names ("mlx5_0:1") of the RDMA ports that are up and that NCCL would go over; none with NCCL_IB_DISABLE."""
+    """Names ("mlx5_0:1") of the RDMA ports that are up and that NCCL would use; none if NCCL_IB_DISABLE is set."""
     if nccl_variable(env, "NCCL_IB_DISABLE") not in ("", "0"):
         return ()
     return tuple(port.name for port in _taken(sys, nccl_variable(env, "NCCL_IB_HCA")))
@@ -147,9 +147,9 @@ def _taken(sys: Path, rule: str) -> list[Port]:
 
 
 class PortRule(NamedTuple):
-    """A value of NCCL_IB_HCA, as NCCL reads it (net_ib/init.cc, misc/utils.cc): names, each with a port or "".
+    """A value of NCCL_IB_HCA as NCCL reads it (net_ib/init.cc, misc/utils.cc): names, each with a port or "".
 
-    "^" excludes what follows, "=" behind it wants exact names, else the words are prefixes; a word may end in ":port".
+    "^" excludes what follows. "=" behind it requires exact names, else names are prefixes. A word may end in ":port".
     """
 
     excludes: bool
@@ -157,13 +157,13 @@ class PortRule(NamedTuple):
     words: tuple[tuple[str, str], ...]
 
     def fits(self, word: tuple[str, str], adapter: str, port: str) -> bool:
-        """Whether this word means that port."""
+        """Whether this word of the rule matches the port."""
         name, number = word
         return (adapter == name if self.exact else adapter.startswith(name)) and number in ("", port)
 
 
 def port_rule(value: str) -> PortRule:
-    """That value in parts; behind the port may be a rail and a plane, which decide nothing here."""
+    """Parse a value of NCCL_IB_HCA. A rail and a plane behind the port are ignored, since they select no port."""
     excludes, value = value.startswith("^"), value.removeprefix("^")
     exact, value = value.startswith("="), value.removeprefix("=")
     parts = [word.split(":") for word in value.split(",")]
@@ -171,16 +171,16 @@ def port_rule(value: str) -> PortRule:
 
 
 def nccl_takes_port(value: str, adapter: str, port: str) -> bool:
-    """Whether a value of NCCL_IB_HCA allows this port of this adapter. An empty value allows all."""
+    """Whether a value of NCCL_IB_HCA allows this port of this adapter. An empty value allows all ports."""
     rule = port_rule(value)
     return (not rule.words or any(rule.fits(word, adapter, port) for word in rule.words)) != rule.excludes
 
 
 _NAME_SECONDS = 2.0
-# Of an interface (Documentation/ABI/testing/sysfs-class-net and sysfs-class-net-statistics); since Linux 4.16.
+# Counters of an interface (Documentation/ABI/testing/sysfs-class-net, since Linux 4.16, and -net-statistics).
 _CARRIER = ("carrier_down_count",)
 _FRAMES = ("rx_crc_errors", "rx_frame_errors")
-# Of an RDMA port (Documentation/ABI/stable/sysfs-class-infiniband); soft RDMA counts link_downed in hw_counters.
+# Counters of an RDMA port (Documentation/ABI/stable/sysfs-class-infiniband); soft RDMA has link_downed in hw_counters.
 _COUNTERS = (
     "link_downed",
     "symbol_error",
@@ -190,16 +190,16 @@ _COUNTERS = (
     "excessive_buffer_overrun_errors",
 )
 _HW_COUNTERS = ("link_downed",)
-# RFC 4022 has all but InCsumErrors, which came with Linux 3.10. OutSegs leaves out what is sent again.
+# RFC 4022 defines all but InCsumErrors (since Linux 3.10). OutSegs does not count segments that are sent again.
 _TCP = ("InSegs", "OutSegs", "RetransSegs", "InCsumErrors")
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PortCounters(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A network interface ("eth0"), or a port of an RDMA adapter ("mlx5_0:1"), and what it counted since it is there.
+    """The counters of a network interface ("eth0") or a port of an RDMA adapter ("mlx5_0:1") since it exists.
 
-    `up`: its link is; None where it does not say. `below` are the interfaces that it is made of: members of a bond, the
-    card of a VLAN, the interface of a RoCE port. `taken`: NCCL would go over this RDMA port.
+    `up` says that its link is up; None if the kernel does not say. `below` are the interfaces that it uses: members of
+    a bond, the card of a VLAN, the interface of a RoCE port. `taken`: NCCL would use this RDMA port.
     """
 
     name: str
@@ -212,10 +212,10 @@ class PortCounters(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NetworkLook(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The network ports of one host at one moment of its steady clock.
+    """The network ports of one host at one moment (`seconds` of the host's monotonic clock).
 
-    `route` is the interface that leads to the other hosts (None: none, or one host only); `tcp` holds what all
-    connections of this network namespace counted.
+    `route` is the interface that leads to the other hosts (None: no route, or one host only). `tcp` holds TCP's
+    counters for all connections of this network namespace.
     """
 
     seconds: float
@@ -225,9 +225,9 @@ class NetworkLook(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def network_look(towards: str | None, env: Mapping[str, str], step: Callable[[str], None]) -> NetworkLook:
-    """RDMA ports, and if there are other hosts (one at `towards`; empty: not known), interfaces and TCP as well.
+    """Read the counters of RDMA ports and, with other hosts (one at `towards`; empty: unknown), of interfaces and TCP.
 
-    Interfaces count that have an address, and what lies below them and below RDMA ports.
+    Interfaces are read if they have an address, or are below such an interface or below an RDMA port.
     """
     sys = sys_root(env)
     step("RDMA ports")
@@ -250,7 +250,7 @@ def network_look(towards: str | None, env: Mapping[str, str], step: Callable[[st
 
 
 def rdma_counters(sys: Path, taken: Iterable[str]) -> Iterator[PortCounters]:
-    """Every RDMA port that `sys` shows; `taken` are the names of those that NCCL would go over."""
+    """Read the counters of every RDMA port that `sys` shows; `taken` are the names of those that NCCL would use."""
     for port in rdma_ports(sys):
         device = sys / "class" / "infiniband" / port.adapter
         folder = device / "ports" / port.number
@@ -266,9 +266,9 @@ def rdma_counters(sys: Path, taken: Iterable[str]) -> Iterator[PortCounters]:
 
 
 def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, int]) -> Iterator[PortCounters]:
-    """These interfaces and all below them, each once.
+    """Read the counters of these interfaces and of all interfaces below them, each once.
 
-    `indices` are the kernel's numbers of our own interfaces: /sys may show those of another network namespace.
+    `indices` are the kernel's numbers of the interfaces of this network namespace: /sys may show those of another one.
     """
     todo, done = list(names), set()
     while todo:
@@ -279,7 +279,7 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
         done.add(name)
         below = _names(folder, "lower_*", "lower_")
         todo += below
-        carrier = read_int(folder / "carrier")  # not readable of an interface that was set down
+        carrier = read_int(folder / "carrier")  # not readable if the interface was set down
         is_down = carrier is None and read_text(folder / "operstate") == "down"
         yield PortCounters(
             name=name,
@@ -291,14 +291,14 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
 
 
 def tcp_counters(snmp: str) -> dict[str, int]:
-    """TCP's counters of /proc/net/snmp: a line of names, and one of numbers."""
+    """Parse TCP's counters in /proc/net/snmp, which has one line of names and one line of numbers."""
     names, *numbers = [line.split()[1:] for line in snmp.splitlines() if line.startswith("Tcp:")] or [[]]
     found = dict(zip(names, *numbers[:1], strict=False)) if numbers else {}
     return {name: int(found[name]) for name in _TCP if found.get(name, "").isdecimal()}
 
 
 def _numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """The numbers in files by name; a port that does not count has "N/A (no PMA)"."""
+    """Read the numbers in the named files, without those that hold none ("N/A (no PMA)": the port does not count)."""
     found = {name: read_int(folder / name) for name in names}
     return {name: number for name, number in found.items() if number is not None}
 
@@ -308,6 +308,6 @@ def _names(folder: Path, pattern: str, prefix: str = "") -> tuple[str, ...]:
 
 
 def pci_of(device: Path) -> str | None:
-    """The PCI function that it belongs to; None of what is made of software."""
+    """Find the PCI function that a device belongs to; None for a device that is made of software."""
     parts = os.path.realpath(device / "device").split("/") if (device / "device").exists() else []
     return next((part for part in reversed(parts) if _PCI_ADDRESS.fullmatch(part)), None)

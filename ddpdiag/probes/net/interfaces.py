@@ -1,4 +1,4 @@
-"""Network interfaces and addresses of this host, and which of them gloo and NCCL will choose. Nothing is sent."""
+"""Network interfaces and addresses of this host, and those that gloo and NCCL will choose. No packet is sent."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ from ddpdiag.probes.host.environment import nccl_files
 from ddpdiag.probes.host.kernel import PROC, read_text
 from ddpdiag.probes.net.tcp_connect import answer_within, is_loopback
 
-# What NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 did not exclude virbr).
+# Rules that NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 had no virbr).
 _NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
-# TEST-NET-2 of RFC 5737 has no hosts, so the way to it is the default route.
+# TEST-NET-2 of RFC 5737 has no hosts, so the kernel's route to it is the default route.
 _ELSEWHERE = "198.51.100.1"
 _IP = (socket.AF_INET, socket.AF_INET6)
 
 
 class Interface(Struct, frozen=True, kw_only=True):
-    """One interface; its addresses are in the kernel's order, IPv4 first.
+    """One network interface. `addresses` are in the kernel's order, IPv4 first.
 
-    `running` is up with a carrier. `bytes_per_s` is the nominal speed, None where the device does not say or makes it
-    up, as bridges and veth pairs do.
+    `running` means up with a carrier. `bytes_per_s` is the nominal speed, None if the device reports none or an
+    invented one, as bridges and veth pairs do.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Interface(Struct, frozen=True, kw_only=True):
 
 
 def interfaces(sys: Path) -> tuple[Interface, ...] | None:
-    """All interfaces in the order of getifaddrs, with what `sys` (/sys) says; None if they cannot be listed."""
+    """List all interfaces in the order of getifaddrs, with data from `sys` (/sys); None if they cannot be listed."""
     import psutil
 
     try:
@@ -44,13 +44,13 @@ def interfaces(sys: Path) -> tuple[Interface, ...] | None:
     except OSError:  # no /proc
         return None
     found = []
-    for name, own in addresses.items():
+    for name, entries in addresses.items():
         device, state = sys / "class" / "net" / name, states.get(name)
-        # Of a NIC or a bond; veth pairs and tunnels claim 10 Gbit/s whatever they carry.
+        # Only the speed of a NIC or a bond is real: veth pairs and tunnels claim 10 Gbit/s in any case.
         real = (device / "device").exists() or (device / "bonding").exists()
         interface = Interface(
             name=name,
-            addresses=tuple(a.address for a in own if a.family in _IP),
+            addresses=tuple(a.address for a in entries if a.family in _IP),
             running=state is not None and state.isup,
             mtu=state.mtu if state is not None else None,
             bytes_per_s=state.speed * 125_000.0 if state is not None and real and state.speed > 0 else None,
@@ -64,14 +64,14 @@ def interface_of(address: str | None, known: Iterable[Interface]) -> Interface |
 
 
 def bare(address: str) -> str:
-    """The address without its zone: fe80::1%eth0 is fe80::1."""
+    """The address without its zone: fe80::1 for fe80::1%eth0."""
     return address.partition("%")[0]
 
 
 def source_towards(addresses: Iterable[str]) -> str | None:
-    """Our own address on the way to the first of these that is no loopback, else on the default route; None if none.
+    """This host's address on the route to the first address but loopback, else on the default route; or None.
 
-    Connecting a UDP socket asks the kernel for its route, and sends nothing.
+    Connecting a UDP socket makes the kernel choose the route, and sends no packet.
     """
     for address in (*(a for a in addresses if not is_loopback(a)), _ELSEWHERE):
         with contextlib.suppress(OSError), _udp(address) as sock:
@@ -85,12 +85,12 @@ def _udp(address: str) -> socket.socket:
 
 
 def bindable(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The addresses that belong to this host; gloo takes the first of them."""
+    """The addresses that belong to this host, in order; gloo uses the first of them."""
     return tuple(filter(_can_bind, addresses))
 
 
 def network_namespace() -> int | None:
-    """The kernel's number of our network namespace, None where /proc does not say."""
+    """The kernel's number of this process's network namespace; None if /proc does not show it."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:
@@ -98,14 +98,14 @@ def network_namespace() -> int | None:
 
 
 def gloo_names(variable: str | None) -> tuple[str, ...]:
-    """The interfaces that GLOO_SOCKET_IFNAME names: exact names, separated by commas; one letter counts as unset."""
+    """The interfaces in GLOO_SOCKET_IFNAME: exact names, separated by commas. A value of one letter counts as unset."""
     return tuple(name for name in variable.split(",") if name) if variable and len(variable) > 1 else ()
 
 
 def nccl_choice(variable: str | None, known: Sequence[Interface]) -> tuple[Interface, ...]:
-    """The interfaces that NCCL will use; the first one is for its bootstrap. Empty if it will find none.
+    """The interfaces that NCCL will use, the first one for its bootstrap; empty if NCCL will find none.
 
-    NCCL_SOCKET_IFNAME holds prefixes, or exact names after "=", or what not to take after "^".
+    NCCL_SOCKET_IFNAME holds prefixes, exact names after "=", or excluded names after "^".
     """
     usable = [i for i in known if i.running and any(a != "::1" for a in i.addresses)]
     for rule in (variable,) if variable and len(variable) > 1 else _NCCL_RULES:
@@ -124,51 +124,51 @@ def nccl_takes(rule: str, name: str) -> bool:
 
 
 class Wanted(Struct, frozen=True):
-    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as a job would find them."""
+    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as a job would read them; None if unset."""
 
     gloo: str | None
     nccl: str | None
 
 
 def wanted(env: Mapping[str, str]) -> Wanted:
-    """The variables; NCCL also reads its configuration files."""
+    """Read the two variables from `env`; NCCL's also from its configuration files."""
     files = (settings.get("NCCL_SOCKET_IFNAME") for settings in nccl_files(env).values())
     nccl = env.get("NCCL_SOCKET_IFNAME") or next((value for value in files if value), None)
     return Wanted(env.get("GLOO_SOCKET_IFNAME") or None, nccl)
 
 
 def library_of(backend: str) -> str:
-    """The library whose rule decides which address a job offers over this backend: nccl for nccl, else gloo."""
+    """The library whose rule selects the address that a job offers over this backend: nccl for nccl, else gloo."""
     return "nccl" if backend == "nccl" else "gloo"
 
 
-def chosen_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
-    """The address that gloo or nccl will offer to its peers, or None if it will find none.
+def chosen_address(library: str, names: Wanted, addresses: Sequence[str], known: Sequence[Interface]) -> str | None:
+    """The address that gloo or nccl will offer to its peers; None if it will find none.
 
     nccl: that of its first interface. gloo: the first address of the first interface that GLOO_SOCKET_IFNAME names;
-    without that variable the first address of the host's own name (`own`) that can be bound, else loopback (torch
+    without that variable the first of `addresses` (those of the host's name that can be bound), else loopback (torch
     2.6-2.15, ProcessGroupGloo.cpp; gloo's transport/tcp/device.cc).
     """
     if library == "nccl":
         return next((interface.addresses[0] for interface in nccl_choice(names.nccl, known)), None)
     named = gloo_names(names.gloo)
     if not named:
-        return own[0] if own else "127.0.0.1"
+        return addresses[0] if addresses else "127.0.0.1"
     return next((i.addresses[0] for i in known if i.name == named[0] and i.addresses), None)
 
 
-def offered_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
-    """The same, but None as well where other hosts could not use it: loopback, or good in its host's zone only."""
-    address = chosen_address(library, names, own, known)
+def offered_address(library: str, names: Wanted, addresses: Sequence[str], known: Sequence[Interface]) -> str | None:
+    """As `chosen_address`, but None also for an address without use on other hosts: loopback, or one with a zone."""
+    address = chosen_address(library, names, addresses, known)
     return None if address is None or is_loopback(address) or "%" in address else address
 
 
 def reverse_seconds(address: str, seconds: float) -> float | None:
-    """Seconds that the resolver takes for the name of an address, with or without a result; `None` after a time-out."""
+    """Measure the seconds of the resolver's look-up of an address's name, found or not; None after a time-out."""
     begin = time.monotonic()
 
     def look_back() -> float:
-        with contextlib.suppress(OSError, ValueError):  # no name: that is an answer as well
+        with contextlib.suppress(OSError, ValueError):  # the answer that there is no name also ends the look-up
             socket.getnameinfo((address, 0), 0)
         return time.monotonic() - begin
 
@@ -176,24 +176,24 @@ def reverse_seconds(address: str, seconds: float) -> float | None:
 
 
 def own_addresses() -> tuple[str, ...] | None:
-    """All addresses of this host; None if the kernel does not list them, as in a sandbox that forbids netlink."""
+    """List all addresses of this host; None if the kernel refuses, as in a sandbox that forbids netlink."""
     import psutil
 
     try:
         known = psutil.net_if_addrs()
     except OSError:
         return None
-    return tuple(own.address for addresses in known.values() for own in addresses if own.family in _IP)
+    return tuple(entry.address for addresses in known.values() for entry in addresses if entry.family in _IP)
 
 
 def is_local(address: str) -> bool:
     """Whether a numeric address belongs to this host."""
-    own = own_addresses()
-    return _can_bind(address) if own is None else is_loopback(address) or bare(address) in map(bare, own)
+    known = own_addresses()
+    return _can_bind(address) if known is None else is_loopback(address) or bare(address) in map(bare, known)
 
 
 def _can_bind(address: str) -> bool:
-    """Mostly: is it our own? With net.ipv4.ip_nonlocal_bind (routers, proxies) any address can be bound."""
+    """Whether the address is this host's. With net.ipv4.ip_nonlocal_bind (routers, proxies) every address is."""
     with contextlib.suppress(OSError), _udp(address) as sock:
         sock.bind((address, 0))
         return True
@@ -201,6 +201,6 @@ def _can_bind(address: str) -> bool:
 
 
 def ephemeral_ports(root: Path = PROC) -> tuple[int, int] | None:
-    """First and last port that the kernel gives to outgoing connections; None if it does not say."""
+    """The first and last port that the kernel gives to outgoing connections; None if the kernel does not say."""
     fields = (read_text(root / "sys" / "net" / "ipv4" / "ip_local_port_range") or "").split()
     return (int(fields[0]), int(fields[1])) if len(fields) == 2 and all(map(str.isdigit, fields)) else None

@@ -1,4 +1,4 @@
-"""A host's part in the mesh: one connection to each peer, what is learnt over it, and the survey of all of them."""
+"""A host's part in the mesh: one connection to each peer, its measurements, and the survey of all connections."""
 
 import contextlib
 import os
@@ -29,25 +29,25 @@ from ddpdiag.probes.net.mesh_listener import (
 from ddpdiag.probes.net.tcp_connect import Reach, TcpInfo, dial, polled, resolve, tcp_info
 
 _NO_LINGER = struct.pack("ii", 1, 0)
-# One look at a time, so that a connection without progress is noticed.
+# The interval at which progress is checked, so that a stalled connection is noticed.
 _LOOK_SECONDS = 0.05
 _REPEATS = 3
 _SHORT_SECONDS = 0.1
 _TURN_SECONDS = 0.3
-# Beyond their time for connecting: all pass the barrier together, but on busy hosts.
+# Grace beyond the time for connecting: all hosts pass the barrier together, but a busy host may be late.
 _LATE_SECONDS = 1.0
-# On a link of 100 Mbit/s these are 6 MB, enough to know the rate.
+# On a link of 100 Mbit/s 6 MB pass in this time, enough to know the rate.
 _RATE_SECONDS = 0.5
-# Of the time that is left, the share for sending: others wait for their turn meanwhile.
+# The share of the remaining time that is spent on sending: other hosts wait for their turn meanwhile.
 _SENDING_SHARE = 0.4
-# Time for a small size; a way that takes longer for 64 KiB (16 kB/s) is of no use.
+# Time for a small size. A path that needs longer for 64 KiB (16 kB/s) is of no use.
 _SMALL_SECONDS = 4.0
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """A host of the group: its leader's rank, and its number in the group.
+    """A host of the group: the rank of its leader, and the host's number in the group.
 
-    `offered` is the address that a job would use there ("" if it has none), `host` the one by which rank 0 knows it.
+    `offered` is the address that a job would use for this host ("" without one), `host` the one that rank 0 uses.
     """
 
     rank: int
@@ -59,13 +59,13 @@ class Peer(Struct, frozen=True, kw_only=True):
 
 
 class Cell(Struct, frozen=True, kw_only=True):
-    """The way from this host to one peer.
+    """The path from this host to one peer, as one cell of the matrix.
 
-    `missed` is how the address that a job would use there failed, if another one (`address`) was taken in its place.
-    `passed_bytes` is the largest size that went through, 0 if not even a hello was answered; `stalled_bytes` is the one
-    that did not, and `broken` says that the connection was cut then. Rates count from the first byte to the
-    acknowledgement of the last one. `segments` and `retransmitted` are those of the repetition with the least loss.
-    None: not measured, or the kernel does not say.
+    `missed` says how the address that a job would use failed, if another address (`address`) was used instead.
+    `passed_bytes` is the largest size that passed, 0 if not even a hello was answered. `stalled_bytes` is the size that
+    did not pass; `broken` says that the connection was then cut. Rates are from the first byte to the acknowledgement
+    of the last. `segments` and `retransmitted` are those of the repetition with the least loss. None: not measured, or
+    the kernel does not say.
     """
 
     peer: int
@@ -82,7 +82,7 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 class _Pushed(Struct, frozen=True):
-    """Bytes acknowledged, and in how many seconds; `segments` is -1 where the kernel does not say."""
+    """The result of one sending: bytes acknowledged, and the seconds. `segments` is -1 if the kernel does not say."""
 
     bytes: int
     seconds: float
@@ -92,7 +92,7 @@ class _Pushed(Struct, frozen=True):
 
 
 class Connection:
-    """A connection to `peer`, as far as there is one, and the cell so far."""
+    """A connection to `peer`, if one was made, and in `cell` the measurements of it."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -100,19 +100,19 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether more can be measured."""
+        """Whether more can be measured over the connection."""
         return self._sock is not None
 
     def try_sizes(self, own_number: int) -> None:
-        """Hello and the small sizes."""
+        """Send a hello and the small sizes, and note the results in `cell`."""
         self._attempt(0, lambda sock: self._greet(sock, own_number))
         for size in SMALL:
             self._attempt(size, partial(self._send_small, size=size))
 
     def transfer(self, load: memoryview, turn: threading.Lock, *, first: bool, seconds: float) -> bool:
-        """Measure the rate while nothing else of ours runs on both hosts; false if one of them was busy.
+        """Measure the rate while no other transfer of this run uses the two hosts; False if one of them was busy.
 
-        All take the turn of the lower number first (`first`: that is ours), so that no hosts wait in a circle.
+        All hosts take the turn of the lower number first (`first`: this host's), so that none wait in a circle.
         """
         with contextlib.ExitStack() as held:
             if first and not _take(turn, held):
@@ -126,7 +126,7 @@ class Connection:
         return True
 
     def close(self, *, politely: bool = True) -> None:
-        """Say bye, or drop what is still on the way."""
+        """Close the connection: politely with a bye, else by a reset that drops data in transit."""
         if politely:
             self._say(Request.BYE)
         sock, self._sock = self._sock, None
@@ -136,7 +136,7 @@ class Connection:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
     def _attempt(self, size: int, stage: Callable[[socket.socket], object]) -> bool:
-        """One stage; a failure is noted as the size that did not pass, and ends the connection."""
+        """Run one stage. If it fails, note the size as stalled, and end the connection."""
         if self._sock is None:
             return False
         try:
@@ -159,7 +159,7 @@ class Connection:
         receive(sock, len(DONE), STALL_SECONDS)
 
     def _send_small(self, sock: socket.socket, size: int) -> None:
-        """One small size; what is still on its way after `_SMALL_SECONDS` shows the rate, and is all there will be."""
+        """Send one small size. If it is not through after `_SMALL_SECONDS`, note the rate until then, and close."""
         pushed = _push(sock, memoryview(bytes(size)), _SMALL_SECONDS)
         if pushed.complete:
             self.cell = structs.replace(self.cell, passed_bytes=size)
@@ -168,7 +168,7 @@ class Connection:
             self.close(politely=False)
 
     def _granted(self) -> bool:
-        """Whether the peer's host is free. Without an answer the connection ends, and the rate is not known."""
+        """Request the turn of the peer's host; whether it was granted. Without an answer the connection is closed."""
         if self._sock is None:
             return False
         try:
@@ -179,10 +179,10 @@ class Connection:
             return False
 
     def _measure(self, sock: socket.socket, load: memoryview, seconds: float) -> None:
-        """The large size, at most `_REPEATS` times and about `seconds`; a slow one is cut short, and counts.
+        """Send the large size up to `_REPEATS` times in about `seconds`; a slow sending is cut short, and counts.
 
-        Repeated is what was so short that a process that waited for a core would show, and what lost packets: TCP's
-        slow start may lose some by itself.
+        A sending is repeated if it was so short that a wait of the process for a core would show, or if it lost
+        packets: TCP's slow start may lose some without a fault.
         """
         begin = time.monotonic()
         for _ in range(_REPEATS):
@@ -197,7 +197,7 @@ class Connection:
 
 
 def _call(peer: Peer) -> tuple[Cell, socket.socket | None]:
-    """Connect to the address that a job would use, else to the one that is known to work for us."""
+    """Connect to the address that a job would use, else to the address that rank 0 uses."""
     missed = None
     for host in dict.fromkeys((peer.offered or peer.host, peer.host)):
         if missed is not None and peer.offered in (resolve(host, peer.port, CONNECT_SECONDS) or ()):
@@ -218,9 +218,9 @@ def _take(turn: threading.Lock, held: contextlib.ExitStack) -> bool:
 
 
 def _push(sock: socket.socket, load: memoryview, limit_seconds: float) -> _Pushed:
-    """Send, and wait for the listener's word that all is there, or until the limit, if anything was acknowledged.
+    """Send `load`, and wait for the listener's DONE, or until the limit if some bytes were acknowledged.
 
-    TimeoutError when nothing more is acknowledged for a while: large packets vanish on the way.
+    TimeoutError if no byte is acknowledged for a while, since large packets are then lost on the path.
     """
     before = tcp_info(sock)
     begin = moved = time.monotonic()
@@ -252,7 +252,7 @@ def _pushed(sock: socket.socket, before: TcpInfo | None, count: int, seconds: fl
 
 
 def _with_rate(cell: Cell, pushed: _Pushed) -> Cell:
-    """The cell with the better rate, and the lower loss: what a repetition does without is no property of the way."""
+    """The cell with the better rate and the lower loss, since a loss that a repetition avoids is not the path's."""
     rate = max(cell.bytes_per_s or 0.0, pushed.bytes / pushed.seconds)
     cell = structs.replace(cell, bytes_per_s=rate, passed_bytes=LARGE if pushed.complete else cell.passed_bytes)
     if pushed.segments <= 0:
@@ -273,10 +273,11 @@ def survey(
     *,
     addresses: int,
 ) -> tuple[Cell, ...]:
-    """One cell for each peer. Done by `end` (monotonic), whatever the others do, and not before they need us no more.
-    `addresses` is how many of ours a caller tries; a caller that has not connected by then will not connect any more.
+    """Measure the path to each peer until `end` (monotonic), whatever the peers do; one cell for each peer.
 
-    First all ways at once with little data, so that blocked ones wait together; then the rates one by one.
+    First all paths are tested at once with little data, so that blocked paths time out together, then the rates one by
+    one. Then the survey waits for the peers' measurements. A caller tries `addresses` of this host's addresses, and is
+    not expected if it has not connected by then.
     """
     late = time.monotonic() + addresses * CONNECT_SECONDS + _LATE_SECONDS
     step("connect to the other hosts")
@@ -299,11 +300,11 @@ def survey(
 
 
 def _transfer(connections: Sequence[Connection], own_number: int, turn: threading.Lock, end: float) -> None:
-    """The rates, in an order in which all hosts are busy in pairs; who finds a peer busy comes back later."""
+    """Measure the rates in an order that keeps all hosts busy in pairs; a busy peer is tried again later."""
     load = memoryview(os.urandom(LARGE // 256) * 256)
     left = end - time.monotonic()
     seconds = min(_RATE_SECONDS, _SENDING_SHARE * left / (2 * len(connections)))
-    # Numbers that differ by the same bits form pairs: in round r, i meets i ^ r, who meets i.
+    # Numbers that differ by the same bits form pairs: in round r, host i measures i ^ r, which measures i.
     waiting = deque(sorted((c for c in connections if c.is_open), key=lambda c: c.peer.number ^ own_number))
     while waiting and time.monotonic() < end - seconds - STALL_SECONDS:
         connection = waiting.popleft()

@@ -1,9 +1,9 @@
-"""A host's answers in the mesh: the protocol by which two hosts measure the way between them, and the listener.
+"""The protocol by which two hosts of the mesh measure the path between them, and the listener of a host.
 
-A plain TCP connection, one way at a time. The caller sends requests of a letter and a number, the listener answers:
-- hello: my number in the group, then the listener's token -> a byte. Another token ends the connection.
-- data: so many bytes, then these -> a byte when all are there.
-- turn: wait so many milliseconds at most for the listener's host to be free -> granted or busy.
+It uses a plain TCP connection in one direction. The caller sends requests, each a letter and a number:
+- hello: the caller's number in the group, then the listener's token -> a byte. A wrong token ends the connection.
+- data: a number of bytes, then the bytes -> a byte when all have arrived.
+- turn: the most milliseconds to wait until the listener's host is free -> granted or busy.
 - end of the turn, and bye: no answer.
 """
 
@@ -23,18 +23,18 @@ REQUEST = struct.Struct("!cI")
 TOKEN_BYTES = 16
 KIB = 1 << 10
 MIB = 1 << 20
-# The sizes: what fits one packet, what needs many (so that a smaller MTU on the way shows), what shows the speed.
+# The sizes: one that fits a packet, one that needs many (which shows a smaller MTU on the path), one for the rate.
 SMALL = (KIB, 64 * KIB)
 LARGE = 16 * MIB
 
-# SYN is repeated after 1 s and after 3 s: one lost SYN is forgiven.
+# TCP repeats a SYN after 1 s and after 3 s, so this time tolerates one lost SYN.
 CONNECT_SECONDS = 2.0
-# TCP's third retransmission comes 1.4 s after the first loss at the latest (RTO 0.2 s, doubled each time).
+# TCP sends its third retransmission at most 1.4 s after the first loss (RTO 0.2 s, doubled each time).
 STALL_SECONDS = 2.0
 
 
 class Request(Enum):
-    """The letters."""
+    """The kinds of requests, each with its letter."""
 
     HELLO = b"h"
     DATA = b"d"
@@ -49,12 +49,12 @@ BUSY = b"w"
 
 
 def request(kind: Request, number: int = 0) -> bytes:
-    """A request as bytes."""
+    """Encode a request as bytes."""
     return REQUEST.pack(kind.value, number)
 
 
 def receive(sock: socket.socket, count: int, seconds: float) -> bytes:
-    """Exactly so many bytes; TimeoutError if they do not come in time, ConnectionError if the peer hung up."""
+    """Receive exactly `count` bytes. TimeoutError after `seconds`, ConnectionError if the peer hangs up."""
     end = time.monotonic() + seconds
     parts = b""
     while len(parts) < count:
@@ -68,9 +68,9 @@ def receive(sock: socket.socket, count: int, seconds: float) -> bytes:
 
 
 class Listener:
-    """Listens on the first free one of `ports` (0 is any) until `end` (monotonic); OSError if none is free.
+    """Listens on the first free port of `ports` (0: any port) until `end` (monotonic); OSError if none is free.
 
-    `turn` is this host's: its holder measures while nothing else of this run disturbs.
+    `turn` is the lock of this host: while it is held, no other transfer of this run uses the host.
     """
 
     def __init__(self, ports: Iterable[int], turn: threading.Lock, end: float) -> None:
@@ -93,7 +93,7 @@ class Listener:
                 self._change.wait(min(0.1 if now >= late else late - now, self._end - now))
 
     def close(self) -> None:
-        """Stop listening; connections that are still open end with their callers."""
+        """Stop listening. Open connections end when their callers close them."""
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._server.close()
@@ -120,13 +120,13 @@ class Listener:
         if caller is not None:
             self._note(self._gone, caller)
 
-    def _note(self, who: set[int], caller: int) -> None:
+    def _note(self, callers: set[int], caller: int) -> None:
         with self._change:
-            who.add(caller)
+            callers.add(caller)
             self._change.notify()
 
     def _answer(self, sock: socket.socket) -> None:
-        """Obey until the caller says bye or hangs up."""
+        """Answer requests until the caller sends bye or closes the connection."""
         held = False
         try:
             while True:
@@ -158,7 +158,7 @@ def _listen(ports: Iterable[int]) -> socket.socket:
 
 
 def _swallow(sock: socket.socket, count: int) -> None:
-    """Take so many bytes and say so; a peer that stops on the way is given up."""
+    """Receive and discard `count` bytes, then send DONE. OSError if the peer stops in between."""
     if count > LARGE:
         raise ConnectionAbortedError(f"{count} bytes are more than any caller sends")
     buffer = bytearray(min(count, MIB))

@@ -1,8 +1,8 @@
-"""NCCL's log of itself (NCCL_DEBUG=INFO): the path to each peer, NVLS, settings and warnings.
+"""NCCL's own log (NCCL_DEBUG=INFO): the path to each peer, NVLS, settings and warnings.
 
-The lines are those of NCCL 2.12 to 2.30 (init.cc, net.cc, and transport/p2p.cc, shm.cc, net.cc, net_ib.cc,
-net_socket.cc, nvls.cc). They are meant for people and change from version to version: a line of another form is left
-out, and what no line says is None.
+The patterns fit NCCL 2.12 to 2.30 (init.cc, net.cc, and transport/p2p.cc, shm.cc, net.cc, net_ib.cc, net_socket.cc,
+nvls.cc). The lines are written for people and change between versions. A line in another form is ignored, and a value
+that no line shows is None.
 """
 
 import re
@@ -13,12 +13,12 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.environment import is_recorded
 
-# The start of a log holds the initialisation, which is all that is looked for.
+# Only the start of a log is read, since it holds the initialisation.
 MAX_BYTES = 4 << 20
 _MOST_LINES = 8
 _MOST_CHARACTERS = 200
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*)")
-# "Channel 02 : 0[1000] -> 1[2000]" up to 2.12 and for SHM still; "Channel 02/0 : 0[0] -> 1[1] [send] via ..." else.
+# "Channel 02 : 0[1000] -> 1[2000]" up to 2.12, and for SHM in all; else "Channel 02/0 : 0[0] -> 1[1] [send] via ...".
 _CHANNEL = re.compile(
     r"Channel \d+(?:/\d+)? : (\d{1,9})\[[0-9a-f]+\] -> (\d{1,9})\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
 )
@@ -27,7 +27,7 @@ _NET = re.compile(r"NET/([^/]+)/(\d{1,9})(?:\(\d+\))?(/.*)?")
 _SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?")
 _SOCKETS = re.compile(r"NET/Socket : Using (.*)")
 _NVLS_CHANNELS = re.compile(r"\d+ coll channels, (?:\d+ collnet channels, )?(\d{1,9}) nvls channels")
-# Why NCCL chose what it chose.
+# Lines that explain a choice of NCCL.
 _NOTES = (
     "NET/IB : No device found",
     "NET/IB : No IP interface found",
@@ -40,10 +40,10 @@ _NOTES = (
 
 
 class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The path from `source` to `target`, both by rank. `kind` is P2P, SHM or NET.
+    """The path from rank `source` to rank `target`. `kind` is P2P, SHM or NET.
 
-    `name` is the network ("IB", "Socket") or the flavour ("CUMEM", "IPC", "direct"). `gdr`: the NIC reads or writes the
-    GPU's memory itself (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs.
+    `name` is the network ("IB", "Socket") or the variant ("CUMEM", "IPC", "direct"). `gdr` says that the NIC accesses
+    the GPU's memory directly (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs.
     """
 
     source: int
@@ -55,15 +55,15 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """Such as "P2P/CUMEM" or "NET/IB/GDRDMA"."""
+        """The path as text, such as "P2P/CUMEM" or "NET/IB/GDRDMA"."""
         return "/".join(filter(None, (self.kind, self.name, "GDRDMA" if self.gdr else "")))
 
 
 class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank's log.
+    """The content of one rank's log.
 
-    `sockets` are names of interfaces. NVLink SHARP is used if `nvls_channels` is above 0. `settings` are variables that
-    NCCL obeyed, `notes` reasons, `warnings` its own.
+    `sockets` are names of interfaces. NVLink SHARP is used if `nvls_channels` is above 0. `settings` are the variables
+    that NCCL used, `notes` lines that explain its choices, and `warnings` its warnings.
     """
 
     sockets: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def read_log(path: Path) -> Log | None:
-    """The log in a file, or None if NCCL wrote nothing there that can be understood."""
+    """Read the log in a file; None if the file has no line of NCCL in a known form."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES).decode(errors="replace")
@@ -86,7 +86,7 @@ def read_log(path: Path) -> Log | None:
 
 
 def parse(text: str) -> Log:
-    """Read the lines of a log; never raises."""
+    """Parse the lines of a log. Unknown lines are ignored, and no error is raised."""
     found = [(match[1], match[2].strip()) for line in text.split("\n") if (match := _LINE.search(line))]
     lines = [message for _, message in found]
     sockets = next((match[1] for line in lines if (match := _SOCKETS.match(line))), "")
@@ -122,6 +122,6 @@ def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
 
 def _settings(lines: Sequence[str]) -> dict[str, str]:
     found = (match for line in lines if (match := _SETTING.fullmatch(line)))
-    # How the log itself was asked for is no news.
+    # The settings of the log itself (NCCL_DEBUG...) are left out.
     known = {row[1]: row[2][:_MOST_CHARACTERS] for row in found if is_recorded(row[1])}
     return {name: value for name, value in sorted(known.items()) if not name.startswith("NCCL_DEBUG")}

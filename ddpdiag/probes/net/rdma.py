@@ -24,8 +24,8 @@ _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An RDMA adapter. `model` is its chip ("MT4129"), `board` the card that carries it ("MT_0000000838").
 
-    `kind` is the kernel's node type: "CA", or "RNIC" for iWARP. `virtual`: a virtual function, whose physical one is
-    here too; `pci` is None for one that is made of software.
+    `kind` is the kernel's node type: "CA", or "RNIC" for iWARP. `virtual` says that this is a virtual function, whose
+    physical function is on the same host. `pci` is None for an adapter that is made of software.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Gid(Struct, frozen=True, array_like=True):
-    """An address of a RoCE port: its place in the port's table, and its type ("RoCE v2"), None where it is hidden.
+    """An address of a RoCE port: its index in the port's table, and its type ("RoCE v2"; None: not shown).
 
-    Recorded as a list, in this order: new fields come last.
+    A GID is recorded as a list in this order, so new fields come last.
     """
 
     index: int
@@ -49,14 +49,14 @@ class Gid(Struct, frozen=True, array_like=True):
 
     @property
     def is_routed(self) -> bool:
-        """Whether it leads beyond its own link: RoCE v2, and an address of the interface, IPv4 ("::ffff:") or IPv6."""
+        """Whether the GID leads beyond its link: RoCE v2 with an IPv4 ("::ffff:") or IPv6 address of the interface."""
         with contextlib.suppress(ValueError):
             return self.kind == ROCE_V2 and ipaddress.IPv6Address(self.address) not in _LINK_LOCAL
         return False
 
 
 def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
-    """All that `sys` (/sys) shows: none without an RDMA driver; None where its classes cannot be listed."""
+    """Read all adapters that `sys` (/sys) shows: none without an RDMA driver, None if /sys/class cannot be listed."""
     if names_in(sys / "class") is None:
         return None
     adapters = []
@@ -76,7 +76,7 @@ def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
 
 
 def roce_gids(sys: Path, port: Port) -> tuple[Gid, ...]:
-    """The GIDs of a port; the kernel keeps tables of up to 256, most of them empty."""
+    """Read the GIDs of a port, without empty entries. The kernel keeps up to 256, most of them empty."""
     folder = sys / "class" / "infiniband" / port.adapter / "ports" / port.number
     numbers = sorted(int(name) for name in names_in(folder / "gids") or () if name.isdecimal())
     known = ((number, read_text(folder / "gids" / str(number)) or _NO_GID) for number in numbers)
@@ -88,11 +88,11 @@ def roce_gids(sys: Path, port: Port) -> tuple[Gid, ...]:
 
 
 def gpu_models(sys: Path) -> tuple[str, ...]:
-    """The PCI numbers of the models of NVIDIA's GPUs ("0x2330"), in bus order; "" where it is not shown."""
+    """The PCI device numbers of NVIDIA's GPUs ("0x2330"), in bus order; "" for a GPU that does not show it."""
     devices = sys / "bus" / "pci" / "devices"
     return tuple(read_text(devices / function.address / "device") or "" for function in nvidia_functions(sys) or ())
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that decide which ports NCCL takes, as it finds them."""
+    """The variables that decide which ports NCCL uses, with the values that NCCL would read."""
     return {name: value for name in _CHOOSING if (value := nccl_variable(env, name))}

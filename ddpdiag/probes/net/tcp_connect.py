@@ -1,7 +1,7 @@
-"""TCP from this host: look-ups of names, connects, and this run's own listener. No call exceeds its time.
+"""TCP from this host: look-ups of names, connects, and this run's listener. Each call has a time limit.
 
-torch raises the same exception for an unknown name, a closed port and a firewall that drops packets; a connect without
-torch tells them apart.
+torch raises the same exception for an unknown name, a closed port and a firewall that drops packets. A connect without
+torch distinguishes them.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Reach(Enum):
-    """The ends of a connect, from best to worst as evidence that the host is there."""
+    """The results of a connect, from the best to the worst evidence that the host exists."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"  # the host is there, no process listens
@@ -36,7 +36,7 @@ class Reach(Enum):
     SLOW_NAME = "slow name"  # the resolver did not answer in time
 
 
-# Of the errno of a connect; any other one is UNREACHABLE.
+# The result by the errno of a connect; any other errno is UNREACHABLE.
 _MEANINGS = {
     0: Reach.ACCEPTED,
     errno.ECONNREFUSED: Reach.REFUSED,
@@ -46,7 +46,7 @@ _MEANINGS = {
 
 
 class Reached(Struct, frozen=True, kw_only=True):
-    """The result of `reach`; `address` was tried, `source` is our own end of an accepted connection."""
+    """The result of `reach`: the tried `address`, and in `source` the local address of an accepted connection."""
 
     reach: Reach
     address: str | None = None
@@ -55,9 +55,9 @@ class Reached(Struct, frozen=True, kw_only=True):
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T | None:
-    """The result of a call of the resolver, which has no time-out; `None` if it did not end in time.
+    """Call `ask` (the resolver, which has no time-out) in a thread; None if it does not return within `seconds`.
 
-    A thread that is stuck in it dies with the process.
+    A thread that never returns ends with the process.
     """
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(ask()), name="resolver", daemon=True)
@@ -67,12 +67,12 @@ def answer_within(seconds: float, ask: Callable[[], T]) -> T | None:
 
 
 def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
-    """Numeric addresses of a name, in the resolver's order; none if it is unknown, `None` if nothing came in time."""
+    """Look up a name's numeric addresses, in the resolver's order; empty if it is unknown, None after a time-out."""
 
     def look_up() -> tuple[str, ...]:
         try:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError):  # ValueError: what cannot be a name, such as a label of 64 letters
+        except (OSError, ValueError):  # ValueError: an invalid name, such as a label of 64 letters
             return ()
         return tuple(dict.fromkeys(str(info[4][0]) for info in infos))
 
@@ -80,7 +80,7 @@ def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
 
 
 def reach(host: str, port: int, seconds: float) -> Reached:
-    """Connect to `host` within `seconds`, and hang up; of several addresses the best answer counts."""
+    """Connect to `host` within `seconds`, and close the connection. Of several addresses the best result counts."""
     reached, sock = dial(host, port, seconds)
     if sock is not None:
         sock.close()
@@ -88,25 +88,25 @@ def reach(host: str, port: int, seconds: float) -> Reached:
 
 
 def dial(host: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
-    """Connect to `host` within `seconds`; the connection, in blocking mode, if there is one."""
+    """Connect to `host` within `seconds`. Returns the result, and the connection in blocking mode if there is one."""
     start = time.monotonic()
     addresses = resolve(host, port, seconds)
     if addresses is None:
         return Reached(reach=Reach.SLOW_NAME, seconds=time.monotonic() - start), None
-    tries: list[Reached] = []
+    attempts: list[Reached] = []
     for index, address in enumerate(addresses):
         left = seconds - (time.monotonic() - start)
-        tried, sock = _connect(address, port, left / (len(addresses) - index))
+        attempt, sock = _connect(address, port, left / (len(addresses) - index))
         if sock is not None:
-            return structs.replace(tried, seconds=time.monotonic() - start), sock
-        tries.append(tried)
+            return structs.replace(attempt, seconds=time.monotonic() - start), sock
+        attempts.append(attempt)
     order = list(Reach)
-    best = min(tries, key=lambda tried: order.index(tried.reach), default=Reached(reach=Reach.UNKNOWN_NAME))
+    best = min(attempts, key=lambda attempt: order.index(attempt.reach), default=Reached(reach=Reach.UNKNOWN_NAME))
     return structs.replace(best, seconds=time.monotonic() - start), None
 
 
 def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
-    """One numeric address."""
+    """Connect to one numeric address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -118,7 +118,7 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
         if code == errno.EINPROGRESS:
             is_over = polled(sock, select.POLLOUT, seconds)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else errno.ETIMEDOUT
-        # A connect to a free ephemeral port of this host can meet itself; no process listens there.
+        # A connect to a free ephemeral port of this host can reach its own socket: no process listens there.
         if code == 0 and sock.getsockname() == sock.getpeername():
             code = errno.ECONNREFUSED
         source = str(sock.getsockname()[0]) if code == 0 else None
@@ -133,28 +133,28 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
 
 
 def polled(sock: socket.socket, events: int, seconds: float) -> int:
-    """The events of poll that the socket has within `seconds`; 0 if none."""
+    """Poll the socket for `events` up to `seconds`; the events that it has, 0 if none."""
     poll = select.poll()  # not select: it fails on descriptors over 1023
     poll.register(sock, events)
     return next((seen for _, seen in poll.poll(max(seconds, 0.0) * 1000)), 0)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address never leaves its host."""
+    """Whether packets to a numeric address never leave the host."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return (mapped or parsed).is_loopback
 
 
 def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
-    """The first of `ports` (0 is any) on which no process listens now; the caller must bind it soon, or lose it.
+    """Find the first of `ports` (0: any) on which no process listens now. The caller must bind it soon, or may lose it.
 
-    OSError, as bind gives it, if none is free.
+    OSError (from bind) if none is free.
     """
     error = OSError(errno.EADDRINUSE, "no port was given")
     for port in ports:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
-            # A listener on the port still stands in the way; the remains of an earlier connection do not.
+            # With this option a listener on the port still prevents binding; an old connection in TIME_WAIT does not.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1 if port else 0)
             try:
                 sock.bind((host, port))
@@ -166,38 +166,38 @@ def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
 
 
 def allowed_ports(options: Options) -> tuple[int, ...]:
-    """Ports on which a store may listen: any (0), or the range of `--port-range` for sites with a firewall."""
+    """The ports on which a store may listen: 0 for any, or the range of `--port-range` for sites with a firewall."""
     low, _, high = (options.port_range or "").partition("-")
     return tuple(range(int(low), int(high) + 1)) if low and high else (0,)
 
 
-# Two ports that accept do so within moments of each other, and the caller may prefer the other one.
+# After one port has accepted, wait this long for others to accept, since the caller may prefer another port.
 _TOGETHER_SECONDS = 0.05
 
 
 def reach_any(address: str, ports: Sequence[int], seconds: float) -> dict[int, Reached]:
-    """The result of a connect to each port of a numeric address, in the order of `ports`.
+    """Connect to each port of a numeric address at once. Returns the results in the order of `ports`.
 
-    Over when all have answered, or soon after one has accepted; a port that has said nothing by then counts as dropped.
+    It returns when all ports have answered, or soon after one has accepted. A port without an answer counts as dropped.
     """
     if not ports:
         return {}
     pool = ThreadPoolExecutor(len(ports))
-    tries = {pool.submit(reach, address, port, seconds): port for port in ports}
+    attempts = {pool.submit(reach, address, port, seconds): port for port in ports}
     pool.shutdown(wait=False)
     end = time.monotonic() + seconds + _TOGETHER_SECONDS
-    waiting = set(tries)
+    waiting = set(attempts)
     while waiting and time.monotonic() < end:
         done, waiting = wait(waiting, timeout=max(0.0, end - time.monotonic()), return_when=FIRST_COMPLETED)
-        if any(tried.result().reach is Reach.ACCEPTED for tried in done):
+        if any(attempt.result().reach is Reach.ACCEPTED for attempt in done):
             end = min(end, time.monotonic() + _TOGETHER_SECONDS)
     silent = Reached(reach=Reach.DROPPED, address=address, seconds=seconds)
-    return {port: tried.result() if tried.done() else silent for tried, port in tries.items()}
+    return {port: attempt.result() if attempt.done() else silent for attempt, port in attempts.items()}
 
 
 def answers(address: str, ports: Sequence[int], seconds: float) -> bool:
-    """Whether that host's kernel answers at all, by accepting or refusing a connection."""
-    return any(met.reach in (Reach.ACCEPTED, Reach.REFUSED) for met in reach_any(address, ports, seconds).values())
+    """Connect to the ports: whether the host's kernel answers at all, by accepting or refusing a connection."""
+    return any(entry.reach in (Reach.ACCEPTED, Reach.REFUSED) for entry in reach_any(address, ports, seconds).values())
 
 
 # Fields of struct tcp_info in <linux/tcp.h>: total_retrans, bytes_acked, segs_out; the last one came with Linux 4.2.
@@ -205,7 +205,7 @@ _TCP_INFO = struct.Struct("=100xI16xQ8xI")
 
 
 class TcpInfo(Struct, frozen=True):
-    """Bytes that the peer's kernel acknowledged, segments sent, and those of them that were sent again."""
+    """Bytes that the peer's kernel acknowledged, segments sent, and how many of these were sent again."""
 
     acknowledged_bytes: int
     segments: int
@@ -213,7 +213,7 @@ class TcpInfo(Struct, frozen=True):
 
 
 def tcp_info(sock: socket.socket) -> TcpInfo | None:
-    """The counters of our sending side, or None where the kernel does not say."""
+    """Read the kernel's counters of this side of the connection; None if the kernel does not have them."""
     try:
         data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except OSError:
@@ -227,22 +227,22 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
 _MAX_WORD = 64
 # A host sends its name at once; a port scanner may send nothing.
 _VISIT_SECONDS = 1.0
-# So many visitors may be silent at one time; for more, the oldest is closed. It was sent the word when it came.
+# At most this many visitors may be silent at a time. Then the oldest is closed; it got the word when it connected.
 _MOST_SILENT = 256
 
 
 class PortAnswer(Struct, frozen=True, kw_only=True):
-    """The result of a check; `ours`: this run's listener answered (None: there was no answer, or none was expected)."""
+    """The result of `check_port`. `ours`: this run's listener answered (None: no connection, or no answer expected)."""
 
     reached: Reached
     ours: bool | None = None
 
 
 class PortListener:
-    """Listens where a job's store would: on all addresses, IPv6 too where there is one; OSError if it cannot.
+    """Listens as a job's store would: on all addresses, also of IPv6 if the host has it; OSError if it cannot.
 
-    Every visitor is sent `word` on accept, and sends its name; only those that are `expected` count. All visitors are
-    served at once, so that silent ones keep no other waiting.
+    It sends `word` to every visitor at once, and reads the visitor's name; only names that are `expected` count. It
+    serves all visitors at once, so that a silent visitor does not delay others.
     """
 
     def __init__(self, port: int, word: str, expected: Collection[str]) -> None:
@@ -251,17 +251,17 @@ class PortListener:
         self._all_came = threading.Event()
         self._server = listen(port)
         self._server.setblocking(False)
-        self._silent: dict[socket.socket, float] = {}  # when each came, the oldest first
+        self._silent: dict[socket.socket, float] = {}  # connection time of each, the oldest first
         self._open = True
         self._thread = threading.Thread(target=self._serve, name="port check", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all expected visitors have connected; false if that takes longer than `seconds`."""
+        """Wait until all expected visitors have connected; False if that takes longer than `seconds`."""
         return self._all_came.wait(max(0.0, seconds))
 
     def close(self) -> None:
-        """Stop listening; the port is free after this."""
+        """Stop listening, and free the port."""
         self._open = False
         self._thread.join()
         for visitor in (self._server, *self._silent):
@@ -310,7 +310,7 @@ class PortListener:
 
 
 def listen(port: int) -> socket.socket:
-    """A listener on all addresses; as c10d's store does: one socket for both families, else IPv4 alone."""
+    """Listen on all addresses as c10d's store does: one socket for IPv6 and IPv4, or IPv4 alone without IPv6."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
@@ -321,9 +321,9 @@ def listen(port: int) -> socket.socket:
 
 
 def check_port(host: str, port: int, seconds: float, *, who: str, word: str | None) -> PortAnswer:
-    """Connect to a host's port, send the name `who`, and compare the answer with `word` (None: any process is right).
+    """Connect to a host's port, send the name `who`, and compare the answer with `word` (None: no answer is needed).
 
-    Takes up to twice `seconds` if the connection is accepted and nothing is sent.
+    This takes up to twice `seconds` if the connection is accepted and nothing is sent.
     """
     reached, visit = dial(host, port, seconds)
     if visit is None:
@@ -345,5 +345,5 @@ def check_port(host: str, port: int, seconds: float, *, who: str, word: str | No
 
 
 def answered(found: PortAnswer) -> bool:
-    """Whether this run's listener, or the one that was expected, answered."""
+    """Whether the expected listener answered, or, without an expected word, any process accepted the connection."""
     return found.reached.reach is Reach.ACCEPTED and found.ours is not False
