@@ -59,42 +59,42 @@ _SHOWN = 8
 
 @lru_cache(maxsize=1)
 def _states(seen: Seen[Data]) -> Mapping[tuple[int, ...], Round | Diagnosis]:
-    """The next round of each host (its ranks), or what came of it: each has a search of its own, all at once."""
+    """The next round or the diagnosis of each host, by its ranks. All hosts are searched at once, each separately."""
     floor = seen.number("floor_share", fab001.floor_of(seen.world))
     rules = Rules(floor=floor, transients=seen.number("transient_share"), quiet=False)
-    # The first trial has pairs of all hosts that are looked at.
+    # The first trial has pairs of all hosts that are searched.
     tried = set(seen.trials[0].ranks) if seen.trials else set()
-    hosts = [own for own in seen.world.hosts.values() if not tried.isdisjoint(own)] if tried else _wanted(seen)
+    hosts = [ranks for ranks in seen.world.hosts.values() if not tried.isdisjoint(ranks)] if tried else _wanted(seen)
     answers, possible = _answers(seen, hosts), partial(_possible, frozenset(seen.world.living))
-    return {own: follow(localise(own, rules=rules, seed=own[0]), answers[own[0]], possible) for own in hosts}
+    return {ranks: follow(localise(ranks, rules=rules, seed=ranks[0]), answers[ranks[0]], possible) for ranks in hosts}
 
 
 def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int, Sequence[Results]]:
-    """The results of each host's pairs (by its first rank), of the trials in which any of them took part."""
+    """The results of each host's pairs, by its first rank: an entry for each trial in which the host took part."""
     host_of = {rank: ranks[0] for ranks in hosts for rank in ranks}
     answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in hosts}
     for results in answers_of(seen):
-        own: dict[int, dict[tuple[int, ...], Reached]] = {}
+        by_host: dict[int, dict[tuple[int, ...], Reached]] = {}
         for group, reached in results.items():
-            own.setdefault(host_of[group[0]], {})[group] = reached
-        for host, reached_there in own.items():
+            by_host.setdefault(host_of[group[0]], {})[group] = reached
+        for host, reached_there in by_host.items():
             answers[host].append(reached_there)
     return answers
 
 
 def _possible(living: frozenset[int], step: Round) -> tuple[tuple[int, ...], ...]:
-    """The pairs of a round of which no rank is lost."""
+    """The pairs of a round that have lost no rank."""
     return tuple(filter(living.issuperset, step.groups))
 
 
 def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
-    """The ranks of the hosts to be looked at: all of each must be there."""
+    """The ranks of each host to search. A host that lost a rank is left out."""
     living = frozenset(seen.world.living)
     hosts = [own for own in seen.world.hosts.values() if len(own) >= fab001.LEAST_INSIDE and living.issuperset(own)]
     options = seen.options
     known = seen.of(paths.CHECK)
     if seen.world.backend == "nccl" and known.trials:
-        # Where some pairs of GPUs are joined by NVLinks or a switch and others are not, as far as it is known, a slower
+        # If some pairs of GPUs of a host are known to be joined by NVLinks or a switch and others are not, a slower
         # pair is no fault.
         mixed = {own.host.name for own in host_paths(known) if len(set(map(_joined, own.pairs))) > 1}
         hosts = [own for own in hosts if seen.world.host_of(own[0]) not in mixed]
@@ -108,7 +108,7 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
 
 
 def _joined(pair: Pair) -> tuple[object, ...]:
-    """NCCL takes NVLinks if there are any, and then it does not matter where the PCIe paths meet."""
+    """The connection of a pair: its NVLinks, which NCCL uses if there are any, else the level of its PCIe path."""
     return tuple(path.nvlinks for path in pair.known) if pair.is_linked else (pair.level,)
 
 
@@ -124,9 +124,9 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """There must be a host with enough ranks to decide which one is at fault.
+    """Skip unless some host has enough ranks to decide which one is at fault.
 
-    A request of the stage fabric is no request of this check, since hosts may have one rank each.
+    A request of the stage `fabric` does not require this check, since hosts may have one rank each.
     """
     if max(map(len, seen.world.hosts.values()), default=0) < fab001.LEAST_INSIDE:
         return optional(f"no host has {fab001.LEAST_INSIDE} ranks")
@@ -139,7 +139,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """The ranks at fault, host by host; then the hosts without any."""
+    """Findings on the ranks at fault, host by host; then on the hosts without any."""
     if not seen.trials:
         return
     states = _states(seen)
@@ -214,6 +214,6 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
 
 
 measure = fab001.measure
-# As FAB001.
+# The same values as FAB001's.
 SETTINGS = {"floor_share": fab001.FLOOR, "transient_share": 0.01}
 CHECK: Check[Data] = Check(__name__, "FAB002", "ranks-of-a-host", Stage.FABRIC, Scope.LIVING, Kind.TORCH, deadline=10)

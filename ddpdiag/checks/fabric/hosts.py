@@ -108,9 +108,9 @@ _SMALL_BYTES = 64 << 10
 _LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _CALL_SECONDS = 0.1
 _CALLS = 6
-# Below so much a deviation is harmless: in a quiet fleet 2 % may be many standard deviations.
+# A smaller slowdown is harmless: in a quiet fleet 2 % may be many standard deviations.
 FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
-# A quick check leaves out so few hosts.
+# A quick check makes no search among so few hosts.
 _SMALL_WORLD = 16
 _LEAST_TO_PAIR, _LEAST_TO_BLAME = 2, 3
 _ONE_HOST = "there is one host only"
@@ -123,7 +123,7 @@ _ERROR_SHARE = 0.5
 
 
 def measure(ctx: Context) -> Data:
-    """An all-reduce with known sums in this rank's group, as large as is affordable; the shortest call counts."""
+    """Time all-reduces with known sums in this rank's group, as large as is affordable."""
     from ddpdiag.workloads.collectives import check_all_reduce, fewest, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
@@ -144,7 +144,7 @@ def measure(ctx: Context) -> Data:
 
 @lru_cache(maxsize=1)
 def _fabric(seen: Seen[Data]) -> FabricState:
-    """The fabric, worked out once for the check's parts."""
+    """The state of the search, computed once."""
     rules = Rules(
         floor=seen.number("floor_share", floor_of(seen.world)),
         transients=seen.number("transient_share"),
@@ -155,7 +155,7 @@ def _fabric(seen: Seen[Data]) -> FabricState:
 
 
 def floor_of(world: World) -> float:
-    """The slowdown below which no host is reported; CPUs of busy hosts vary more."""
+    """The slowdown, as a share, below which no host is reported; over gloo it is larger, since busy CPUs vary more."""
     return FLOOR if world.backend == "nccl" else _FLOOR_ON_CPU
 
 
@@ -175,12 +175,12 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
-    """The reason why a quick check does not search, or None: RDZ004 has tested the links between a few hosts."""
-    asked = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
+    """The reason why the check does not search, or None. RDZ004 has tested the links between a few hosts."""
+    is_requested = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
     hosts = len(seen.world.hosts)
     if hosts == 1:
         return _ONE_HOST
-    if asked or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
+    if is_requested or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
         return None
     if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).failure_text is None:
         return f"pairs of {hosts} hosts are tested with --depth standard, or --stage fabric"
@@ -190,12 +190,12 @@ def _why_not(seen: Seen[Data]) -> str | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Within one host there is no pair of hosts."""
+    """Skip without a pair of hosts, without GPUs, or for the reason of `_why_not`."""
     world, living = seen.world, frozenset(seen.world.living)
     left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
     if len(world.hosts) > 1 and left < _LEAST_TO_PAIR:
         return inapplicable(f"{left} of {len(world.hosts)} hosts is left")
-    # Among the ranks of the only host FAB002 looks, unless this check was asked for by its name.
+    # FAB002 searches among the ranks of a single host, unless this check was selected by its code.
     named = any("FAB001".startswith(code) for code in world.options.select)
     if len(world.hosts) == 1 and (named or max(map(len, world.hosts.values())) < LEAST_INSIDE):
         return inapplicable(_ONE_HOST)
@@ -206,7 +206,7 @@ def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
     """The ranks of each host that fails when tested alone."""
     fabric = _fabric(seen)
     alone = fabric.state.alone if seen.trials and isinstance(fabric.state, Located) else ()
-    return frozenset(fabric.fleet.ranks[own.unit] for own in alone)
+    return frozenset(fabric.fleet.ranks[each.unit] for each in alone)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
@@ -225,7 +225,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The best that each rank's host reached in a pair."""
+    """The column with the best rate that each rank's host reached in a pair."""
     fabric = _fabric(seen)
     best: dict[int, float] = {}
     for (host, _), rate in fabric.pair_rates.items():
@@ -235,7 +235,7 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """The rates of pairs of hosts."""
+    """The table of the rates of pairs of hosts."""
     fabric = _fabric(seen)
     matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", fabric.fleet.names, fabric.pair_rates)
     return () if matrix is None else (matrix,)
@@ -262,7 +262,7 @@ _SLOW_TOGETHER = (
     " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
     "hosts is slower than between two."
 )
-# A shared part, by whether it is slow in quiet rounds as well.
+# Sentences on a shared part of the network: slow under load only, or in quiet rounds as well.
 _CONGESTED = (
     "They share a part of the network that is overloaded; no host is at fault.",
     "They share a part of the network that is slow even then; no host is blamed.",
@@ -274,7 +274,7 @@ _RUN_AGAIN = (
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on what is to blame, or why nothing is; then the smallest slowdown that this run could find."""
+    """Findings on the hosts and paths at fault, if any; then the smallest slowdown that this run could find."""
     if not seen.trials:
         return
     fabric = _fabric(seen)
@@ -305,7 +305,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) -> Finding:
-    """A part of the fabric that slows down several hosts, with the hosts behind it."""
+    """The finding on a part of the network that slows down several hosts."""
     names = [fabric.fleet.names[unit] for unit in part.units]
     where = f"{'between' if part.between else 'behind'} {names_text(names)}"
     loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
@@ -399,7 +399,7 @@ def unit_finding(
 
 
 def measured(tests: Sequence[Reached], usual: float) -> dict[str, Scalar | list[Scalar]]:
-    """The evidence of tests: their rates in bytes per second (None: it did not end), and how much slower they are."""
+    """The evidence of tests: rates in bytes per second (None: the test did not end), and how much slower they are."""
     slower = {} if (share := slower_share(tests, usual)) is None else {"slower_share": share}
     rates: list[Scalar] = [tested.rate for tested in tests[:_SHOWN]]
     return {"rates_bytes_per_s": rates, "usual_bytes_per_s": usual, **slower}
@@ -412,7 +412,7 @@ def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Findi
 
 
 def path_finding(seen: Seen[D], ends: tuple[str, str], where: str, path: Path, usual: float, *, fix: str) -> Finding:
-    """The finding that the path between two hosts, or two ranks `where`, is slow or fails."""
+    """The finding that the path between two hosts, or two ranks on a host (`where`), is slow or fails."""
     one, other = ends
     share = slower_share(path.tests, usual)
     return seen.finding(
@@ -437,7 +437,7 @@ def _systemic(seen: Seen[D], fabric: FabricState, systemic: Systemic, bar: Bar) 
             f"{systemic.reason}.",
             fix="Run again with a third host; the pairs with it show which of the two is at fault.",
         )
-    # Where no pair ended there is no usual rate.
+    # If no pair ended there is no usual rate.
     usual = f"; pairs that end usually reach {rate_text(bar.usual)} busbw" if bar.usual else ""
     return seen.finding(
         "systemic",
@@ -452,7 +452,7 @@ def _systemic(seen: Seen[D], fabric: FabricState, systemic: Systemic, bar: Bar) 
 
 
 def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
-    """Findings on what pairs do not show or did not decide; otherwise, that no other host is slow."""
+    """Findings on undecided hosts and on the test of all hosts together; otherwise, that no other host is slow."""
     found, proof = state.diagnosis, state.proof
     if open_ones := [fabric.fleet.names[unit] for unit in found.open]:
         yield seen.finding(

@@ -1,4 +1,4 @@
-"""A search among units: its rounds and their results, what is known so far, and the diagnosis."""
+"""The data of a search among units (hosts, or ranks of a host): pairs, the bar, rounds, results and diagnosis."""
 
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -10,16 +10,15 @@ from ddpdiag.stats import quantile
 
 Pair = tuple[int, ...]
 Domain = Hashable
-# How many of those that are free are looked at; in a shuffled list a good one is soon found.
+# So many free units are considered as partners. In a shuffled list a good one is soon found.
 _LOOKED_AT = 32
 
 
 def pair_up(units: Sequence[int], domains: Mapping[int, Domain], random: Random) -> tuple[Pair, ...]:
-    """Every unit with another one, by chance, of another domain as far as that is possible; of an odd number one is
-    left out.
+    """Random pairs of all units, of two different domains as far as possible; an odd unit is left out.
 
-    With each domain's units in a row, the first half meets the second half in order: partners share a domain only where
-    that has more than half of all.
+    The units of each domain are in a row, and the first half is paired with the second half in order. Partners share a
+    domain only if it has more than half of all units.
     """
     mixed = list(units)
     random.shuffle(mixed)
@@ -33,7 +32,7 @@ def pair_up(units: Sequence[int], domains: Mapping[int, Domain], random: Random)
 
 
 def ordered(one: int, other: int) -> Pair:
-    """A pair is written with its smaller number first."""
+    """The pair with its smaller number first."""
     return (one, other) if one < other else (other, one)
 
 
@@ -44,11 +43,11 @@ def partners(
     met: Callable[[int], Collection[int]],
     random: Random,
 ) -> tuple[Pair, ...]:
-    """A cleared partner for each suspect, each for one: of another domain, and one that it has not met, if possible.
+    """Pair each suspect with a different cleared unit: if possible one that it has not `met`, and of another domain.
 
-    Suspects beyond the number of the cleared get none this time.
+    If there are more suspects than cleared units, the last suspects get no partner in this round.
     """
-    # Of many that are cleared no more than the suspects may look at: to shuffle all takes most of a large search.
+    # No more cleared units than the suspects may consider: to shuffle all takes most of the time of a large search.
     free = random.sample(list(cleared), min(len(cleared), len(suspects) + _LOOKED_AT))
     pairs = []
     for suspect in suspects:
@@ -61,21 +60,21 @@ def partners(
 
 
 def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], met: Collection[int]) -> int:
-    """The place of the best partner in `free`."""
-    home = domains.get(suspect)
+    """The index of the best partner in `free`."""
+    domain = domains.get(suspect)
     best, score = len(free) - 1, -1
     for at in range(len(free) - 1, max(-1, len(free) - 1 - _LOOKED_AT), -1):
         other = free[at]
-        own = 2 * (other not in met) + (home is None or domains.get(other) != home)
-        if own == 3:
+        value = 2 * (other not in met) + (domain is None or domains.get(other) != domain)
+        if value == 3:
             return at
-        if own > score:
-            best, score = at, own
+        if value > score:
+            best, score = at, value
     return best
 
 
 def apart(pairs: Iterable[Pair], busy: Iterable[int] = ()) -> tuple[Pair, ...]:
-    """The pairs that can be tried at the same time, beside units that are busy."""
+    """The pairs that can be tried at the same time: no unit is in two of them, or in `busy`."""
     taken = set(busy)
     chosen = []
     for pair in pairs:
@@ -97,8 +96,8 @@ def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:
 _HALF_WIDTH = 1.349
 # The shortest half of a small sample is shorter than the middle half of what it was drawn from (simulated, 8 to 64).
 _SMALL_SAMPLE = 8.0
-# Up to so many units, all pairs are tried; up to the next number, three matchings come before any unit is judged, since
-# of few pairs a quarter of the units spoils most by chance.
+# Up to FEW_UNITS all pairs are tried. Up to SOME_UNITS so many matchings come before any unit is judged: of few pairs,
+# a quarter of the units may spoil most by chance.
 FEW_UNITS, SOME_UNITS, OPENING_ROUNDS = 8, 128, 3
 # With more than SOME_UNITS a search has no more rounds than these.
 MOST_ROUNDS = 10
@@ -111,16 +110,16 @@ _MAD_TO_SIGMA = 1.4826
 MANY_UNITS = 1_000
 MANY_TRANSIENTS = 0.01
 _NORMAL = NormalDist()
-# The least power that a threshold may be given up for: beyond, a fleet is too noisy for this many rounds.
+# The bar is at most so many standard deviations below the usual rate: noisier fleets would need more rounds.
 _MOST_Z = 6.0
 
 
 class Rules(NamedTuple):
-    """The rules of a search. Shares are of the rate that most of the pairs reach.
+    """The settings of a search. Shares are of the rate that most of the pairs reach.
 
-    `alpha`: healthy units blamed per run. `floor`: less than so much slower is never a fault, however quiet the fleet.
-    `least` is a rate below which nothing passes. With `quiet` suspects are tried again while hardly any other unit
-    communicates.
+    `alpha`: healthy units blamed per run. `floor`: a smaller slowdown is never a fault, however quiet the fleet.
+    `transients`: the share of tests that fail once. `rounds`: the failures that make a unit bad (None: see
+    `rounds_for`). `least`: no lower rate passes. `quiet`: suspects are tried again while few other units communicate.
     """
 
     alpha: float = 0.05
@@ -131,14 +130,14 @@ class Rules(NamedTuple):
     quiet: bool = True
 
     def rounds_for(self, units: int) -> int:
-        """The failures that make a unit bad: as asked for, else three, or four where these are many."""
+        """The failures that make a unit bad: `rounds`, else three, or four if units or transients are many."""
         if self.rounds is not None:
             return self.rounds
         return 4 if units > MANY_UNITS or self.transients > MANY_TRANSIENTS else 3
 
 
 class Bar(NamedTuple):
-    """The measure of a test: the fleet's usual rate, its noise as a share, and the least rate that passes."""
+    """The bar of a test: the least rate that passes, with the fleet's usual rate and its noise as a share of that."""
 
     usual: float
     sigma: float
@@ -151,10 +150,10 @@ class Bar(NamedTuple):
 
 
 def bar_of(rates: Sequence[float], units: int, rules: Rules, spread: float = 0.0) -> Bar:
-    """The bar from the rates of pairs so far; `spread` is the noise within the tests.
+    """The bar, from the rates of pairs. `spread` is the noise within single tests, as a share.
 
-    Faults only slow down, and a quarter of the units spoils nearly half of the pairs: then the shortest half of all
-    rates still lies among the good ones, where the median and its deviations lie between good and bad.
+    Faults only slow down. If a quarter of the units is bad, nearly half of the pairs are: the shortest half of all
+    rates still is among the good ones, but the median and its deviations are between good and bad ones.
     """
     known = sorted(rates)
     if not known or known[-1] <= 0:
@@ -165,7 +164,7 @@ def bar_of(rates: Sequence[float], units: int, rules: Rules, spread: float = 0.0
 
 
 def bar_of_best(best: Sequence[float], tests: int, rules: Rules, spread: float = 0.0) -> Bar:
-    """The same from what each unit reached in the best of its `tests`: a quarter of bad units is a quarter of these."""
+    """The bar, from the best of each unit's `tests` rates: if a quarter of the units is bad, a quarter of these is."""
     known = sorted(best)
     if not known or known[-1] <= 0:
         return Bar(0.0, 0.0, 0.0)
@@ -195,13 +194,13 @@ def z_of(units: int, rules: Rules) -> float:
     """The number of standard deviations by which the bar lies below the usual rate."""
     # The share of healthy tests that may fail in a round.
     each = float((rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units)))
-    # What transients use up is not there for noise.
+    # Transients use a part of this share; noise may use the rest.
     left = max(each - rules.transients, each / 10)
     return min(_MOST_Z, max(0.0, _NORMAL.inv_cdf(1 - min(left, 0.5))))
 
 
 def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:
-    """The smallest slowdown, as a share, that is found with the probability `found`: it must fail in every round."""
+    """The smallest slowdown, as a share, that fails in all `rounds` rounds with the total probability `found`."""
     if not bar.usual:
         return 1.0
     z = _NORMAL.inv_cdf(found ** (1 / rounds))
@@ -209,12 +208,12 @@ def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:
     return min(1.0, max(0.0, 1 - (1 - bar.share) / (1 + z * bar.sigma)))
 
 
-# A path is blamed once it has failed so often and never passed: of noise that fails once in 60 tests, two failures
-# would be found twice in a run of 16,384.
+# A path is blamed if it has failed so often and never passed. With noise that fails once in 60 tests, two failures of
+# one pair occur twice in a run of 16,384.
 PATH_FAILURES = 3
-# A suspect is blamed if it fails in so many quiet rounds as well: one with a part of the suspects, and the last two.
+# The quiet rounds that have all remaining suspects. A suspect is blamed if it fails in these, and in one before them.
 FINAL_ROUNDS = 2
-# The results of a group of which a member was lost before, or during the test: the path between them is not at fault.
+# `Reached.why` of a group that lost a member before the test, or during it: no path is at fault.
 LOST, UNHEARD = "lost", "unheard"
 
 
@@ -230,9 +229,9 @@ class Phase(Enum):
 
 
 class Reached(NamedTuple):
-    """The rate of a group in bytes per second; None where it did not end, with the reason (hung, died, wrong).
+    """The result of a group's test: its rate in bytes per second, or None with the reason (hung, died, wrong).
 
-    `spread` is its own noise, as a share of its rate.
+    `spread` is the noise within the test, as a share of its rate.
     """
 
     rate: float | None
@@ -240,7 +239,7 @@ class Reached(NamedTuple):
     spread: float = 0.0
 
     def passes(self, least: float) -> bool:
-        """Whether it ended and reached so much."""
+        """Whether the test ended and reached `least` bytes per second."""
         return self.rate is not None and self.rate >= least
 
 
@@ -252,7 +251,7 @@ class Round(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """A unit that failed with every partner: with whom, what it reached there, and what in quiet rounds."""
+    """A unit that failed with every partner: these partners, the results with them, and those in quiet rounds."""
 
     unit: int
     partners: tuple[int, ...]
@@ -261,14 +260,14 @@ class Bad(NamedTuple):
 
 
 class Path(NamedTuple):
-    """A pair that failed while both its ends are good: what it reached each time."""
+    """A pair that failed although both its ends are good, and its results."""
 
     pair: Pair
     tests: tuple[Reached, ...]
 
 
 class Congested(NamedTuple):
-    """Units that share a slow part of the fabric, and what they reached while others communicated and in quiet rounds.
+    """Units that share a slow part of the fabric, and their results: while others communicated, and in quiet rounds.
 
     `domain` is the leaf, if known and the same for all. `between`: only pairs of these units are slow.
     """
@@ -281,17 +280,17 @@ class Congested(NamedTuple):
 
 
 class Systemic(NamedTuple):
-    """Why no single unit is at fault; `too_slow` where most pairs do not end."""
+    """The reason why no single unit is at fault. `too_slow`: most pairs do not end."""
 
     reason: str
     too_slow: bool = False
 
 
 class Diagnosis(NamedTuple):
-    """The units that are bad. For units in `open` the data do not decide whether they or what they share is at fault.
+    """The result of a search among pairs. Of units in `open` it is not known whether they or a shared part is at fault.
 
-    `systemic` is the reason why no unit is blamed. `congested` are slow parts of the fabric, of which no unit is bad.
-    `found_from` is the smallest slowdown, as a share, that would have been found.
+    `systemic` is the reason why no unit is blamed. `congested` are slow parts of the fabric, whose units are not
+    blamed. `found_from` is the smallest slowdown, as a share, that would have been found.
     """
 
     bar: Bar
@@ -310,13 +309,13 @@ Search = Generator[Round, Results, Diagnosis]
 
 
 class Notes:
-    """The search so far."""
+    """The state of a search: all results, and the facts that follow from them."""
 
     def __init__(self, units: Sequence[int], domains: Mapping[int, Domain], rules: Rules, seed: int) -> None:
         self.units = units
         self.domains = domains
         self.rules = rules
-        # Of up to four units at most one other pair communicates in any round: that is quiet enough.
+        # With up to four units at most one other pair communicates in any round: all rounds are quiet.
         self.has_quiet_rounds = rules.quiet and len(units) > 4
         self.random = Random(seed)
         self.tests: dict[Pair, list[Reached]] = {}
@@ -325,14 +324,14 @@ class Notes:
         self.needed = rules.rounds_for(len(units))
         self.cleared: set[int] = set()
         self.retested: list[int] = []  # the suspects of the quiet rounds
-        self.quiet: dict[int, list[Reached]] = {}  # what these reached there
-        self.alone: dict[Pair, Reached] = {}  # what a pair reached while no other one communicated
+        self.quiet: dict[int, list[Reached]] = {}  # their results in the quiet rounds
+        self.alone: dict[Pair, Reached] = {}  # results of pairs while no other pair communicated
         self.slow_between = False  # the network between good units is at fault, as their pairs show
         self.rounds = 0
         self.bar = Bar(0.0, 0.0, 0.0)
 
     def book(self, results: Results) -> None:
-        """Note what the pairs of a round reached, and clear who passed."""
+        """Record the results of a round of pairs, and clear the units of pairs that passed."""
         self.rounds += 1
         for pair, tested in results.items():
             self.tests.setdefault(pair, []).append(tested)
@@ -344,10 +343,7 @@ class Notes:
                 self.failures.setdefault(unit, []).append(pair)
 
     def book_quiet(self, results: Results, subjects: Collection[int]) -> None:
-        """Note what the subjects of a quiet round reached with their partners; a suspect that passes is cleared.
-
-        What could not be tried is no failure.
-        """
+        """Record the results of `subjects` in a quiet round, and clear those that pass. A lost group is no failure."""
         self.rounds += 1
         for pair, tested in results.items():
             (subject,) = (unit for unit in pair if unit in subjects)
@@ -370,7 +366,7 @@ class Notes:
 
     @property
     def in_line(self) -> list[int]:
-        """All units, neighbours beside each other: by domain, then by number, as most schedulers number hosts."""
+        """All units by domain, then by number, so that neighbours follow each other: schedulers mostly number so."""
         return sorted(self.units, key=lambda unit: (str(self.domains.get(unit, "")), unit))
 
     @property
@@ -378,27 +374,27 @@ class Notes:
         return [unit for unit in self.units if unit not in self.cleared]
 
     def is_bad(self, unit: int) -> bool:
-        """Whether it failed often enough, and all but once with partners that are good."""
+        """Whether the unit failed `needed` times or more, at least `needed` - 1 of them with cleared partners."""
         failed = self.partners_of(unit)
         return len(failed) >= self.needed and sum(other in self.cleared for other in failed) >= self.needed - 1
 
     def loaded_tests(self, unit: int) -> list[Reached]:
-        """The results of its failures in rounds in which all suspects, or all units, communicate."""
+        """The last results of the unit's failed pairs in rounds in which all suspects, or all units, communicate."""
         return [self.tests[pair][-1] for pair in self.failures.get(unit, ())]
 
     def between_good(self) -> list[Pair]:
-        """Pairs that failed while both ends are cleared and there."""
+        """Pairs that failed although both ends are cleared, and that lost no unit."""
         good = filter(self.cleared.issuperset, self.failed)
         return [pair for pair in good if not any(own.why == LOST for own in self.tests[pair])]
 
     def questionable(self) -> list[Pair]:
-        """Pairs that failed each time while both ends are cleared, and not often enough to be sure; the worst first."""
+        """Pairs of good ends that never passed, but failed too seldom to be blamed; the slowest first."""
         known = {pair: self.tests[pair] for pair in self.between_good()}
         open_ones = [p for p, own in known.items() if len(own) < PATH_FAILURES and not any(map(self.passes, own))]
         return sorted(open_ones, key=lambda pair: known[pair][0].rate or 0.0)
 
 
 def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
-    """The share by which the best test is slower than usual; None if one did not end or the usual rate is unknown."""
+    """The share by which the best test is below `usual`; None if a test did not end or `usual` is 0 (not known)."""
     known = [tested.rate for tested in tests if tested.rate is not None]
     return 1 - max(known) / usual if known and len(known) == len(tests) and usual else None

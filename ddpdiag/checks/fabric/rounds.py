@@ -1,4 +1,4 @@
-"""Hosts, rounds and what each group reached, put together from FAB001's trials."""
+"""The state of FAB001's search (hosts, rounds, results of groups), from the trials of the run."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from ddpdiag.codec import decode
 from ddpdiag.model import Outcome, Status
 from ddpdiag.stats import Samples
 
-# The outcome of each rank, by the number of the trial.
+# The outcomes of ranks that failed, the worst first.
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.SKIPPED)
 
 
@@ -37,20 +37,20 @@ class Fleet(NamedTuple):
     ranks: tuple[tuple[int, ...], ...]
 
     def ranks_of(self, group: Sequence[int]) -> tuple[int, ...]:
-        """The ranks of some hosts, in rising order."""
+        """The ranks of these hosts, in rising order."""
         return tuple(sorted(chain.from_iterable(self.ranks[host] for host in group)))
 
 
 @dataclass(frozen=True, eq=False)
 class FabricState:
-    """One run, as FAB001 sees it; `rules` are those for pairs of hosts."""
+    """The state of FAB001's search in one run. `_rules` are those for pairs of hosts."""
 
     _seen: Seen[Data]
     _rules: Rules
 
     @cached_property
     def fleet(self) -> Fleet:
-        """All hosts that joined; one that is lost later keeps its number."""
+        """All hosts that joined. A host that is lost later keeps its number."""
         hosts = self._seen.world.hosts
         return Fleet(tuple(name for name, _ in hosts), tuple(hosts.values()))
 
@@ -69,7 +69,7 @@ class FabricState:
 
     @cached_property
     def ground(self) -> Ground:
-        """The beginning of the search, seeded by the run id, so that another run tries other pairs."""
+        """The input of the search. The run id is its seed, so that another run tries other pairs."""
         return Ground(
             units=self.units,
             with_inside=tuple(unit for unit in self.units if len(self.fleet.ranks[unit]) > 1),
@@ -80,7 +80,7 @@ class FabricState:
 
     @property
     def _domains(self) -> Mapping[int, str]:
-        """The leaf of each host, from the user's file or else from the ranks; never from both: names may differ."""
+        """The leaf of each host: from the user's file, else from the ranks. Never from both, since names may differ."""
         arrivals = self._seen.world.arrivals
         leaves = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
         return self.given_domains or {unit: leaf for unit, leaf in enumerate(leaves) if leaf}
@@ -93,7 +93,7 @@ class FabricState:
 
     @cached_property
     def answers(self) -> tuple[Results, ...]:
-        """The results of each trial's groups, in order, up to the first one that the run itself cut short."""
+        """The results of each trial by group of hosts, in order, up to the first trial that the run cut short."""
         host_of = {ranks[0]: host for host, ranks in enumerate(self.fleet.ranks)}
         return tuple(
             {tuple([host_of[rank] for rank in ranks if rank in host_of]): tested for ranks, tested in results.items()}
@@ -102,7 +102,7 @@ class FabricState:
 
     @property
     def pair_rates(self) -> dict[tuple[int, int], float]:
-        """The best rate of each pair of hosts, in both directions; 0 where it never ended well."""
+        """The best rate of each pair of hosts, under both orders of the pair; 0 if it never ended well."""
         rates: dict[tuple[int, int], float] = {}
         for results in self.answers:
             for group, tested in results.items():
@@ -114,11 +114,11 @@ class FabricState:
 
     @cached_property
     def state(self) -> Round | Located:
-        """The next round of which something can be tried, or the end."""
+        """The next round with a group that can be tested, or the result of the search."""
         return follow(locate(self.ground), self.answers, self.possible)
 
     def possible(self, step: Round) -> tuple[tuple[int, ...], ...]:
-        """The ranks of the groups of a round of which no rank is lost; of the proof, those that are left."""
+        """The ranks of each group of a round that has lost no rank. The proof is made with the hosts that are left."""
         living = frozenset(self._seen.world.living)
         if step.phase is Phase.VERIFY:
             left = [host for host in step.groups[0] if living.issuperset(self.fleet.ranks[host])]
@@ -128,33 +128,33 @@ class FabricState:
 
 
 def answers_of(seen: Seen[Data]) -> Iterator[Results]:
-    """The results of each group of ranks, trial by trial, up to the first trial that the run itself cut short."""
+    """The results of each trial by group of ranks, in order, up to the first trial that the run cut short."""
     outcomes: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in seen.trials}
     for outcome in seen.recording.outcomes:
         if outcome.trial in outcomes:
             outcomes[outcome.trial][outcome.rank] = outcome
     for trial in seen.trials:
-        own = outcomes[trial.number]
-        failed = {rank: outcome for rank, outcome in own.items() if outcome.status is not Status.DONE}
+        by_rank = outcomes[trial.number]
+        failed = {rank: outcome for rank, outcome in by_rank.items() if outcome.status is not Status.DONE}
         cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
-        if len(own) != sum(map(len, trial.groups)) or any(outcome.status in cut for outcome in failed.values()):
+        if len(by_rank) != sum(map(len, trial.groups)) or any(outcome.status in cut for outcome in failed.values()):
             return
         results: dict[tuple[int, ...], Reached] = {}
         for group in trial.groups:
             if failed.keys().isdisjoint(group):
-                results[group] = _measured(bytes(own[group[0]].data))
+                results[group] = _measured(bytes(by_rank[group[0]].data))
                 continue
-            # How the worst of them ended; those that were told to stop count only if there are no others.
+            # The worst outcome of the group. Ranks that the run stopped count only if no other rank failed.
             bad = [failed[rank] for rank in group if rank in failed]
             worst = min([o for o in bad if not o.told] or bad, key=lambda o: _WORST_FIRST.index(o.status))
             results[group] = Reached(None, worst.status.value)
         yield results
 
 
-# A plan reads all answers so far: of many rounds each but the last has been read before.
+# Each plan reads the results of all rounds; those of all but the last round are in the cache.
 @lru_cache(maxsize=1 << 17)
 def _measured(data: bytes) -> Reached:
-    """The measurement of the group's first rank: all its ranks end together, and agreed on whether values are right."""
+    """The result of a group, by its first rank: all its ranks end together, and agree whether values are right."""
     row = decode(data, Data)
     if row.wrong:
         return Reached(None, "wrong")

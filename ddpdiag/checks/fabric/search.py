@@ -1,18 +1,17 @@
-"""The whole search: each unit alone, then pairs, then all that are good together.
+"""The search for bad units (hosts, or ranks of a host): each unit alone, then pairs, then all good units together.
 
-Pairs are searched by PCC: pair, confirm, cover. In a few parallel rounds for any number of units, almost without false
-blame.
+The search among pairs takes a few parallel rounds for any number of units, and almost never blames a good one.
 
-1. Pair: a random perfect matching (a few of them where units are few). A pair that is far below the others makes both
-   its ends suspects, until one of them passes with another partner.
-2. Confirm: each suspect is tried with other partners that were cleared. A unit that passes once is cleared. A pair
-   that failed while both its ends are cleared is tried again: it goes on failing (the path between the two is bad) or
-   it does not (a transient).
-3. Quiet: what failed every time is tried again while hardly any other unit communicates (see `retest`). A unit that
-   fails there as well is bad, unless its neighbours are as slow: then what they share is (see `congested_parts`).
+1. Pair: random perfect matchings. Both ends of a pair that is far slower than the others are suspects until they pass
+   with another partner.
+2. Confirm: each suspect is tried with cleared partners. A unit that passes once is cleared. A pair that failed although
+   both its ends are cleared is tried again: if it goes on failing, the path between the two is bad, else it was a
+   transient.
+3. Quiet: what failed every time is tried again while few other units communicate (see `retest`). A unit that fails
+   there as well is bad, unless its neighbours are as slow: then the part that they share is (see `congested_parts`).
 
-The procedure is written down as a generator: it yields rounds and is sent what each pair reached. Two units, or units
-of which most are bad, cannot be distinguished, and the diagnosis says so.
+The search is a generator: it yields rounds, and is sent the results of each. If there are two units, or most units are
+bad, single bad units cannot be found, and the diagnosis says so.
 """
 
 import math
@@ -56,41 +55,40 @@ from ddpdiag.checks.fabric.notes import (
 )
 from ddpdiag.stats import quantile
 
-# Two that are slow together may be two that are slow.
+# Fewer slow units need not have a common cause.
 _LEAST = 3
-# Rows of so many slow ones are looked for, with no more others between them.
+# Sizes of the rows of slow units that are searched for; no more other units may be between them.
 _ROWS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
-# Uplinks of a leaf that carry less than a quarter of what its hosts can send are not built.
+# A round has a quarter of the suspects: no leaf has uplinks for less than a quarter of what its hosts can send.
 _PARTS = 4
-# The witnesses of a suspect: even at the end of a row of hosts, four that are slow are no chance among 16,384.
+# Offsets of a suspect's witnesses: even at the end of the line, four slow hosts are no chance among 16,384.
 _NEIGHBOURS = (1, -1, 2, -2, 3, -3)
-# A quiet round has witnesses as long as a quarter of the units communicates at most.
+# Suspects and witnesses are at most this share of the units. With their partners, a quarter communicates.
 _QUIET_SHARE = 1 / 8
-# So many pairs are tried with nothing beside them: each costs a round.
+# The most pairs that are tried while no other pair communicates: each costs a round.
 _ALONE_ROUNDS = 2
-# More than this share of the pairs of good units must fail for the network between them to be at fault. Between two
-# halves half of the pairs are slow; of transients, a twentieth would be much.
+# More than this share of the pairs of good units must fail for the network between them to be at fault. If the network
+# between two halves is slow, half of the pairs are; transients rarely are a twentieth.
 _FAILING_SHARE = 0.2
 
 
 def retest(notes: Notes) -> Generator[Round, Results, None]:
-    """The quiet rounds of suspects that are slow, and of pairs that fail between good ends.
+    """Test suspects that are slow, and pairs that fail between good ends, again in quiet rounds.
 
-    A unit that failed with partner after partner was tried together with many others each time. What it shares with
-    some of these (an uplink, a switch) may be too narrow for all of them, or busy with other jobs for a while.
+    A suspect failed while many other units communicated. An uplink or a switch that it shares with some of these may be
+    too narrow for all of them, or busy with other jobs for a while.
 
-    1. Parts: in each of four rounds a quarter of the suspects communicates; neighbours, and units of one domain, in
-       different rounds. An uplink that carries a quarter of what its units can send is then no hindrance. A suspect
-       that passes is cleared.
-    2. Last: the suspects that never passed, in two rounds, with witnesses: neighbours that passed before. Witnesses
+    1. Parts: each of four rounds has a quarter of the suspects; neighbours, and units of one domain, are in different
+       rounds. An uplink that carries a quarter of what its units can send is then no hindrance. A suspect that passes
+       is cleared.
+    2. Last: two rounds have the suspects that never passed, with witnesses: neighbours that passed before. Witnesses
        that fail both times show that the slowness is shared.
-    3. Pairs one at a time: a few of those that fail between good ends.
+    3. Pairs: a few of those that fail between good ends, one pair at a time.
 
-    Where the network between good units is slow, no suspect is blamed, and only pairs are tried.
+    If the network between good units is slow, no suspect is blamed, and only step 3 is done.
 
-    Only suspects, witnesses and their cleared partners communicate. It costs at most six rounds, and none without
-    suspects: congestion that others cause and that half of the time is over by the next round is over by the last with
-    98 %.
+    Only suspects, witnesses and their cleared partners communicate. Suspects cost at most six rounds. Congestion by
+    others that ends before the next round half of the time ends before the last one with 98 %.
     """
     if not notes.slow_between:
         yield from _retest_units(notes)
@@ -102,25 +100,25 @@ def retest(notes: Notes) -> Generator[Round, Results, None]:
 
 
 def _retest_units(notes: Notes) -> Generator[Round, Results, None]:
-    # Slow and no more: congestion does not keep a test from ending time after time.
+    # Only slow units: congestion does not keep a test from ending time after time.
     notes.retested = [
         unit
         for unit in notes.suspects
         if notes.is_bad(unit) and any(tested.rate is not None for tested in notes.loaded_tests(unit))
     ]
     suspects = set(notes.retested)
-    dealt = [unit for unit in notes.in_line if unit in suspects]
-    count = min(_PARTS, len(dealt), max(1, MOST_ROUNDS - FINAL_ROUNDS - notes.rounds))
-    for part in range(count if len(dealt) > 1 else 0):  # one suspect is alone in the last rounds
-        yield from _try(notes, dealt[part::count])
+    in_order = [unit for unit in notes.in_line if unit in suspects]
+    count = min(_PARTS, len(in_order), max(1, MOST_ROUNDS - FINAL_ROUNDS - notes.rounds))
+    for part in range(count if len(in_order) > 1 else 0):  # a single suspect is tried in the last rounds only
+        yield from _retry(notes, in_order[part::count])
     witnesses = _witnesses(notes)
     for number in range(FINAL_ROUNDS):
-        if left := [unit for unit in notes.retested if unit not in notes.cleared]:
-            yield from _try(notes, [*left, *witnesses], () if number else _open_pairs(notes))
+        if unresolved := [unit for unit in notes.retested if unit not in notes.cleared]:
+            yield from _retry(notes, [*unresolved, *witnesses], () if number else _open_pairs(notes))
 
 
 def _witnesses(notes: Notes) -> list[int]:
-    """The neighbours of the remaining suspects that passed, the nearest first."""
+    """The nearest neighbours of the remaining suspects, if they passed before."""
     line, left = notes.in_line, [unit for unit in notes.retested if unit not in notes.cleared]
     place = {unit: at for at, unit in enumerate(line)}
     near = (place[unit] + away for away in _NEIGHBOURS for unit in left)
@@ -130,8 +128,8 @@ def _witnesses(notes: Notes) -> list[int]:
     return free[: max(0, int(len(line) * _QUIET_SHARE) - len(left))]
 
 
-def _try(notes: Notes, subjects: Sequence[int], pairs: Sequence[Pair] = ()) -> Generator[Round, Results, None]:
-    """One round of these with cleared partners that were no suspects, and of `pairs` that fail between good ends."""
+def _retry(notes: Notes, subjects: Sequence[int], pairs: Sequence[Pair] = ()) -> Generator[Round, Results, None]:
+    """Run a round of `subjects` with cleared partners that were no suspects, and of `pairs`; record the results."""
     beside = apart(pairs, subjects)
     taken = {*subjects, *notes.retested, *chain.from_iterable(beside)}
     free = [unit for unit in notes.units if unit in notes.cleared and unit not in taken]
@@ -142,7 +140,7 @@ def _try(notes: Notes, subjects: Sequence[int], pairs: Sequence[Pair] = ()) -> G
 
 
 def _open_pairs(notes: Notes) -> list[Pair]:
-    """Pairs of good units that failed each time, the slowest first: often enough to be blamed, or very many."""
+    """Pairs of good units that failed each time and often enough; all of them, slowest first, if most are slow."""
     failing = [pair for pair in notes.between_good() if not notes.passed(pair) and pair not in notes.alone]
     if notes.slow_between:
         return sorted(failing, key=lambda pair: notes.tests[pair][0].rate or 0.0)
@@ -156,7 +154,7 @@ def congested_parts(notes: Notes) -> tuple[Congested, ...]:
     line, alpha, suspects = notes.in_line, notes.rules.alpha, set(notes.retested)
     slow = {unit for unit in notes.retested if unit not in notes.cleared and unit in notes.quiet}
     slow |= {unit for unit, own in notes.quiet.items() if len(own) > 1 and not any(map(notes.passes, own))}
-    # In a quiet round they are as fast as others, and not just above the bar by chance.
+    # `eased` are as fast as others in a quiet round, and not just above the bar by chance.
     least = (notes.bar.usual + notes.bar.least) / 2
     eased = {
         unit
@@ -181,8 +179,7 @@ def _part(notes: Notes, units: Sequence[int]) -> Congested:
 
 
 def rows(members: Sequence[int], units: Sequence[int], alpha: float) -> list[list[int]]:
-    """Groups of members that lie so close together in `units` that chance makes such a group in less than `alpha` of
-    the runs."""
+    """Groups of members so close together in `units` that chance makes one in less than `alpha` of the runs."""
     place = {unit: at for at, unit in enumerate(units)}
     at = [place[unit] for unit in members]
     share = len(at) / len(units) if units else 0.0
@@ -202,7 +199,7 @@ def rows(members: Sequence[int], units: Sequence[int], alpha: float) -> list[lis
 
 
 def _chance(size: int, length: int, share: float) -> float:
-    """At most the probability that so many of `length` units are members, of whom `share` are (Chernoff)."""
+    """An upper bound (Chernoff) of the probability that `size` of `length` units are members, of whom `share` are."""
     dense = size / length
     if dense <= share:
         return 1.0
@@ -213,7 +210,7 @@ def _chance(size: int, length: int, share: float) -> float:
 
 
 def usual_of(tests: Iterable[Reached]) -> float | None:
-    """The median of those that ended."""
+    """The median rate of the tests that ended, in bytes per second; None if none ended."""
     rates = [tested.rate for tested in tests if tested.rate is not None]
     return median(rates) if rates else None
 
@@ -221,9 +218,9 @@ def usual_of(tests: Iterable[Reached]) -> float | None:
 def is_slow_between(notes: Notes) -> bool:
     """Whether pairs of good units fail so often that the network between them is at fault.
 
-    A unit is cleared by one partner. Where a link that many share is slow, such as the one between two switches, units
-    pass with some partners and fail with others; a unit that met only the latter must not be blamed. Of more than
-    SOME_UNITS each is tried in too few pairs for that.
+    One partner is enough to clear a unit. If a shared link is slow, such as the one between two switches, units pass
+    with some partners and fail with others. A unit that was paired with the latter only must not be blamed. With more
+    than SOME_UNITS, each is tried in too few pairs for this test.
     """
     pairs = _between_cleared(notes)
     failing = sum(not notes.passed(pair) for pair in pairs)
@@ -235,7 +232,7 @@ def _between_cleared(notes: Notes) -> list[Pair]:
 
 
 def _slow_between(notes: Notes) -> Congested:
-    """The units of the pairs that fail."""
+    """The slow network between good units: the units of the pairs that fail, and the suspects."""
     failing = [pair for pair in _between_cleared(notes) if not any(map(notes.passes, notes.tests[pair]))]
     units = tuple(sorted({*chain(*failing), *notes.suspects}))
     loaded = tuple(tested for pair in failing for tested in notes.tests[pair])
@@ -243,15 +240,15 @@ def _slow_between(notes: Notes) -> Congested:
 
 
 T = TypeVar("T")
-# Of fewer units it is not known which of them is the usual one.
+# With fewer units it is not known which rate is the usual one.
 _LEAST_TO_COMPARE = 3
-# Where the best pairs are so far above the median, they show what is possible, and most units are slow.
+# If the best pairs are this many times above the usual rate, they show what is possible, and most units are slow.
 _ABOVE = 2.0
-_ABOVE_SIGMAS = 6.0  # and no noise
+_ABOVE_SIGMAS = 6.0  # more than noise explains
 
 
 class Ground(NamedTuple):
-    """The known facts before a search: the units, those with parts that can be tried alone, and the domains."""
+    """The input of a search: the units, those that can be tested alone (`with_inside`), and the domains."""
 
     units: tuple[int, ...]
     with_inside: tuple[int, ...] = ()
@@ -261,7 +258,7 @@ class Ground(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """A unit that is bad by itself: what it reached each time, of which usual rate (0: not known)."""
+    """A unit that fails when tested alone: its results, and the usual rate in bytes per second (0: not known)."""
 
     unit: int
     tests: tuple[Reached, ...]
@@ -269,7 +266,7 @@ class Alone(NamedTuple):
 
 
 class Located(NamedTuple):
-    """The result. `proof` is the rate of all good units together, None if that was not tried."""
+    """The result of a search. `proof` is the test of all good units together, None if they were not tested."""
 
     alone: tuple[Alone, ...]
     diagnosis: Diagnosis
@@ -279,12 +276,12 @@ class Located(NamedTuple):
 def locate(ground: Ground) -> Generator[Round, Results, Located]:
     """Find the bad units; those that are bad alone take no part in the pairs."""
     alone = yield from _inside(ground)
-    out = {own.unit for own in alone}
+    out = {each.unit for each in alone}
     rest = tuple(unit for unit in ground.units if unit not in out)
     diagnosis = yield from localise(rest, ground.domains, ground.rules, ground.seed)
     good = tuple(unit for unit in rest if unit in diagnosis.cleared)
     proof = None
-    # All good ones together. Where one is lost in the middle of it the others are tried once more.
+    # All good units together. If one is lost during this test, the others are tested once more.
     for _ in range(2 if len(good) > 1 and not diagnosis.systemic else 0):
         proof = (yield Round(Phase.VERIFY, (good,))).get(good)
         if proof is None or proof.why != UNHEARD:
@@ -293,7 +290,7 @@ def locate(ground: Ground) -> Generator[Round, Results, Located]:
 
 
 def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
-    """Test each unit alone; those that fail are tested again as often as a pair would be."""
+    """Test each unit alone, and those that fail as often as a pair would be. Returns those that failed each time."""
     units = [(unit,) for unit in ground.with_inside]
     if not units:
         return ()
@@ -305,7 +302,7 @@ def _inside(ground: Ground) -> Generator[Round, Results, tuple[Alone, ...]]:
         bar = bar_of(rates, len(rates), rules, spread)
     tests = {group: [tested] for group, tested in results.items()}
     failing = [group for group in units if group in results and not results[group].passes(bar.least)]
-    # Where most fail, it is no matter of single units: pairs will show it as well.
+    # If half of them fail, the cause is not a single unit, and the pairs will show it as well.
     if 2 * len(failing) >= len(units) and len(units) > 1:
         return ()
     for _ in range(rules.rounds_for(len(units)) - 1):
@@ -323,22 +320,22 @@ def follow(
     answers: Sequence[Results],
     possible: Callable[[Round], object] = lambda _: True,
 ) -> Round | T:
-    """The next round, or the end, after these answers: the known ones are played back, so that a plan is pure.
+    """The next round of a search, or its end, after known results. These are played back, so that a plan is pure.
 
-    A group of which an answer says nothing could not be tried, since a unit of it was lost. A round of which nothing
-    is `possible` is answered so, and so was one of which the next answer knows no group. The proof is that of those
-    good ones that were left.
+    A group that is missing in the results of its round had lost a unit, and counts as lost. If no group of a round is
+    `possible`, or none is in the next results, all its groups count as lost. The proof ran with the good units that
+    were left.
     """
-    left = deque(answers)
+    unused = deque(answers)
     try:
         step = next(search)
         while True:
             known: Results = {}
-            if left and step.phase is Phase.VERIFY:
-                known = dict(zip(step.groups, left.popleft().values(), strict=True))
-            elif left and any(group in left[0] for group in step.groups):
-                known = left.popleft()
-            elif not left and possible(step):
+            if unused and step.phase is Phase.VERIFY:
+                known = dict(zip(step.groups, unused.popleft().values(), strict=True))
+            elif unused and any(group in unused[0] for group in step.groups):
+                known = unused.popleft()
+            elif not unused and possible(step):
                 return step
             step = search.send({group: known.get(group, Reached(None, LOST)) for group in step.groups})
     except StopIteration as end:
@@ -349,7 +346,7 @@ def follow(
 def localise(
     units: Sequence[int], domains: Mapping[int, Domain] | None = None, rules: Rules | None = None, seed: int = 0
 ) -> Search:
-    """Find the bad ones among `units`; `domains` (leaf, rack) may name some of them or none."""
+    """Find the bad units. `domains` (leaf, rack) may name some of them or none."""
     notes = Notes(units, domains or {}, rules or Rules(), seed)
     if len(units) < 2:
         return Diagnosis(notes.bar, 0, cleared=frozenset(units))
@@ -372,7 +369,7 @@ def localise(
 
 
 def _bar(notes: Notes, first: Sequence[Results]) -> Bar:
-    """The bar, from the best of each unit if it was tried several times, else from all pairs."""
+    """The bar, from the best rate of each unit if there were several rounds, else from the rates of all pairs."""
     ended = [(pair, own, own.rate) for results in first for pair, own in results.items() if own.rate is not None]
     spreads = sorted(own.spread for _, own, _ in ended)
     spread = quantile(spreads, 0.5) if spreads else 0.0
@@ -386,7 +383,7 @@ def _bar(notes: Notes, first: Sequence[Results]) -> Bar:
 
 
 def _opening(notes: Notes) -> list[tuple[Pair, ...]]:
-    """The rounds before any unit is judged: all pairs of a few, three matchings of some, one of many."""
+    """The rounds before any unit is judged: all pairs of few units, three matchings of some, or one of many."""
     count = len(notes.units)
     if count > SOME_UNITS:
         return [pair_up(notes.units, notes.domains, notes.random)]
@@ -419,9 +416,9 @@ def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
 
 
 def _most_pass(notes: Notes, least: float) -> bool:
-    """Whether most units reached this rate with a partner. For few units, of which all pairs were tried.
+    """Whether most of few units reached `least` with some partner; False for more units, whose pairs are not all tried.
 
-    There one bad unit alone spoils half of the pairs or more: three of six, two of three.
+    Among few units a single bad one spoils half of the pairs or more: three of six, two of three.
     """
     if len(notes.units) > FEW_UNITS:
         return False
@@ -445,12 +442,12 @@ def _confirm(notes: Notes) -> Generator[Round, Results, None]:
 
 def _repeat(notes: Notes) -> Generator[Round, Results, None]:
     """Repeat pairs that failed between good ends until they pass or have failed often enough."""
-    # Among many, what is left to repeat must not cost rounds beyond those in which a unit may be blamed.
+    # Among many units, repeated pairs must not take more rounds than the failures that make a unit bad.
     most = notes.needed if len(notes.units) > SOME_UNITS else notes.rounds + 2 * (PATH_FAILURES - 1)
     while notes.rounds < most and (again := apart(notes.questionable())):
         results = yield Round(Phase.CONFIRM, again)
         notes.book(results)
-        if len(again) == 1:  # nothing communicated beside it
+        if len(again) == 1:  # no other pair communicated
             notes.alone |= results
 
 
@@ -458,7 +455,7 @@ def _diagnose(notes: Notes, systemic: Systemic | None = None) -> Diagnosis:
     failing = [] if systemic else [unit for unit in notes.suspects if notes.is_bad(unit)]
     congested = () if systemic else congested_parts(notes)
     shared = {unit for part in congested for unit in part.units}
-    # Slow units that are both there are of their domain: they are at fault, or what they share; no third one tells.
+    # Two slow units that are all of their domain: no third one shows whether they or what they share is at fault.
     slow = {unit for unit in failing if unit in notes.quiet}
     members: dict[Domain, list[int]] = {}
     for unit in notes.domains.keys() & set(notes.units):
@@ -481,6 +478,6 @@ def _diagnose(notes: Notes, systemic: Systemic | None = None) -> Diagnosis:
         paths=tuple(Path(pair, tuple(notes.tests[pair])) for pair in failed),
         congested=congested,
         systemic=systemic,
-        # Two have no third one to be compared with.
+        # Two units have no third one to be compared with.
         found_from=smallest_slowdown(notes.bar, failures) if len(notes.units) > 2 else 1.0,
     )

@@ -1,1 +1,1 @@
-"""The paths between the GPUs of a host, and workarounds for those that do not work."""
+"""Checks of the paths between the GPUs of a host, and the search for a workaround if a path does not work."""

@@ -65,7 +65,7 @@ FINDINGS = {
     "unreadable": FindingSpec.not_seen("NVML returned an error."),
 }
 
-# As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.
+# The letters of `nvidia-smi topo -p2p`. DR is not among them: it has no letters for the registry key.
 _CELLS: Mapping[P2P, str] = {
     P2P.CHIPSET_NOT_SUPPORTED: "CNS",
     P2P.GPU_NOT_SUPPORTED: "GNS",
@@ -83,7 +83,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Two GPUs of a host, and the paths between them (None: not asked, since no rank is shown both)."""
+    """Two GPUs of a host, and the path in each direction (None: not queried, because no rank sees both GPUs)."""
 
     one: Gpu
     other: Gpu
@@ -92,50 +92,50 @@ class Pair(NamedTuple):
 
     @property
     def known(self) -> tuple[GpuPath, ...]:
-        """The paths that were asked."""
+        """The paths that NVML was queried for."""
         return tuple(path for path in (self.there, self.back) if path is not None)
 
     @property
     def level(self) -> Level | None:
-        """The place where their PCIe paths meet."""
+        """The level at which the PCIe paths of the two GPUs meet, or None if it is not known."""
         levels = {path.level for path in self.known}
         return next((level for level in Level if level in levels), None)
 
     @property
     def by_direction(self) -> dict[Link, P2P]:
-        """NVML's status of each direction that it reports, by the numbers of the GPUs."""
+        """NVML's P2P status of each direction, by the indices of the GPUs (from, to). Unreported ones are left out."""
         paths = ((self.one, self.other, self.there), (self.other, self.one, self.back))
         known = (((one.index, other.index), status_of(path)) for one, other, path in paths if path is not None)
         return {link: status for link, status in known if status is not None}
 
     @property
     def statuses(self) -> tuple[P2P, ...]:
-        """NVML's statuses of the two directions, as far as it reports them."""
+        """The statuses of `by_direction`: none, one or two."""
         return tuple(self.by_direction.values())
 
     @property
     def is_linked(self) -> bool:
-        """Whether there are NVLinks between them, as far as is known."""
+        """Whether NVML reports NVLinks between the two GPUs."""
         return any(path.nvlinks for path in self.known)
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether there are certainly no NVLinks between them."""
+        """Whether NVML reports that there are no NVLinks between the two GPUs."""
         return bool(self.known) and all(path.nvlinks == 0 for path in self.known)
 
     @property
     def works(self) -> bool | None:
-        """Whether NVML allows both directions; None if it reports nothing."""
+        """Whether NVML allows P2P in both directions; None if it reports no status."""
         return all(status is P2P.OK for status in self.statuses) if self.statuses else None
 
     @property
     def is_asymmetric(self) -> bool:
-        """Whether one direction is allowed and the other not."""
+        """Whether NVML allows P2P in one direction and not in the other."""
         return len(self.statuses) == 2 and (P2P.OK in self.statuses) and not self.works
 
     @property
     def name(self) -> str:
-        """Such as "GPU 1 <-> GPU 2"; of a pair with one closed direction that one: "GPU 2 -> GPU 1"."""
+        """The pair, such as "GPU 1 <-> GPU 2", or the direction that alone is not allowed, such as "GPU 2 -> GPU 1"."""
         if self.is_asymmetric:
             closed = next(link for link, status in self.by_direction.items() if status is not P2P.OK)
             return " -> ".join(f"GPU {index}" for index in closed)
@@ -143,14 +143,14 @@ class Pair(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The facts that pairs must share to be compared: models, the place where their paths meet, NVLink or not."""
+        """The key of comparable pairs: the models, the level at which PCIe paths meet, and whether NVLinks exist."""
         return (tuple(sorted((self.one.name or "", self.other.name or ""))), self.level, self.is_linked)
 
 
 class HostPaths(Struct, frozen=True, kw_only=True):
-    """One host: the job's GPUs, each pair of them, and the PCI devices around; `errors` are those of NVML itself.
+    """The job's GPUs on one host, all pairs of them, and the PCI devices around them.
 
-    `nccl` is the version that its ranks load (LCH003).
+    `errors` are errors of NVML as a whole. `nccl` is the version that the host's ranks load (LCH003).
     """
 
     host: Host
@@ -167,7 +167,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
 
     @property
     def through_memory(self) -> tuple[Pair, ...]:
-        """Pairs that NCCL by itself connects through the host's memory, however fast their copies are."""
+        """Pairs without NVLinks that are too far apart for NCCL's P2P: it connects them through the host's memory."""
         most = p2p_level(self.around.processor, len(self.host.ranks), self.nccl)
         return tuple(
             pair for pair in self.unlinked if pair.level is not None and most is not None and pair.level > most
@@ -175,7 +175,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
 
 
 def status_of(path: GpuPath) -> P2P | None:
-    """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
+    """The worse P2P status of reading and writing, or of NVLinks that a registry key disables; None if unreported."""
     reported = [P2P(status) for status in (path.read, path.write) if status is not None]
     if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
         reported.append(P2P.DISABLED_BY_REGKEY)
@@ -185,32 +185,32 @@ def status_of(path: GpuPath) -> P2P | None:
 
 @lru_cache(maxsize=1)
 def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
-    """The hosts that answered, in order.
+    """The paths of each host that answered, in the order of hosts.
 
-    GPUs that no rank may use belong to other jobs, and are left out; so are those that are cut into slices (MIG),
-    between which there is no P2P.
+    Two kinds of GPUs are left out: those that no rank may use, which belong to other jobs, and those that are cut into
+    slices (MIG), between which there is no P2P.
     """
-    ours: dict[tuple[int, ...], set[str]] = {}  # UUIDs by the host's ranks
+    job_gpus: dict[tuple[int, ...], set[str]] = {}  # UUIDs, by the ranks of the host
     for card in cards_of(seen.of(memory_errors.CHECK)):
-        own = ours.setdefault(card.host.ranks, set())
+        uuids = job_gpus.setdefault(card.host.ranks, set())
         if card.health.uuid is not None and not card.health.mig:
-            own.add(card.health.uuid)
+            uuids.add(card.health.uuid)
     loaded = {rank: data.nccl for rank, data in seen.of(versions.CHECK).by_rank.items()}
     return tuple(
         _host_paths(
-            host, tuple(rows.values()), ours.get(host.ranks), next(filter(None, map(loaded.get, host.ranks)), None)
+            host, tuple(rows.values()), job_gpus.get(host.ranks), next(filter(None, map(loaded.get, host.ranks)), None)
         )
         for host, rows in answers_by_host(seen)
     )
 
 
-def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None, nccl: str | None) -> HostPaths:
-    """`ours` are the GPUs that count; None where GPU003 has no data of the host."""
-    asked = [row.paths for row in answers]
-    every = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
-    gpus = tuple(gpu for gpu in every if ours is None or gpu.uuid is None or gpu.uuid in ours)
+def _host_paths(host: Host, answers: Sequence[Data], job_gpus: set[str] | None, nccl: str | None) -> HostPaths:
+    """The paths of one host. `job_gpus` are UUIDs of the GPUs that count; None if GPU003 has no data of the host."""
+    seen_paths = [row.paths for row in answers]
+    all_gpus = _numbered(gpu for paths in seen_paths for gpu in paths.gpus if gpu.error is None)
+    gpus = tuple(gpu for gpu in all_gpus if job_gpus is None or gpu.uuid is None or gpu.uuid in job_gpus)
     known: dict[tuple[str, str], GpuPath] = {}
-    for paths in asked:
+    for paths in seen_paths:
         keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
         known |= {
             (keys[path.source], keys[path.target]): path
@@ -225,17 +225,17 @@ def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None, nccl
             for one, other in combinations(gpus, 2)
         ),
         around=answers[0].around,
-        errors=tuple(paths.error for paths in asked if paths.error),
+        errors=tuple(paths.error for paths in seen_paths if paths.error),
         nccl=nccl,
     )
 
 
 def _numbered(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Each GPU once, in bus order. Ranks with GPUs of their own all count from 0: then the order is the number."""
-    own = sorted({_key(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: (gpu.pci or "", gpu.index))
-    if len({gpu.index for gpu in own}) == len(own):
-        return tuple(own)
-    return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
+    """Each GPU once, in bus order. If indices repeat (each rank counts its GPUs from 0), the order is the index."""
+    ordered = sorted({_key(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: (gpu.pci or "", gpu.index))
+    if len({gpu.index for gpu in ordered}) == len(ordered):
+        return tuple(ordered)
+    return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(ordered))
 
 
 def _key(gpu: Gpu) -> str:
@@ -244,10 +244,9 @@ def _key(gpu: Gpu) -> str:
 
 @lru_cache(maxsize=1)
 def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
-    """Pairs that are not allowed, although more than half of those of their kind are.
+    """Pairs without P2P, although NVML allows it for more than half of the pairs of their `kind` on all hosts.
 
-    Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
-    differ is no vote.
+    Pairs whose directions differ (`is_asymmetric`) are not counted.
     """
     kinds = defaultdict(list)
     for pair in (pair for paths in host_paths(seen) for pair in paths.pairs):
@@ -263,37 +262,37 @@ def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
 
 
 def _label(gpu: Gpu) -> str:
-    """Such as "GPU 5 (GPU-3f1c..., PCI 0000:65:00.0)"."""
+    """The GPU in words, such as "GPU 5 (GPU-3f1c..., PCI 0000:65:00.0)"."""
     known = ", ".join(filter(None, [gpu.uuid, f"PCI {gpu.pci}" if gpu.pci else None]))
     return f"GPU {gpu.index}{f' ({known})' if known else ''}"
 
 
 def _gpus_of(pairs: Iterable[Pair]) -> list[Gpu]:
-    """The GPUs of some pairs, each once, by number."""
+    """The GPUs of these pairs, each once, sorted by index."""
     gpus = {gpu.index: gpu for pair in pairs for gpu in (pair.one, pair.other)}
     return [gpus[index] for index in sorted(gpus)]
 
 
 def _words(status: P2P) -> str:
-    """A status in words: "disabled by a registry key"."""
+    """A status in words, such as "disabled by a registry key"."""
     return status.name.replace("_", " ").lower().replace("gpu", "GPU").replace("regkey", "a registry key")
 
 
 def _reasons(pairs: Sequence[Pair]) -> str:
-    """Why these may not, each reason once: "chipset not supported"."""
+    """The reasons why NVML allows these pairs no P2P, each once, such as "chipset not supported"."""
     found = dict.fromkeys(status for pair in pairs for status in pair.statuses if status is not P2P.OK)
     return ", ".join(map(_words, found))
 
 
 def measure(ctx: Context) -> Data:
-    # The surroundings first: NVML may hang, and the step then shows it.
+    # The PCI devices are read first, because NVML may hang; the last step then is NVML's.
     proc, sys = proc_root(os.environ), sys_root(os.environ)
     around = surroundings([function.address for function in nvidia_functions(sys) or ()], proc, sys)
     return Data(paths=gpu_paths(ctx.step), around=around)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """A pair takes two GPUs on one host; ranks that are bound to one GPU each show one only."""
+    """Skip if no host has two GPUs in total: ranks that are bound to one GPU each see only that one."""
     arrivals = seen.world.arrivals
     pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in seen.world.hosts.values())
     return devices.skip(seen) or inapplicable(None if pairs else "no host has two GPUs")
@@ -316,7 +315,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Pairs that could do P2P and may not: switched off in the driver, in one direction, or unlike the others."""
+    """The finding on pairs without P2P: disabled in the driver or in one direction, or unlike most similar pairs."""
     name, odd = paths.host.name, odd_pairs(seen)
     switched_off = [pair for pair in paths.pairs if P2P.DISABLED_BY_REGKEY in pair.statuses]
     pairs = [pair for pair in paths.pairs if pair in switched_off or pair.is_asymmetric or pair in odd]
@@ -359,7 +358,7 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 
 
 def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Bridges that redirect, where nothing needs them to (a virtual machine does), and an IOMMU that translates."""
+    """The finding on bridges that redirect GPU traffic (not in virtual machines), and on an IOMMU that translates."""
     around = paths.around
     unlinked = [(pair, around.between(pair.one.pci, pair.other.pci)) for pair in paths.unlinked]
     bridges = dict.fromkeys(bridge for _, between in unlinked for bridge in between if bridge.redirects)
@@ -369,12 +368,12 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     translated = [gpu for gpu in _gpus_of(paths.unlinked) if around.translates(gpu.pci)]
     if not (pairs or translated):
         return
-    # Between root ports traffic goes through the processor anyway, and with an IOMMU the kernel sets ACS on all of
-    # them: most such hosts copy well.
+    # Between root ports traffic goes through the processor anyway, and with an IOMMU the kernel sets ACS on all root
+    # ports. Most such hosts copy well.
     detours = [pair for pair in pairs if around.share_a_bridge(pair.one.pci, pair.other.pci)]
-    said = [*_acs_text(list(bridges), pairs, detours), *_iommu_text(around, translated)]
+    sentences = [*_acs_text(list(bridges), pairs, detours), *_iommu_text(around, translated)]
     if not bridges and any(bridge.acs is None for _, between in unlinked for bridge in between):
-        said.append("Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`).")
+        sentences.append("Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`).")
     first = next((f"`setpci -s {quote(bridge.address)} ECAP_ACS+6.w=0000`" for bridge in bridges), "")
     until = f", or as root run {first} for each of these bridges (until the next boot)" if first else ""
     fix = f"urn ACS and the IOMMU off in the BIOS, or boot with iommu=pt{until}. Until then set NCCL_P2P_DISABLE=1 if "
@@ -382,7 +381,7 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     yield seen.finding(
         "acs",
         "ACS redirects traffic between GPUs" if pairs else "the IOMMU translates addresses for GPUs",
-        f"{paths.host.name}: {' '.join(said)}",
+        f"{paths.host.name}: {' '.join(sentences)}",
         severity=Severity.WARNING if detours else Severity.NOTE,
         hosts=(paths.host.name,),
         evidence={
@@ -417,7 +416,7 @@ def _iommu_text(around: Surroundings, translated: Sequence[Gpu]) -> Iterator[str
 
 
 def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
-    """The connections of each host's GPUs, with NVML's states of P2P that are not OK: "PIX", "NV18", "SYS DR"."""
+    """One table per host with the connection of each pair, and its P2P status unless OK ("PIX", "NV18", "SYS DR")."""
     for paths in host_paths(seen):
         if not any(pair.known for pair in paths.pairs):
             continue
@@ -448,5 +447,5 @@ def report(seen: Seen[Data]) -> Contribution:
 
 
 plan = memory_errors.plan
-# As GPU003: without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
+# The deadline of GPU003: without persistence mode the driver initialises each GPU again, in 1 to 3 s.
 CHECK: Check[Data] = Check(__name__, "P2P001", "topology", Stage.P2P, Scope.HOST, deadline=45.0)

@@ -60,13 +60,13 @@ FINDINGS = {
     )
 }
 
-# Long enough for the rate of any link, also where many ranks share it.
+# Sizes of the second measurement, large enough for the rate of any link, also if many ranks share it.
 _BYTES, _BYTES_PER_RANK, _MOST_BYTES = 128 << 20, 128 << 10, 1 << 30
-# One call of a slow path may take so long.
+# The most that one call may take on a slow path.
 _CALL_SECONDS = 0.4
-# A message that gives each rank less costs its calls more than its bytes (bench.bottleneck, on every fabric).
+# If the part of a rank is smaller, calls take longer than their bytes need (bench.bottleneck, on every fabric).
 _LEAST_PART_BYTES = 64 << 10
-# What goes through the host's memory crosses PCIe twice (NCCL's SHM).
+# Data that go through the host's memory cross PCIe twice (NCCL's SHM).
 _THROUGH_HOST_SHARE = 0.5
 # Variables that let NCCL use less of the links than it can (NCCL user guide, environment variables).
 _LIMITING = (
@@ -75,16 +75,16 @@ _LIMITING = (
     "NCCL_PROTO", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE",
 )  # fmt: skip
 _CLOCKS = ("GPU005.slowdown", "GPU010.slowdown")
-# Findings of other checks that show what makes a path slow, by what sets its rate.
+# Findings of other checks that may explain a slow path, by the part that limits its rate.
 _SEEN_BY = {
     Bottleneck.NVLINK: ("P2P002.slow", "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),
     Bottleneck.PCIE: ("P2P002.slow", "P2P002.host-slow", "GPU004.narrow", "P2P001.acs", "P2P001.disabled", *_CLOCKS),
     Bottleneck.NIC: ("P2P004.no-gdr", "GPU004.narrow", *_CLOCKS),
 }
-# NCCL goes through the host's memory then.
+# With this variable NCCL copies through the host's memory.
 AROUND = {"NCCL_P2P_DISABLE": "1"}
 _ASSIGNED = "NCCL_P2P_DISABLE=1"
-# Through the host's memory an all-reduce is slower than over links that work.
+# Direct copies are the cause if the all-reduce is this many times faster without them (normally it is slower).
 _AROUND_RATIO = 2.0
 _GO_AROUND = (
     f"Run the job with {_ASSIGNED} until direct copies are fast. Run `nvidia-smi nvlink -s` there for links that are "
@@ -97,7 +97,7 @@ Hosts = Mapping[str, Sequence[int]]
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank: seconds of calls of 4 bytes and of `bytes`."""
+    """The answer of one rank: seconds of all-reduces of 4 bytes and of `bytes`."""
 
     backend: str
     bytes: int
@@ -106,9 +106,9 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Path(NamedTuple):
-    """A bus bandwidth that NCCL's path should reach, what sets it, and in words.
+    """The bus bandwidth that NCCL's path should reach, the part that limits it, and its derivation in words (`source`).
 
-    `transports` are those of NCCL's log, such as "P2P/CUMEM"; `by_log` says whether the log shows them for all ranks.
+    `transports` are names in NCCL's log, such as "P2P/CUMEM". `by_log`: the log shows a path of every rank.
     """
 
     busbw_bytes_per_s: float
@@ -119,12 +119,12 @@ class Path(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as "95 % of the 371 GB/s of the GPU's NVLinks. NCCL's log shows P2P/CUMEM"."""
+        """The path in words, such as "95 % of the 371 GB/s of the GPU's NVLinks. NCCL's log shows P2P/CUMEM"."""
         return f"{self.source}. NCCL's log shows {self.transports}" if self.transports else self.source
 
 
 class Timed(NamedTuple):
-    """An all-reduce as it was measured: the shortest call of the slowest rank, and that of a few bytes."""
+    """The result of an all-reduce: seconds of the slowest rank's shortest call, and of a call of a few bytes."""
 
     size_bytes: int
     ranks: int
@@ -133,11 +133,11 @@ class Timed(NamedTuple):
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """As nccl-tests counts it."""
+        """Bus bandwidth by nccl-tests' formula."""
         return busbw("all_reduce", self.size_bytes, self.seconds, self.ranks)
 
     def share_of(self, expected_bytes_per_s: float) -> float:
-        """The share of what is expected of a message of this size, without the time that a call takes at any size."""
+        """The reached share of the rate expected at this size, without the latency; infinity if no time is left."""
         moving = self.seconds - self.latency_seconds
         expected = expected_bytes_per_s * min(1.0, self.size_bytes / self.ranks / _LEAST_PART_BYTES)
         if moving <= 0 or expected <= 0:
@@ -153,7 +153,7 @@ class Cause(NamedTuple):
 
 
 def measure(ctx: Context) -> Data:
-    """Seconds of small and large all-reduces."""
+    """Time small and large all-reduces."""
     from ddpdiag.workloads.collectives import time_all_reduce
     from ddpdiag.workloads.group import process_group
 
@@ -167,7 +167,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Once more, where COL001's all-reduce is far below what the path can do; if it still is, without direct copies."""
+    """Measure again if COL001's all-reduce is far too slow for its path; if it still is, once without direct copies."""
     first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
     if first is None or isinstance(path, str) or len(seen.world.living) < seen.world.size:
         return ()
@@ -181,7 +181,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         env = {**AROUND}
     elif first.share_of(path.busbw_bytes_per_s) >= ratio:
         return ()
-    # Bytes that keep the slow path busy for a moment, no fewer than before.
+    # As many bytes as the slow path moves in `_CALL_SECONDS`, but no fewer than before.
     most = min(max(_BYTES, _BYTES_PER_RANK * first.ranks), _MOST_BYTES)
     size = max(first.size_bytes, min(most, int(_CALL_SECONDS * first.size_bytes / first.seconds) & ~0xFFFF))
     params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": size}
@@ -189,7 +189,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Only NCCL has a path whose rate is known, and only a slow one is measured once more."""
+    """Skip unless NCCL's path has a known rate, and COL001's all-reduce is far below it."""
     if seen.world.size == 1:
         return inapplicable(ONE_RANK)
     if seen.world.backend != "nccl":
@@ -202,7 +202,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def _why_not(seen: Seen[Data]) -> str:
-    """Why it is not measured once more."""
+    """The reason why the all-reduce is not measured again."""
     first, path = first_of(seen), path_here(seen)
     if first is None:
         return f"no all-reduce over {seen.world.backend} was timed (COL001)"
@@ -214,7 +214,7 @@ def _why_not(seen: Seen[Data]) -> str:
 
 
 def first_of(seen: Seen[Data]) -> Timed | None:
-    """COL001's all-reduce over the job's backend; None where a rank has no right result."""
+    """COL001's all-reduce over the job's backend; None if a rank has no result or a wrong one."""
     rows = {
         row.place.rank: row.data for row in seen.of(all_reduce.CHECK).rows if row.data.backend == seen.world.backend
     }
@@ -224,7 +224,7 @@ def first_of(seen: Seen[Data]) -> Timed | None:
 
 
 def again_of(seen: Seen[Data], env: Mapping[str, str] | None = None) -> Timed | None:
-    """The second measurement, or that with these variables; None where a rank has no result."""
+    """The second measurement, or with `env` the one with these variables; None if a rank has no result."""
     rows = {row.place.rank: row.data for row in seen.rows if row.trial.env == (env or {})}
     if len(rows) < seen.world.size:
         return None
@@ -232,7 +232,7 @@ def again_of(seen: Seen[Data], env: Mapping[str, str] | None = None) -> Timed | 
 
 
 def _timed(rows: Mapping[int, tuple[int, Samples, Samples]]) -> Timed:
-    """The shortest call of the slowest rank: noise only adds, and an all-reduce is as fast as the last of them."""
+    """The result over all ranks: the shortest call, since noise only adds time, of the slowest rank."""
     return Timed(
         size_bytes=max(size for size, _, _ in rows.values()),
         ranks=len(rows),
@@ -242,7 +242,7 @@ def _timed(rows: Mapping[int, tuple[int, Samples, Samples]]) -> Timed:
 
 
 def path_here(seen: Seen[Data]) -> Path | str:
-    """The rate that NCCL's path between all ranks should reach; or the reason why it is not known."""
+    """The rate that NCCL's path between all ranks should reach, or the reason why it is not known."""
     if fallback.job_workarounds(seen):
         return "NCCL takes another path with the variables of P2P003"
     unique = len({name for name, _ in seen.world.hosts}) == len(seen.world.hosts)
@@ -251,11 +251,11 @@ def path_here(seen: Seen[Data]) -> Path | str:
 
 
 def path_of(rows: Rows, hosts: Hosts) -> Path | str:
-    """The rate that the path of these ranks should reach; or the reason why it is not known."""
-    ranks = [rank for own in hosts.values() for rank in own]
+    """The rate that the path of these ranks should reach, or the reason why it is not known."""
+    ranks = [rank for host_ranks in hosts.values() for rank in host_ranks]
     if missing := [rank for rank in ranks if rank not in rows]:
         return f"the links of {ranks_text(missing)} are not known"
-    host_of = {rank: host for host, own in hosts.items() for rank in own}
+    host_of = {rank: host for host, host_ranks in hosts.items() for rank in host_ranks}
     hops = {(hop.source, hop.target, hop.text): hop for rank in ranks for hop in rows[rank].hops}.values()
     inside = [hop for hop in hops if host_of.get(hop.source) == host_of.get(hop.target)]
     limits = _limits(rows, hosts, [hop for hop in hops if hop not in inside], inside)
@@ -275,7 +275,7 @@ def path_of(rows: Rows, hosts: Hosts) -> Path | str:
 
 
 def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[Hop]) -> dict[int, Limits] | str:
-    """The links of each rank that NCCL uses; or why they are not known.
+    """The rates of the links of each rank that NCCL uses, or the reason why they are not known.
 
     A network card's nominal speed counts for InfiniBand and RoCE only: TCP reaches what its hosts' cores can copy.
     """
@@ -291,11 +291,11 @@ def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[H
     over_nvlink = len(hosts) > 1 and None not in domains.values() and len({*domains.values()}) == 1
     through_host = any(hop.kind == "SHM" for hop in inside)
     limits: dict[int, Limits] = {}
-    for host, own in hosts.items():
-        rail = _rails(own, rows) if len(hosts) > 1 and not over_nvlink else Limits()
+    for host, host_ranks in hosts.items():
+        rail = _rails(host_ranks, rows) if len(hosts) > 1 and not over_nvlink else Limits()
         if rail is None:
             return f"which network ports of {host} NCCL uses is not known"
-        for rank in own:
+        for rank in host_ranks:
             links = rows[rank].links
             used = Connections(pcie_bytes_per_s=links.pcie_bytes_per_s) if through_host else links
             limits[rank] = structs.replace(rail, **structs.asdict(used) | {"nvlink_domain": domains[rank]})
@@ -303,22 +303,22 @@ def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[H
 
 
 def _nvlink_domains(rows: Rows, hosts: Hosts, crossing: Sequence[Hop]) -> dict[int, str | None]:
-    """The domain of NVLinks of each rank, by NVML; None for all where NCCL uses none between hosts.
+    """The NVLink domain of each rank, by NVML; None for all ranks if NCCL uses no NVLinks between hosts.
 
-    Variables may forbid it; or NCCL's log shows the network between ranks of one domain.
+    NCCL uses none if variables forbid them, or if its log shows network paths between ranks of one domain.
     """
     logs = [row.log for row in rows.values() if row.log is not None]
-    domains = {rank: rows[rank].links.nvlink_domain for own in hosts.values() for rank in own}
+    domains = {rank: rows[rank].links.nvlink_domain for host_ranks in hosts.values() for rank in host_ranks}
     unused = any(domains.get(hop.source) == domains.get(hop.target) for hop in crossing)
     if unused or not all(allows_mnnvl(log.settings) for log in logs):
         return dict.fromkeys(domains)
     return domains
 
 
-def _rails(own: Sequence[int], rows: Rows) -> Limits | None:
-    """The RDMA ports of a host that NCCL's log names by number; None where their rate is not known."""
-    devices = {device for rank in own for hop in rows[rank].hops if hop.kind == "NET" for device in hop.devices}
-    ports = rows[own[0]].usable_ports
+def _rails(ranks: Sequence[int], rows: Rows) -> Limits | None:
+    """The RDMA ports that NCCL's log shows on a host, with their rate; None if it is not known."""
+    devices = {device for rank in ranks for hop in rows[rank].hops if hop.kind == "NET" for device in hop.devices}
+    ports = rows[ranks[0]].usable_ports
     rates = [port.bytes_per_s for port in ports if port.bytes_per_s]
     number = min(len(devices), len(rates))
     if not number or len(rates) < len(ports):
@@ -369,7 +369,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _compare_fix(seen: Seen[Data]) -> str:
-    """The fix where no cause is known: the same measurement by nccl-tests on the first host."""
+    """The fix if no cause is known: the same measurement by nccl-tests on the first host."""
     (name, _), ranks = next(iter(seen.world.hosts.items()))
     return (
         f"Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g {len(ranks)}` on {name} while nothing else runs there. "
@@ -415,5 +415,5 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
 
 
 SETTINGS = {"far_ratio": FAR_RATIO}
-# A new context and communicator, and 7 calls of 0.4 s at most where the path is slow.
+# The deadline covers a new context and communicator, and 7 calls of 0.4 s at most over a slow path.
 CHECK: Check[Data] = Check(__name__, "P2P005", "all-reduce-speed", Stage.P2P, Scope.WORLD, Kind.TORCH, deadline=20)

@@ -69,13 +69,13 @@ _WITHOUT_PLUGIN = (
     "runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit -l`), and "
     "NCCL_IB_HCA, if set, must name them."
 )
-# The folders of AWS's EFA installer since 2025, which has the plugin; NeMo-RL issue 1973 and pull request 2585.
+# The folders of AWS's EFA installer, which contains the plugin since 2025 (NeMo-RL issue 1973, pull request 2585).
 _WITH_PLUGIN = (
     "Install AWS's EFA installer, which contains aws-ofi-nccl, in the image, and in the job script `export "
     "LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH NCCL_NET_PLUGIN=ofi`. A container "
     "needs /dev/infiniband. NCCL_NET must not be set to Socket."
 )
-# Variables by which users choose a transport, and those that follow from it.
+# Variables that change the transport that NCCL chooses.
 _CHOOSING = (
     "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IBVERBS_LIB", "NCCL_NET_GDR_LEVEL",
     "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID", "NCCL_NVLS_ENABLE",
@@ -83,7 +83,7 @@ _CHOOSING = (
 
 
 class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank: NCCL's log (None: it wrote none), its GPU and NVLinks, and the host's network.
+    """The answer of one rank: NCCL's log (None: NCCL wrote none), the rank's GPU and NVLinks, the host's RDMA ports.
 
     `peer_memory`: whether nvidia-peermem is loaded.
     """
@@ -96,19 +96,19 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def usable_ports(self) -> tuple[Port, ...]:
-        """The RDMA ports that are up: InfiniBand where there is any, else RoCE, else those that need a plugin."""
+        """The RDMA ports that are up: InfiniBand if there is any, else RoCE, else those that need a plugin."""
         up = tuple(port for port in self.ports if port.active)
-        own = (port for port in up if not port.needs_plugin)
-        return tuple(port for port in up if port.infiniband) or tuple(own) or up
+        without_plugin = (port for port in up if not port.needs_plugin)
+        return tuple(port for port in up if port.infiniband) or tuple(without_plugin) or up
 
     @property
     def hops(self) -> tuple[Hop, ...]:
-        """The paths in NCCL's log."""
+        """The paths between ranks in NCCL's log; empty if there is no log."""
         return self.log.hops if self.log is not None else ()
 
 
 def measure(ctx: Context) -> Data:
-    """Two all-reduces, NCCL's log of the group since it was opened, and the links of the GPU and of the host."""
+    """Run two all-reduces, then read the group's NCCL log, and the links of the GPU and of the host."""
     import torch
 
     from ddpdiag.workloads.collectives import check_all_reduce
@@ -131,7 +131,7 @@ def measure(ctx: Context) -> Data:
 
 
 def _as_ranks(log: Log, group: Sequence[int]) -> Log:
-    """The log with the job's ranks in place of NCCL's, which count within the group."""
+    """The log with the job's ranks instead of NCCL's, which are positions in `group`."""
     hops = (hop for hop in log.hops if max(hop.source, hop.target) < len(group))
     return structs.replace(
         log, hops=tuple(structs.replace(hop, source=group[hop.source], target=group[hop.target]) for hop in hops)
@@ -139,13 +139,13 @@ def _as_ranks(log: Log, group: Sequence[int]) -> Log:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One trial, with the variables that the job needs: it shares COL001's group where that went well as it is."""
+    """One trial with P2P003's workaround. It shares COL001's group if that worked without a workaround."""
     env = fallback.job_workarounds(seen)
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Only NCCL has transports to choose from, and between GPUs of several ranks."""
+    """Skip with one rank, without GPUs, or with another backend than nccl: there is no transport to choose."""
     if seen.world.size == 1:
         return inapplicable(ONE_RANK)
     if seen.world.backend != "nccl":
@@ -156,7 +156,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     logs = {rank: data.log for rank, data in sorted(seen.by_rank.items()) if data.log is not None}
     yield from unreadable(seen)
-    # With workarounds, NCCL uses the paths that are left.
+    # With a workaround NCCL has only the paths that it leaves, so these are not judged.
     if not fallback.job_workarounds(seen):
         yield from sockets(seen, logs)
         yield from gpudirect(seen, logs)
@@ -165,14 +165,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _hops(seen: Seen[Data], *, inside: bool) -> list[Hop]:
-    """Every path once, from the logs of both ends: those within a host, or those between hosts."""
+    """The paths in all ranks' logs, each once: those inside a host if `inside`, else those between hosts."""
     hosts = {rank: host for host, ranks in seen.world.hosts.items() for rank in ranks}
     hops = {(hop.source, hop.target, hop.text): hop for data in seen.by_rank.values() for hop in data.hops}
     return [hop for hop in hops.values() if (hosts.get(hop.source) == hosts.get(hop.target)) is inside]
 
 
 def _reasons(logs: Mapping[int, Log], ranks: Sequence[int]) -> list[str]:
-    """Why NCCL chose so on these ranks: variables that are set, and its own messages."""
+    """The reasons of NCCL's choice on these ranks: variables that are set, and notes in NCCL's log."""
     known = [logs[rank] for rank in ranks if rank in logs]
     settings = (f"{name}={log.settings[name]}" for log in known for name in _CHOOSING if name in log.settings)
     return list(dict.fromkeys((*settings, *(f"'{note}'" for log in known for note in log.notes))))
@@ -183,7 +183,7 @@ def _reasons_text(reasons: Sequence[str]) -> str:
 
 
 def unreadable(seen: Seen[Data]) -> Iterator[Finding]:
-    """Ranks whose log shows no path."""
+    """The finding that the logs of some ranks show no path."""
     rows = seen.by_rank
     silent = tuple(rank for rank, row in rows.items() if not (row.hops or (row.log and row.log.nvls_channels)))
     if silent:
@@ -199,9 +199,9 @@ def unreadable(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def sockets(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
-    """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends, unless HST007 reports why."""
+    """The finding on sockets between hosts that both have RDMA ports up, unless HST007 reports the reason."""
     host_of = seen.world.host_of
-    reported = {host for own in seen.findings_of("HST007") if own.code == "HST007.hca" for host in own.hosts}
+    reported = {host for each in seen.findings_of("HST007") if each.code == "HST007.hca" for host in each.hosts}
     usable = {host_of(rank): data.usable_ports for rank, data in seen.by_rank.items()}
     ranks = set()
     for hop in _hops(seen, inside=False):
@@ -231,10 +231,10 @@ def sockets(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
 
 
 def gpudirect(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
-    """GPUDirect RDMA on some hosts and not on others; or on none, although they have InfiniBand."""
+    """The finding that some hosts do not use GPUDirect RDMA, or that no host does although NCCL uses InfiniBand."""
     outside = [hop for hop in _hops(seen, inside=False) if hop.kind == "NET" and hop.name != SOCKET]
     ends = {rank for hop in outside for rank in (hop.source, hop.target)} & logs.keys()
-    # Each end decides for itself. One direction is enough: GPUs before Ampere are not read directly (graph/paths.cc).
+    # Each rank decides for itself. One direction is enough: NCCL reads no GPU before Ampere directly (graph/paths.cc).
     without = sorted(rank for rank in ends if not any(hop.gdr for hop in logs[rank].hops))
     hosts, names = seen.world.hosts_of(sorted(ends)), seen.world.hosts_of(without)
     some = len(names) < len(hosts)
@@ -242,7 +242,7 @@ def gpudirect(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
     if not names or not (some or is_missing_everywhere):
         return
     odd = names if some and 2 * len(names) < len(hosts) else ()
-    level = next((own for rank in without if (own := logs[rank].settings.get("NCCL_NET_GDR_LEVEL"))), None)
+    level = next((value for rank in without if (value := logs[rank].settings.get("NCCL_NET_GDR_LEVEL"))), None)
     reason = f" NCCL_NET_GDR_LEVEL={level} is set." if level else ""
     if not reason and not any(seen.by_rank[rank].peer_memory for rank in without):
         reason = " nvidia-peermem is not loaded there."
@@ -261,9 +261,9 @@ def gpudirect(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
 
 
 def inside(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
-    """Paths within a host that leave NVLinks unused, and sockets where nothing but memory lies between."""
+    """Findings on hosts whose ranks communicate without the NVLinks between their GPUs, or over sockets."""
     rows = seen.by_rank
-    pairs = [pair for own in host_paths(seen.of(paths.CHECK)) for pair in own.pairs if pair.is_linked]
+    pairs = [pair for host in host_paths(seen.of(paths.CHECK)) for pair in host.pairs if pair.is_linked]
     linked_uuids = {frozenset((pair.one.uuid, pair.other.uuid)) for pair in pairs}
 
     def are_linked(hop: Hop) -> bool:
@@ -273,7 +273,7 @@ def inside(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
 
     by_host: dict[str, list[Hop]] = defaultdict(list)
     for hop in _hops(seen, inside=True):
-        # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be faster.
+        # Between GPUs that only PCIe connects, SHM, or NET over their adapters, may be faster than P2P.
         if (hop.kind != "P2P" and are_linked(hop)) or (hop.kind, hop.name) == ("NET", SOCKET):
             by_host[seen.world.host_of(hop.source)].append(hop)
     for host, hops in by_host.items():
@@ -297,7 +297,7 @@ def inside(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
 
 
 def warned(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
-    """NCCL's own warnings, by text."""
+    """The finding that lists NCCL's warnings, each text once with its ranks."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, log in logs.items():
         for text in log.warnings:
@@ -317,7 +317,7 @@ def warned(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The paths that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
+    """The column `transport` of the ranks' table: the paths of each rank, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
     texts = {rank: {"NVLS"} if row.log.nvls_channels else set() for rank, row in seen.by_rank.items() if row.log}
     for hop in (*_hops(seen, inside=True), *_hops(seen, inside=False)):
         for rank in texts.keys() & {hop.source, hop.target}:
@@ -329,5 +329,5 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(columns=columns)
 
 
-# Where COL001 left no group, a new context and a new communicator: 1 to 4 s on 8 GPUs.
+# If COL001 left no open group, a new context and a new communicator take 1 to 4 s on 8 GPUs.
 CHECK: Check[Data] = Check(__name__, "P2P004", "transport", Stage.P2P, Scope.WORLD, Kind.TORCH, deadline=20)

@@ -1,1 +1,1 @@
-"""The ways in which processes find each other: names, interfaces, ports, directories, clocks."""
+"""Checks of the ways in which processes find each other: names, interfaces, ports, links and directories."""

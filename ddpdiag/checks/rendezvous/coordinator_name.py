@@ -55,12 +55,12 @@ FINDINGS = {
     "differs": FindingSpec.warning("hosts got different addresses: a split DNS, or an old line in /etc/hosts."),
 }
 
-# resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer counts.
+# resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver gives up first.
 _LOOK_UP_SECONDS = 12.0
 
 
 class Data(Struct, frozen=True):
-    """The answers of this host's resolver: an empty tuple means that the name is unknown here, None no answer."""
+    """The answers of this host's resolver. An empty tuple: the name is unknown. None: no answer arrived in time."""
 
     name: str
     addresses: tuple[str, ...] | None
@@ -72,30 +72,30 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Look up the coordinator's name and this host's own."""
+    """Look up MASTER_ADDR, this host's own name, and the name of MASTER_ADDR's address."""
     name = os.environ.get("MASTER_ADDR", "")
     port = int(os.environ.get("MASTER_PORT", "0"))
     ctx.step(f"look up {name}")
     begin = time.perf_counter()
     addresses = resolve(name, port, _LOOK_UP_SECONDS)
     seconds = time.perf_counter() - begin
-    own = socket.gethostname()
-    ctx.step(f"look up {own}")
-    own_addresses = resolve(own, 0, _LOOK_UP_SECONDS)
+    host_name = socket.gethostname()
+    ctx.step(f"look up {host_name}")
+    own_addresses = resolve(host_name, 0, _LOOK_UP_SECONDS)
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     back: float | None = 0.0
     if addresses:
         ctx.step(f"look up the name of {addresses[0]}")
         back = reverse_seconds(addresses[0], _LOOK_UP_SECONDS)
-    return Data(name, addresses, seconds, own, own_addresses, interface, back)
+    return Data(name, addresses, seconds, host_name, own_addresses, interface, back)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Unknown names, loopback addresses in a world of several hosts, slow look-ups, hosts that differ."""
+    """Findings on unknown names, loopback addresses (with several hosts), slow look-ups, and hosts that differ."""
     several = len(seen.world.hosts) > 1
     answers: dict[str, Data] = {}
-    for host, own in answers_by_host(seen):
-        answers[host.name] = data = next(iter(own.values()))
+    for host, rows in answers_by_host(seen):
+        answers[host.name] = data = next(iter(rows.values()))
         yield from _look_ups(seen, host.name, data)
         if several and data.addresses and all(map(is_loopback, data.addresses)):
             yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
@@ -154,8 +154,8 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
 
 
 def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
-    met = seen.of(methods.CHECK)
-    harmless = coordinator and any(t.params.get("method") == "tcp" and met.succeeded(t) for t in met.trials)
+    rdz001 = seen.of(methods.CHECK)
+    harmless = coordinator and any(t.params.get("method") == "tcp" and rdz001.succeeded(t) for t in rdz001.trials)
     first = seen.world.host_of(0)
     so = f"the ranks on {node} cannot connect to rank 0 on {first}."
     if coordinator:
@@ -177,7 +177,7 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
 
 
 def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
-    """Hosts that share no address with those that agree on the commonest one; loopback has its own finding."""
+    """The finding on hosts that share no address with those of the commonest answer. Loopback does not count."""
     found = {node: {a for a in data.addresses or () if not is_loopback(a)} for node, data in answers.items()}
     found = {node: addresses for node, addresses in found.items() if addresses}
     counts = Counter(address for addresses in found.values() for address in addresses)

@@ -76,9 +76,11 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The facts of one host: its interfaces (None: they cannot be listed), the addresses of its own name that are its
-    own, the variables, and its source address on the route to the coordinator. `network` is the kernel's number of
-    its network namespace, which containers of one machine may share."""
+    """One host: its interfaces (None: they cannot be listed), and the local addresses that its own name resolves to.
+
+    `names` are the variables, `source` is the source address on the route to the coordinator, `network` is the number
+    of the network namespace (containers may share one).
+    """
 
     interfaces: tuple[Interface, ...] | None
     own_addresses: tuple[str, ...]
@@ -88,7 +90,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, frozen=True):
-    """The address that one library will offer on one host, beside the interface that leads to the coordinator."""
+    """The address that a library will offer on a host, and `route`, the interface that leads to the coordinator."""
 
     library: str
     severity: Severity
@@ -100,7 +102,7 @@ class Choice(Struct, frozen=True):
 
     @property
     def variable(self) -> str | None:
-        """The value of its variable."""
+        """The value of the library's variable, or None if it is not set."""
         return self.data.names.nccl if self.library == "nccl" else self.data.names.gloo
 
     @property
@@ -108,7 +110,7 @@ class Choice(Struct, frozen=True):
         return f"{_VARIABLES[self.library]}={self.variable}"
 
     def fix(self, *, one_for_all: bool) -> str:
-        """The value to set in its place; `one_for_all`: on all hosts the interface has the same name."""
+        """The fix with the value to set. `one_for_all`: the interface has the same name on all hosts."""
         variable, name = _VARIABLES[self.library], self.host.name
         if self.route is None:
             return f"Set {variable} on {name} to the interface that leads to the other hosts; {_ROUTE}."
@@ -119,7 +121,7 @@ class Choice(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """List the interfaces, look up the own name, and ask the kernel for the route to the coordinator."""
+    """List the interfaces, look up the host's own name, and ask the kernel for the route to the coordinator."""
     ctx.step("look up the own name")
     own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
     coordinator = os.environ.get("MASTER_ADDR", "")
@@ -135,7 +137,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Variables that select nothing usable, and addresses that peers cannot use."""
+    """Findings on variables that select no usable interface, and on addresses that other hosts cannot use."""
     choices: list[Choice] = []
     for host, rows in answers_by_host(seen):
         data = next(iter(rows.values()))
@@ -151,7 +153,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "call).",
             )
             continue
-        # A job over nccl uses gloo beside it; NCCL matters to other jobs if its variable is set.
+        # A job over nccl also uses gloo. In other jobs NCCL is checked only if its variable is set.
         with_nccl = library_of(seen.world.backend) == "nccl" or data.names.nccl
         libraries = ("nccl", "gloo") if with_nccl else ("gloo",)
         route = interface_of(data.source, data.interfaces)
@@ -192,7 +194,7 @@ def _finding(
 
 
 def _env(seen: Seen[Data]) -> Mapping[str, str]:
-    """The interface that leads to the coordinator, if it has the same name everywhere: one export serves all hosts."""
+    """Both variables with the interface that leads to the coordinator; empty if its name differs between hosts."""
     routes = [interface_of(data.source, data.interfaces or ()) for data in seen.by_rank.values()]
     names = {route.name if route else "lo" for route in routes}
     return dict.fromkeys(_VARIABLES.values(), names.pop()) if len(names) == 1 and names != {"lo"} else {}
@@ -216,7 +218,7 @@ def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
 
 
 def _named(choice: Choice) -> list[tuple[str, Interface | None]]:
-    """The interfaces that the variable names: each name for gloo; one for NCCL, which takes any other that fits."""
+    """The names in the variable, each with its interface (None: missing). For NCCL one, if it has no usable choice."""
     if choice.library == "gloo":
         by_name = {interface.name: interface for interface in choice.known}
         return [(name, by_name.get(name)) for name in gloo_names(choice.variable)]
@@ -228,7 +230,7 @@ def _named(choice: Choice) -> list[tuple[str, Interface | None]]:
 
 
 def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterator[Finding]:
-    """The finding that several hosts offer one address; containers that share a machine's network may."""
+    """The finding that several hosts offer one address, unless they are containers in one network namespace."""
     networks = {(seen.world.arrivals[own.host.ranks[0]].host_id, own.data.network) for own in choices}
     if len(networks) == 1 and choices[0].data.network is not None:
         return
@@ -254,7 +256,7 @@ def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Mapping[int,
     """The finding that other hosts cannot use the address, or that the route to them uses another interface."""
     name, interface = choice.host.name, interface_of(address, choice.known)
     if is_loopback(address) or "%" in address:
-        # The own name that leads to loopback is RDZ002's.
+        # RDZ002 reports a host's own name that resolves to loopback.
         if choice.variable or choice.library == "nccl" or "%" in address:
             kind = "link-local" if "%" in address else "loopback"
             yield _finding(
@@ -266,10 +268,10 @@ def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Mapping[int,
                 f"the other ranks. No other host can connect to a {kind} address.",
             )
         return
-    # RDZ004 tried what one library offers.
-    tried = library_of(seen.world.backend) == choice.library
+    # RDZ004 tried the address that the job's library offers.
+    is_tested = library_of(seen.world.backend) == choice.library
     offer = next((met[rank] for rank in choice.host.ranks if rank in met), None)
-    reached = offer.is_reached if tried and offer is not None and offer.address == address else None
+    reached = offer.is_reached if is_tested and offer is not None and offer.address == address else None
     astray = interface is not None and choice.route is not None and interface.name != choice.route.name
     if reached is False or (astray and reached is None):
         towards = f"{choice.route.name} ({choice.data.source})" if choice.route else "another interface"
@@ -307,5 +309,5 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(inventory=inventory(seen))
 
 
-skip = mesh.skip  # within one host every address will do
+skip = mesh.skip  # within one host every address works
 CHECK: Check[Data] = Check(__name__, "RDZ003", "interface", Stage.RENDEZVOUS, Scope.HOST, deadline=15)

@@ -1,6 +1,6 @@
-"""The links between hosts as a matrix of cells, and the subjects of findings about bad ones.
+"""RDZ004's links between hosts as a matrix of cells, and the hosts or links to name in findings on bad ones.
 
-A cell that was measured twice counts as the better of both.
+If a link was measured twice, the better result counts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -17,9 +17,9 @@ from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
 TWO_HOSTS = "With two hosts it cannot be decided which side is at fault; add a third one to find out."
-# A parameter of the trial at the end of the run.
+# The parameter that marks the trial at the end of the run.
 AT_END = "at end"
-_NOBODY = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
+_NO_HOST = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
 _WHERE = {
     "host": "between {host} and the other hosts",
@@ -44,7 +44,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Subject(NamedTuple):
-    """The hosts or links to name for some bad links; `where` is the same in words: "from the other hosts to h1"."""
+    """The hosts or links to name for some bad links; `where` is the place in words ("from h1 to the other hosts")."""
 
     kind: str
     where: str
@@ -54,17 +54,17 @@ class Subject(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """The sentence for two ends, of which either may be at fault."""
+        """The sentence that either end may be at fault, if there are two hosts; else empty."""
         return TWO_HOSTS if self.kind == "pair" else ""
 
     @property
     def lost_share(self) -> float:
-        """The median over the links; of a link the repetition that lost least counts."""
+        """The median share of lost segments of the links, each by its better measurement."""
         return median(map(lost_share, self.cells.values()))
 
     @property
     def rate(self) -> float:
-        """The median of the links that have a rate, in bytes per second."""
+        """The median rate in bytes per second of the links that have one."""
         return median(cell.bytes_per_s for cell in self.cells.values() if cell.bytes_per_s is not None)
 
     def first(self, most: int) -> list[tuple[Link, Cell]]:
@@ -72,10 +72,10 @@ class Subject(NamedTuple):
 
 
 class Mesh(Struct, frozen=True):
-    """The cells between the hosts' leaders, by link (rank from, rank to), within groups that were measured together.
+    """The cells between one rank of each host, by link (rank from, rank to), within groups that were measured together.
 
-    `inside` are links that never leave a machine, between containers on it, where there are several machines: what they
-    reach, no network does. `cut` are links that worked at first, and failed at the end of the run.
+    `inside` are links between containers of one machine, if there are several machines: no network is as fast. `cut`
+    are links that worked at first, and failed at the end of the run.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -110,7 +110,7 @@ class Mesh(Struct, frozen=True):
 
 
 def mesh_of(seen: Seen[Data]) -> Mesh:
-    """All cells of a check's trials, but for those towards a host that gave no answer: its failure causes them."""
+    """The mesh of all trials, without the links to a host that gave no answer: its failure explains them."""
     answered = {row.place.rank for row in seen.rows}
     merged: dict[Link, Cell] = {}
     cut = set[Link]()
@@ -134,19 +134,19 @@ def mesh_of(seen: Seen[Data]) -> Mesh:
 
 
 def failure(cell: Cell) -> str | None:
-    """Why nothing, or nothing large, passes; the word of the finding."""
+    """The finding's word for a link on which nothing, or nothing large, passes ("dropped", "black-hole"); else None."""
     if cell.reach is not Reach.ACCEPTED:
-        return "unreachable" if cell.reach in _NOBODY else str(cell.reach.value)
+        return "unreachable" if cell.reach in _NO_HOST else str(cell.reach.value)
     if cell.stalled_bytes is None:
         return None
     return "black-hole" if cell.stalled_bytes and not cell.broken else "silent"
 
 
 def better(one: Cell, other: Cell) -> Cell:
-    """The better of two measurements of one link, with the best that either saw."""
+    """Merge two measurements of one link: the better one, with the higher rate and the smaller loss of the two."""
 
     def rank(cell: Cell) -> tuple[int, bool, int, float]:
-        reach = -list(Reach).index(cell.reach)  # they are in order, the best first
+        reach = -list(Reach).index(cell.reach)  # `Reach` is in order, the best first
         return reach, failure(cell) is None, cell.passed_bytes, cell.bytes_per_s or 0.0
 
     best, rest = sorted((one, other), key=rank, reverse=True)
@@ -166,9 +166,9 @@ def lost_share(cell: Cell) -> float:
 
 
 def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
-    """The rate that more than half of the hosts reach on their best link, or None without rates.
+    """The rate that more than half of the hosts reach on their best link, or None if no link has a rate.
 
-    Not the median of all links: of three hosts, one slow one has its part in four of six.
+    The median of all links does not show it: of three hosts, a single slow one takes part in four of six links.
     """
     best: dict[int, float] = {}
     for link, cell in cells.items():
@@ -180,16 +180,16 @@ def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
 
 
 class Offer(NamedTuple):
-    """The address that a rank offered, None if it had none, and whether the others got there (None: only some)."""
+    """The address that a rank offered, or None, and whether the others reached it (None: some did, or not known)."""
 
     address: str | None
     is_reached: bool | None
 
 
 def offers(met: Seen[Data]) -> dict[int, Offer]:
-    """The offer of each rank; of a link that was tried twice the better one counts.
+    """The offer of each rank. If a link was tried twice, the better result counts.
 
-    A rank that reached another address of the host only did not get there; one that did not reach it does not count.
+    A rank that reached another address of the host only did not reach the offer. A rank that reached none is ignored.
     """
     addresses = {rank: data.offered for rank, data in met.by_rank.items()}
     links: dict[int, dict[int, bool]] = {}

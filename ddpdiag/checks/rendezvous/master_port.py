@@ -67,9 +67,9 @@ FINDINGS = {
 
 # A lost first packet is sent again after 1 s, and after 3 s: three tries.
 _CONNECT_SECONDS = 4.0
-# A host that cannot get through is given up by rank 0 after this time, counted from the barrier.
+# Rank 0 waits so long for the connections of the other hosts, counted from the barrier.
 _VISIT_SECONDS = 6.0
-# Hosts beyond these are not tried.
+# The most hosts that try to connect.
 MAX_HOSTS = 1024
 _AGENT = "agent"
 
@@ -78,10 +78,10 @@ _RULES = "`nft list ruleset` or `iptables -L -n` shows"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The result of one host. `port_check` is None where no process could listen, so that none was tried.
+    """The result of one host. `port_check` is None if no process could listen, so that no connection was tried.
 
-    `is_own`: the address tried is one of this host. Rank 0's host records why it could not listen (`error` is the
-    errno's name, `holder` the process that has the port).
+    `is_own`: the address that was tried belongs to this host. If rank 0 could not listen, its host records `error` (the
+    errno's name) and `holder` (the process that has the port).
     """
 
     name: str
@@ -98,7 +98,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Rank 0 listens itself, unless torchrun's agent does; the others wait for its word. Then all connect."""
+    """Let rank 0 listen, unless torchrun's agent does, and send its random word to the others. Then all connect."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
         word = ctx.barrier(_AGENT).offer
@@ -143,7 +143,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on rank 0's host, which explain the failures of the others; else those of the others."""
+    """Findings on rank 0's host, which explain the failures of the other hosts; else findings on these."""
     answers = seen.by_rank
     first, node = answers.get(0), seen.world.host_of(0)
     if first is not None and first.error is not None:
@@ -165,12 +165,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def usable(seen: Seen[Data]) -> bool:
-    """Whether, as far as is known, a job can use MASTER_PORT."""
+    """Whether the check found no error that keeps a job from using MASTER_PORT."""
     return not any(finding.severity is Severity.ERROR for finding in judge(seen))
 
 
 def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
-    """Why this host did not get through, in one word; None if it did, or if the reason is RDZ002's."""
+    """The finding's word for a host that did not reach rank 0's port; None if it did, or if RDZ002 gives the reason."""
     found = data.port_check
     if found is None or answered(found):
         return None
@@ -236,9 +236,9 @@ def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Find
     return seen.finding(word, title, message, hosts=[node], evidence=_evidence({node: first}), fix=fix)
 
 
-def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
-    """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
-    first, hosts = next(iter(asked.values())), seen.world.hosts_of(list(asked))
+def _itself(seen: Seen[Data], node: str, answers: Mapping[int, Data]) -> Finding:
+    """The finding on hosts that have the address of MASTER_ADDR themselves, so that they connect to themselves."""
+    first, hosts = next(iter(answers.values())), seen.world.hosts_of(list(answers))
     names = names_text(hosts)
     return seen.finding(
         "itself",
@@ -246,7 +246,7 @@ def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
         f"MASTER_ADDR {first.name}{_address(first)} is also an address of {names}. So the ranks there connect to their "
         f"own host instead of {node}, rank 0's host.",
         links=[f"{host} -> {node}" for host in hosts],
-        evidence=_evidence({seen.world.host_of(rank): data for rank, data in asked.items()}),
+        evidence=_evidence({seen.world.host_of(rank): data for rank, data in answers.items()}),
         fix=f"Set MASTER_ADDR to an IP address that only {node} has, in every process: `export MASTER_ADDR=ADDRESS` "
         f"(`ip -br addr` on {node} shows its addresses; docker0's is the same on every host). If it is a name: as root "
         f"correct it in /etc/hosts of {names}.",
@@ -278,11 +278,11 @@ _FIXES = {
 
 
 def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
-    """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0's."""
+    """The finding on hosts with one kind of failure. `got` of `of` other hosts reached rank 0's host."""
     node, data = seen.world.host_of(0), next(iter(failed.values()))
     hosts = seen.world.hosts_of(list(failed))
     names = names_text(hosts)
-    # A host that another machine answered did not get as far as rank 0's host.
+    # If another machine answered, the connection did not get as far as rank 0's host.
     is_rank_0 = got == 0 and of > 1 and why != "other-process"
     so = "There is no third host to compare with, so it is not known which end is at fault."
     if of > 1:
@@ -315,7 +315,7 @@ def _address(data: Data) -> str:
 
 
 def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
-    """The address, answer and time of each of the first hosts."""
+    """The address, answer and time of each host, for at most 16 hosts."""
     return {
         host: f"{found.reached.address}: {found.reached.reach.value} after {found.reached.seconds:.3f} s"
         for host, data in list(answers.items())[:16]

@@ -99,9 +99,9 @@ FINDINGS = {
     ),
 }
 
-# A full mesh of more would take too long: groups of at most so many hosts.
+# The most hosts of a group: a full mesh of more would take too long.
 MAX_HOSTS = 64
-# For the supervisor's deadline to be later than the worker's own.
+# The worker ends its measurement so long before the supervisor's deadline.
 _MARGIN_SECONDS = 3.0
 _NAME_SECONDS = 2.0
 
@@ -112,23 +112,23 @@ def measure(ctx: Context) -> Data:
     end = time.monotonic() + seconds - min(_MARGIN_SECONDS, seconds / 2)
     known = interfaces(sys_root(os.environ)) or ()
     ctx.step("look up the own name")
-    own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
-    offered = offered_address(str(ctx.trial.params["library"]), wanted(os.environ), own, known)
+    own_addresses = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    offered = offered_address(str(ctx.trial.params["library"]), wanted(os.environ), own_addresses, known)
     turn = threading.Lock()
     listener = Listener(allowed_ports(ctx.options), turn, end)
     openings = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
-    us = openings[ctx.group_rank].host
-    one = offered is None or offered in (resolve(us, 0, _NAME_SECONDS) or ())
-    mine = {address for interface in known for address in interface.addresses}
+    host_name = openings[ctx.group_rank].host
+    is_one_address = offered is None or offered in (resolve(host_name, 0, _NAME_SECONDS) or ())
+    local_addresses = {address for interface in known for address in interface.addresses}
     peers = []
     for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
         port, token, address = opening.offer.split(" ")
-        # An address that this host has as well (docker0's) is left out: it leads back here.
-        address = "" if address in mine else address
+        # An address that this host has as well (docker0's) is left out: it would lead to this host.
+        address = "" if address in local_addresses else address
         if number != ctx.group_rank:
             peer = Peer(rank=rank, number=number, offered=address, host=opening.host, port=int(port), token=token)
             peers.append(peer)
-    cells = survey(peers, ctx.group_rank, listener, turn, end, ctx.step, addresses=1 if one else 2)
+    cells = survey(peers, ctx.group_rank, listener, turn, end, ctx.step, addresses=1 if is_one_address else 2)
     used = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
     return Data(
         offered=offered,
@@ -140,12 +140,12 @@ def measure(ctx: Context) -> Data:
 
 
 def skip(seen: Seen[Any]) -> SkipReason | None:
-    """There must be a network; a request of the stage does not require it."""
+    """Skip with one host. A request of the stage does not require this check."""
     return optional(None if len(seen.world.hosts) > 1 else "there is one host only")
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """All links once, and once more if one of them looks bad; at the end, if ranks waited for each other since then."""
+    """Measure all links, again if a link looks bad, and at the end of the run if ranks waited for each other since."""
     groups = _groups([group[0] for group in scope_groups(Scope.HOST, seen.world)])
     params: dict[str, str | int | float | bool] = {"library": library_of(seen.world.backend)}
     if seen.is_last:
@@ -164,17 +164,16 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def last_seconds(seen: Seen[Data]) -> float:
-    """Some links take up to `CONNECT_SECONDS` and `STALL_SECONDS` to fail, the others as long as before."""
+    """Seconds that the trial at the end may take: as long as before, and the time-outs of links that fail."""
     took = max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0)
     return took + CONNECT_SECONDS + STALL_SECONDS + _MARGIN_SECONDS
 
 
 def _waited(seen: Seen[Data]) -> bool:
-    """Whether ranks of several hosts waited for each other in a trial after the links were tested, without a culprit
-    whose process shows why."""
-    tested = max((trial.number for trial in seen.trials), default=0)
+    """Whether ranks of several hosts waited for each other after the last test, and no failed rank explains it."""
+    last_test = max((trial.number for trial in seen.trials), default=0)
     for trial in seen.recording.trials:
-        if trial.number <= tested or trial.may_fail or trial.kind is not Kind.TORCH:
+        if trial.number <= last_test or trial.may_fail or trial.kind is not Kind.TORCH:
             continue
         outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number]
         for group in trial.groups:
@@ -192,7 +191,7 @@ def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The number of tested pairs of hosts, the slowest and the usual link."""
+    """The number of tested pairs of hosts, and the lowest and the median rate of their links."""
     mesh = mesh_of(seen)
     if not mesh.cells:
         return {}
@@ -207,7 +206,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """The rate of each link between hosts; 0 where nothing, or nothing large, passed."""
+    """The table of the rate of each link between hosts; 0 if no large message passed."""
     mesh = mesh_of(seen)
     number = {rank: host for host, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
     names = tuple(name for name, _ in seen.world.hosts)
@@ -228,7 +227,7 @@ _VERBS = {
     "silent": "carry no data",
     "black-hole": "lose large packets",
 }
-# The same of one connection.
+# The same failures, of one connection.
 _ONE = {
     "refused": "is refused",
     "dropped": "gets no answer",
@@ -236,19 +235,19 @@ _ONE = {
     "silent": "is accepted, but no data arrive",
     "black-hole": "carries small messages, but large packets are lost: a switch or tunnel has a smaller MTU",
 }
-# What works all the same, by the kind of subject.
+# Sentences on the connections that work, by the kind of subject.
 _REACHED = "All hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port."
 _CONTRASTS = {
     **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {_REACHED}"),
     "islands": f"Inside these groups all connections work. {_REACHED}",
 }
 _SHOWN = 16
-# One TCP connection from Python fills 10 Gbit/s, and a part of what is faster.
+# One TCP connection from Python is expected to fill 10 Gbit/s at most, also on a faster link.
 _ONE_CONNECTION_BYTES_PER_S = 1.25e9
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Links that fail, are slow or lose packets."""
+    """Findings on links that fail, are slow or lose packets."""
     mesh = mesh_of(seen)
     yield from _failures(seen, mesh)
     # A cancelled run may end before the repetition: a rate that was measured once may only show a busy host.
@@ -259,9 +258,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
-    """Links on which no connection works, or no large packet passes.
+    """Findings on links on which no connection works, or no large packet passes.
 
-    Of two ranks gloo lets one listen and the other one connect: as long as it works, a link in the other direction
+    gloo connects any two ranks in one direction only. As long as gloo works, a link that fails in the other direction
     harms no job over gloo.
     """
     gloo_works = seen.world.backend == "gloo" and seen.job_backend_works
@@ -291,7 +290,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
 
 
 class Expected(NamedTuple):
-    """A rate that a link falls short of, and where it comes from. `serious`: far below it is an error."""
+    """A rate that a link does not reach, and its source. `serious`: a rate far below it is an error."""
 
     bytes_per_s: float
     source: str
@@ -299,7 +298,7 @@ class Expected(NamedTuple):
 
 
 class Rates:
-    """The rates of a mesh, compared with what is expected of them; links that lost segments in every repetition."""
+    """The slow links of a mesh (`short`), each with a rate that it does not reach, and the `lossy` ones."""
 
     def __init__(self, seen: Seen[Data], mesh: Mesh) -> None:
         self._mesh = mesh
@@ -311,18 +310,18 @@ class Rates:
         self.lossy = mesh.links(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
 
     def _short(self, link: Link) -> Expected | None:
-        """The first expectation that the link falls short of; one of 0 is none."""
+        """The first expected rate that the link does not reach, or None. An expected rate of 0 does not count."""
         rate, ratio = self._mesh.cells[link].bytes_per_s, self._seen.number("slow_ratio")
         wanted, least = self._seen.number("expected_bytes_per_s"), self._seen.number("least_bytes_per_s")
         if rate is None:
             return None
         if rate * ratio < wanted:
             return Expected(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
-        # On a busy host a process may have to wait for a core; that is no matter of the network.
+        # On a busy host a process may have to wait for a core; this delay is not the network's.
         noise = self._seen.number("noise_seconds")
         if self._usual and rate * ratio < self._usual and LARGE / rate - LARGE / self._usual > noise:
-            two = len(self._mesh.names) == 2
-            source = "what the other direction reaches" if two else "what most of the other hosts reach"
+            is_pair = len(self._mesh.names) == 2
+            source = "what the other direction reaches" if is_pair else "what most of the other hosts reach"
             return Expected(self._usual, source, True)
         # What the interfaces at both ends can carry, as far as they report it.
         ends = [(self._mesh.names[end], _interface(self._seen, end)) for end in link]
@@ -336,7 +335,7 @@ class Rates:
 
 
 def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
-    """Links that fall short of what is expected."""
+    """Findings on links that do not reach an expected rate."""
     rated = mesh.links(lambda cell: cell.bytes_per_s is not None) - mesh.inside
     for subject in mesh.subjects(rates.short.keys(), rated):
         expected = max(rates.short[link] for link in subject.cells)
@@ -363,7 +362,7 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
 
 
 def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
-    """Links that lose packets, and are not slow already."""
+    """Findings on links that lose packets, without those that `_slow` reports."""
     counted = mesh.links(lambda cell: cell.segments is not None and failure(cell) is None)
     for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
         each = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"
@@ -381,16 +380,16 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
 
 
 def _loses_traffic(seen: Seen[Data], subject: Subject) -> bool:
-    """Whether so much of the job's own traffic is lost, in both measurements, that the job suffers."""
+    """Whether links to the job's addresses lost so much, in both measurements, that the job suffers."""
     # If NCCL takes RDMA ports, as HST006 saw, its data do not go through TCP.
-    looks = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
-    by_rdma = any(port.taken for look in looks for port in look.ports)
+    rdma_answers = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
+    by_rdma = any(port.taken for look in rdma_answers for port in look.ports)
     is_measured_twice = subject.lost_share >= seen.number("lossy_share") and len(seen.trials) > 1
     return is_measured_twice and not by_rdma and any(cell.missed is None for cell in subject.cells.values())
 
 
 def _interface(seen: Seen[Data], rank: int) -> Interface | None:
-    """The interface that a host's connections went out of."""
+    """The first interface that the connections of this rank's host used, or None if it is not known."""
     known = seen.by_rank[rank].interfaces if rank in seen.by_rank else ()
     return known[0] if known else None
 

@@ -47,7 +47,7 @@ FINDINGS = {
 }
 
 METHODS = ("tcp", "env", "file")
-# What the name of the run's folder in the shared directory ends with.
+# The variable that holds the end of the name of the run's folder in the shared directory.
 RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
@@ -63,12 +63,12 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Open the group once."""
+    """Open a group by the trial's method, and time it."""
     from ddpdiag.workloads.group import meet
 
     method = str(ctx.trial.params["method"])
-    met = meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, ""))
-    return Data(method, met.seconds, stale=met.stale)
+    opened = meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, ""))
+    return Data(method, opened.seconds, stale=opened.stale)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -83,28 +83,28 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     params: dict[str, str | bool] = {"method": method, "backend": "gloo"}
     if method == "env":
         params["agent_store"] = agent
-    # Whatever a worker that is killed leaves in the run's own folder goes with it.
+    # Files that a killed worker leaves in the run's own folder are removed with that folder.
     shared = method == "file" and seen.options.shared_dir
     env = {RUN_NONCE: seen.world.arrivals[0].nonce} if shared else {}
     return (new_trial(seen, params=params, env=env),)
 
 
 def _methods(seen: Seen[Data]) -> tuple[str, ...]:
-    """The methods that may work; a file on one host needs no shared directory."""
-    out = set()
+    """The methods that are not known to fail. On one host file:// needs no shared directory."""
+    excluded = set()
     if not master_port.usable(seen.of(master_port.CHECK)):
-        out.add("env")
+        excluded.add("env")
     shared = seen.options.shared_dir
     if (len(seen.world.hosts) > 1 and not shared) or (shared and not shared_dir.usable(seen.of(shared_dir.CHECK))):
-        out.add("file")
+        excluded.add("file")
     if shared and unfit_for_url(shared):
-        out.add("file")
-    return tuple(method for method in METHODS if method not in out)
+        excluded.add("file")
+    return tuple(method for method in METHODS if method not in excluded)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Failed methods beside one that works are this check's finding; the ranks that failed are RUN003's."""
-    # Where a rank was lost meanwhile (RUN002) or only needed more time (RUN004), the method is not to blame.
+    """Findings on methods that fail while another one works, untested ones, and old keys. RUN003 names the ranks."""
+    # If a rank was lost (RUN002) or only needed more time (RUN004), the method is not to blame.
     tried = {str(t.params["method"]): seen.succeeded(t) for t in seen.trials if not _is_open(seen, t)}
     if stale := [key for row in seen.rows for key in row.data.stale]:
         yield seen.finding(
@@ -129,27 +129,27 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"The rendezvous over file:// was not tested: {untested}.",
             fix="Nothing to do unless the job uses file://. Then name a directory: `--shared-dir DIRECTORY`.",
         )
-    failed = [method for method, well in tried.items() if not well]
-    works = [method for method, well in tried.items() if well]
+    failed = [method for method, succeeded in tried.items() if not succeeded]
+    works = [method for method, succeeded in tried.items() if succeeded]
     if failed and works:
-        beside = [trial for trial in seen.trials if trial.params["method"] in failed]
-        excused = all(map(seen.is_harmless, beside))
+        failed_trials = [trial for trial in seen.trials if trial.params["method"] in failed]
+        excused = all(map(seen.is_harmless, failed_trials))
         is_gloo_beside = all(map(seen.is_harmless, seen.trials))
-        own = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
-        reason = _reason(seen, failed[0])
+        note = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
+        cause = _reason(seen, failed[0])
         yield seen.finding(
             "method",
             f"the rendezvous over {failed[0]}:// fails",
-            f"The rendezvous over {', '.join(failed)} fails, although it works over {', '.join(works)}: {reason}.{own}",
+            f"The rendezvous over {', '.join(failed)} fails, although it works over {', '.join(works)}: {cause}.{note}",
             severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
             fix=f"{_repair(seen, failed[0])} Or start the job over {works[0]}://: {_start(seen, works[0])}.",
-            known=known_error(reason),
+            known=known_error(cause),
         )
 
 
 def _is_open(seen: Seen[Data], trial: Trial) -> bool:
-    """Whether it is not known if this method works: a rank was lost, or was still making progress at its deadline."""
+    """Whether the trial does not show if its method works: a rank was lost, or still made progress at its deadline."""
     outcomes = [o for o in seen.outcomes if o.trial == trial.number]
     blame = blamed(outcomes)
     is_lost = any(o.status is Status.UNHEARD for o in outcomes)
@@ -194,17 +194,17 @@ def _start(seen: Seen[Data], method: str) -> str:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The slowest rank's seconds for each method, fastest trial."""
+    """Seconds of the slowest rank in the fastest trial of each method."""
     seconds: dict[str, list[float]] = {}
     for trial in seen.trials:
-        own = [row.data.seconds for row in seen.rows if row.trial is trial]
-        if own:
-            seconds.setdefault(str(trial.params["method"]), []).append(max(own))
+        seconds_of_ranks = [row.data.seconds for row in seen.rows if row.trial is trial]
+        if seconds_of_ranks:
+            seconds.setdefault(str(trial.params["method"]), []).append(max(seconds_of_ranks))
     return {f"rendezvous.{method}_seconds": min(values) for method, values in seconds.items()}
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """When each rank joined, in seconds after rank 0 began to wait: a slow file server or a late host shows here."""
+    """The column with the seconds after which each rank joined, since rank 0 began to wait: it shows late hosts."""
     return {rank: {"arrival_seconds": arrival.seconds} for rank, arrival in seen.world.arrivals.items()}
 
 

@@ -52,7 +52,7 @@ FINDINGS = {
     ),
 }
 
-# Every host looks for every other's file.
+# The most hosts that take part, because each looks for the files of all others.
 MAX_HOSTS = 64
 _OTHER = "give a directory that every host shares: `--shared-dir DIRECTORY`."
 # By errno; EPERM and EDQUOT are rare variants.
@@ -77,9 +77,9 @@ _OTHER_FIX = (
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The shared directory on one host; errors are errno names, None where it went well.
+    """The shared directory as one host sees it. Errors are errno names, None if the operation worked.
 
-    `unseen` and `lock_is_local` are those of a `DirectoryLook`. `stores` are looked for by rank 0's host.
+    `unseen` and `lock_is_local` are those of a `DirectoryLook`. Only rank 0's host searches for `stores`.
     """
 
     directory: str
@@ -91,29 +91,29 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Write and lock a file, look for those of the other hosts, and always remove it."""
+    """Write and lock a file, look for the files of the other hosts, and remove the file in any case."""
     directory, token = Path(ctx.options.shared_dir or ctx.scratch), secrets.token_hex(8)
-    own = shared_files.file_of(directory, token)
+    own_file = shared_files.file_of(directory, token)
     try:
         ctx.step(f"write a file in {directory}")
-        error = shared_files.write(own, token)
+        error = shared_files.write(own_file, token)
         ctx.step(f"lock a file in {directory}")
-        lock_error = None if error else shared_files.lock(own)
+        lock_error = None if error else shared_files.lock(own_file)
         ctx.step(f"look through {directory}")
-        left = shared_files.stores(directory) if ctx.group_rank == 0 else ()
+        old_stores = shared_files.stores(directory) if ctx.group_rank == 0 else ()
         # Every host learns what every other one wrote; a host that wrote nothing looks for nothing.
-        with shared_files.locked(own):
+        with shared_files.locked(own_file):
             peers = ctx.exchange("" if error else token)
             tokens = {rank: peer.offer for rank, peer in zip(ctx.group, peers, strict=True)}
             ctx.step(f"look for the other hosts' files in {directory}")
             view = shared_files.DirectoryLook() if error else shared_files.look(directory, ctx.place.rank, tokens)
     finally:
-        shared_files.remove((own, shared_files.done_of(own)))
+        shared_files.remove((own_file, shared_files.done_of(own_file)))
     return Data(
         directory=str(directory),
         error=error,
         lock_error=lock_error,
-        stores=left,
+        stores=old_stores,
         **structs.asdict(view),
     )
 
@@ -125,35 +125,35 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Nothing to look at unless a directory was named."""
+    """Skip unless a shared directory was given."""
     return optional(None if seen.options.shared_dir else "no shared directory was given (--shared-dir)")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings of each host, then those between hosts."""
+    """Findings on each host, on differences between hosts, and on old FileStore files."""
     answers = seen.by_rank
     yield from _unwritable(seen, answers)
-    # Hosts that wrote a file. The file of a host that gave no answer may be removed: not to see it means nothing.
+    # Hosts that wrote a file. A host that gave no answer may have removed its file: a missing one shows nothing.
     ranks = sorted(rank for rank, data in answers.items() if data.error is None)
     unseen = {rank: tuple(other for other in answers[rank].unseen if other in ranks) for rank in ranks}
     writers = {rank: structs.replace(answers[rank], unseen=unseen[rank]) for rank in ranks}
     yield from _not_shared(seen, writers)
     yield from _locks(seen, writers)
-    if left := [store for data in answers.values() for store in data.stores]:
-        one, directory = len(left) == 1, next(iter(answers.values())).directory
+    if old_stores := [store for data in answers.values() for store in data.stores]:
+        one, directory = len(old_stores) == 1, next(iter(answers.values())).directory
         shown = ", ".join(
             f"{store.path} {span_text(store.age_seconds)} ago ({store.bytes} bytes, owner {store.owner})"
-            for store in left[:4]
+            for store in old_stores[:4]
         )
-        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+        more = f" and {len(old_stores) - 4} more" if len(old_stores) > 4 else ""
         yield seen.finding(
             "stale",
             f"{'an old FileStore file is' if one else 'old FileStore files are'} in the shared directory",
             f"torch's FileStore wrote {shown}{more}. A new job that uses "
             f"{'this file' if one else 'one of these files'} connects to processes that no longer exist, and hangs.",
-            evidence={"paths": [store.path for store in left]},
+            evidence={"paths": [store.path for store in old_stores]},
             fix=f"If no running job uses {'the file, remove it' if one else 'these files, remove them'}: "
-            f"`rm {shlex.join(store.path for store in left[:4])}`. Give every job a file of its own, such as "
+            f"`rm {shlex.join(store.path for store in old_stores[:4])}`. Give every job a file of its own, such as "
             f"{directory}/store-$SLURM_JOB_ID.",
         )
     if answers:
@@ -161,21 +161,21 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def usable(seen: Seen[Data]) -> bool:
-    """Whether, as far as is known, file:// works there."""
+    """Whether every trial succeeded and showed no error, so that file:// may work."""
     return all(map(seen.succeeded, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
 
 
 def _where(seen: Seen[Data], ranks: Sequence[int], hosts: int) -> tuple[str, tuple[str, ...]]:
-    """The hosts of these ranks in words, and those to blame: none of all, since then the directory is at fault."""
+    """The hosts of these ranks in words, and those to blame: none if all fail, since then the directory is at fault."""
     names = seen.world.hosts_of(ranks)
     return ("every host", ()) if len(ranks) == hosts > 1 else (names_text(names), names)
 
 
 def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Hosts on which writing fails, by the kind of failure."""
+    """One finding for each kind of write error, with the hosts that have it."""
     failed = {rank: data.error for rank, data in answers.items() if data.error is not None}
     for error in dict.fromkeys(failed.values()):
-        ranks = [rank for rank, own in failed.items() if own == error]
+        ranks = [rank for rank, code in failed.items() if code == error]
         directory, (where, nodes) = answers[ranks[0]].directory, _where(seen, ranks, len(answers))
         fix = _FIXES.get(error, _OTHER_FIX)
         repair = fix.format(directory=quote(directory), where=where, host=seen.world.host_of(ranks[0]))
@@ -191,7 +191,7 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
 
 
 def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Hosts on which locks fail or, if there are none, hosts that got the lock that the first one held."""
+    """The finding on hosts where locking fails, else on hosts that got a lock while the first host held it."""
     failed = [rank for rank, data in writers.items() if data.lock_error is not None]
     local = [rank for rank, data in writers.items() if data.lock_is_local]
     if not failed and not local:
@@ -220,7 +220,7 @@ def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
 
 
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Hosts whose view differs from the one that most have: each should see every file that was written."""
+    """The finding on hosts that do not see every file; those whose view differs from that of most hosts are blamed."""
     unseen = {seen.world.host_of(rank): seen.world.hosts_of(own.unseen) for rank, own in writers.items() if own.unseen}
     if not unseen:
         return

@@ -56,7 +56,7 @@ from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.nvml import EXCLUSIVE
 
 _NO_P2P = "NCCL_P2P_DISABLE"
-# Errors of links between GPUs, for a job that uses them.
+# Findings on copies between GPUs. They are errors only for a job that makes such copies.
 _COPIES = ("P2P002.wrong", "P2P002.slow", "P2P002.hung", "P2P002.died", "P2P002.raised")
 
 FINDINGS = {
@@ -111,17 +111,17 @@ def measure(ctx: Context) -> Copies:
     # Each rank uses cuda:local_rank; GPUs with higher numbers may belong to another job, and be full and busy.
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
-        return Copies()  # no fault of this rank: why there is none is a question of other checks
+        return Copies()  # other checks report why this rank has no GPU
     again = str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")).split()
     only = tuple(tuple(map(int, word.split(">"))) for word in again)  # as `to_repeat` writes them
     return copies(devices, ctx, only=only, indirect_ratio=SETTINGS["indirect_ratio"])
 
 
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
-    """One rank of each host, then the next one that sees other GPUs; then once more links that are slow."""
+    """Plan one rank of each host, then the next that sees other GPUs; at last, measure slow links again."""
     tried = {rank for trial in seen.trials for rank in trial.ranks}
-    lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
-    ranks = [min(own) for own in lookers if own]
+    candidates = [set(_measuring_ranks(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
+    ranks = [min(ranks_of_host) for ranks_of_host in candidates if ranks_of_host]
     params: dict[str, int | str] = {}
     if not ranks and not any(map(is_repetition, seen.trials)):
         all_copies = copies_by_rank(seen)
@@ -133,22 +133,22 @@ def plan(seen: Seen[Copies]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Copies]) -> SkipReason | None:
-    """As GPU002, which knows whether torch has GPUs to copy between."""
+    """Skip if GPU002 does, or if torch shows no GPU to copy between."""
     lacking = not seen.trials and not plan(seen)
     return gpu002.skip(seen) or unneeded(gpu002.NO_GPU_IN_TORCH if lacking else None)
 
 
-def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
-    """Ranks that see all GPUs of the host together, by what torch shows to them (GPU002)."""
-    met = seen.of(gpu002.CHECK)
+def _measuring_ranks(seen: Seen[Copies], host: Host) -> Iterator[int]:
+    """Ranks that together see all GPUs of the host, by what torch shows to each (GPU002)."""
+    shown_by_torch = seen.of(gpu002.CHECK)
     living = [rank for rank in host.ranks if rank in seen.world.living]
     shown = {
-        rank: {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(met.by_rank[rank].gpus)}
+        rank: {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(shown_by_torch.by_rank[rank].gpus)}
         for rank in living
-        if rank in met.by_rank
+        if rank in shown_by_torch.by_rank
     }
-    if not met.trials:
-        # Not asked: a rank with several GPUs is taken to see all of them, and one with a single GPU to have its own.
+    if not shown_by_torch.trials:
+        # GPU002 did not run. Assume that all ranks see the same GPUs if a rank has several, else a different one each.
         gpus = {rank: seen.world.arrivals[rank].gpus for rank in living}
         several = max(gpus.values(), default=0) > 1
         shown = {rank: {"all"} if several else {str(rank)} for rank in living if gpus[rank]}
@@ -173,12 +173,12 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
 
 
 def failed(seen: Seen[Copies]) -> tuple[Outcome, ...]:
-    """Trials that failed by themselves, in order."""
+    """Outcomes of ranks that failed and that the run did not stop, in order."""
     return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.told)
 
 
 def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """One finding for each step at which a rank stopped."""
+    """One finding for each rank whose copies failed. It names the step at which the rank stopped."""
     by_rank = {copies.rank: copies for copies in all_copies}
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
     for outcome in failed(seen):
@@ -189,13 +189,13 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
 
 
 def _is_taken(outcome: Outcome, copies: RankCopies | None) -> bool:
-    """Whether the GPUs allow one process each, which the ranks are (compute mode 'exclusive process', GPU008)."""
+    """Whether the copies failed because the GPUs allow one process each (compute mode 'exclusive process', GPU008)."""
     modes = [card.health.compute_mode for card in copies.cards.values()] if copies is not None else []
     return "busy or unavailable" in outcome.error and any(mode in EXCLUSIVE for mode in modes)
 
 
 def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
-    """Whether it was still taking its steps, none of which takes that long: its time was too short."""
+    """Whether the rank was still making progress at its deadline: its last step took less than `hung_seconds`."""
     process = outcome.process
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
         return False
@@ -209,17 +209,17 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     direct = len(gpus) == 2 and "host" not in outcome.at
     what = f"'{step}'" if step else "copying between GPUs"
     verb = _VERBS[outcome.status]
-    who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
-    others = ""
+    gpus_text = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
+    undone = ""
     if copies is not None and copies.jobs - copies.done > 1:
-        others = f" {copies.jobs - copies.done} of {copies.jobs} steps of this test were not done."
+        undone = f" {copies.jobs - copies.done} of {copies.jobs} steps of this test were not done."
     fix = _fix(outcome, node, direct=direct)
-    # Of memory, a card speaks of a job's model and batch, and none takes part here.
+    # The card for lack of memory is about a job's model and batch, which this test does not have.
     known = None if "out of memory" in outcome.error else cause_in(outcome)
     return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
-        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{others}",
+        f"{what} {verb} on {node} (rank {outcome.rank}){gpus_text}.{_story(outcome)}{undone}",
         ranks=(copies.ranks_of(gpus) if copies is not None else ()) or (outcome.rank,),
         hosts=(node,),
         gpus=copies.uuids(gpus) if copies is not None else (),
@@ -230,7 +230,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
 
 
 def _story(outcome: Outcome) -> str:
-    """The end of the outcome in words."""
+    """The end of the rank in words: the state of its process if it hung, else its error."""
     process = outcome.process
     if outcome.status is Status.HUNG and process is not None:
         survived = " and survived SIGKILL" if process.survived else ""
@@ -266,13 +266,13 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
 
 
 def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Hosts on which nothing failed, and where the time was short, or torch shows none of the GPUs."""
-    unwell = {outcome.rank for outcome in failed(seen) if not was_going_on(seen, outcome)}
+    """Findings on hosts without a failure whose copies were not all measured: time ran out, or torch shows no GPU."""
+    failed_ranks = {outcome.rank for outcome in failed(seen) if not was_going_on(seen, outcome)}
     shown = {copies.host for copies in all_copies if copies.gpus}
     budget, deadline = seen.options.budget_seconds, seen.check.deadline
     for copies in all_copies:
         name, left = copies.host.name, copies.jobs - copies.done
-        if left > 0 and copies.rank not in unwell:
+        if left > 0 and copies.rank not in failed_ranks:
             why = f"the time was over before {left} of {copies.jobs} steps of this test"
             fix = (
                 f"Run again with more time: --budget {2 * budget:.0f} --set {seen.check.code}.deadline_seconds="
@@ -298,22 +298,22 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
 
 
 def untestable(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Hosts with pairs of GPUs that one process cannot copy between, which is no fault of theirs."""
+    """Notes on hosts on which one process cannot copy between all GPUs. This is not a fault."""
     by_rank = {copies.rank: copies for copies in all_copies}
     taken = [by_rank[outcome.rank] for outcome in failed(seen) if _is_taken(outcome, by_rank.get(outcome.rank))]
-    for copies_there, reason in (
+    for limited, reason in (
         ([own for own in all_copies if not own.alone], "each rank sees only some of the GPUs (Slurm: --gpu-bind=none)"),
         (taken, "the GPUs allow one process each (compute mode 'exclusive process', GPU008), and the ranks use them"),
         ([own for own in all_copies if own.refused], f"CUDA allows a GPU only 8 peers there ('{NO_PEERS_LEFT}')"),
     ):
-        if nodes := list(dict.fromkeys(copies.host.name for copies in copies_there)):
+        if nodes := list(dict.fromkeys(copies.host.name for copies in limited)):
             yield seen.finding(
                 "untested",
                 "not all pairs of GPUs can be tested in one process",
                 f"{names_text(nodes)}: {reason}. Only the collectives test the other pairs.",
                 evidence={
                     "hosts": [*nodes],
-                    "pairs": [own.link_label(link) for own in copies_there for link in own.refused],
+                    "pairs": [own.link_label(link) for own in limited for link in own.refused],
                 },
                 fix="Nothing to do for the job.",
             )
@@ -323,7 +323,7 @@ def untestable(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator
 
 
 def figures(all_copies: Sequence[RankCopies]) -> Mapping[str, Scalar]:
-    """The slowest and the median of all pairs, and of all links to and from the hosts' memory."""
+    """The lowest and the median rate of all pairs of GPUs, and of all links to and from the hosts' memory."""
     found: dict[str, Scalar] = {}
     for name, in_memory in (("p2p.copy", False), ("p2p.host", True)):
         rates = [rate for own in all_copies for link, rate in own.rates.items() if (MEMORY in link) is in_memory]
@@ -333,7 +333,7 @@ def figures(all_copies: Sequence[RankCopies]) -> Mapping[str, Scalar]:
 
 
 def matrices(all_copies: Sequence[RankCopies]) -> Iterator[Matrix]:
-    """Per host, each pair of GPUs that a process sees, and each GPU's links to and from the host."""
+    """Tables of the rates: between the GPUs that a process sees, and between each GPU and its host's memory."""
     for copies in all_copies:
         if len(copies.gpus) > 1:
             gpus = copies.in_order
@@ -376,7 +376,7 @@ def _uuids(gpus: Iterable[tuple[str, GpuCopies]]) -> dict[str, str]:
 
 
 def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
-    """Paths between GPUs that NCCL does not use here are no error of the job."""
+    """The reason why a finding on copies between GPUs is no error, or None: the job works and makes no such copies."""
     if finding.code not in _COPIES or not _goes_without_p2p(seen):
         return None
     return "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."
@@ -402,19 +402,19 @@ Data = Copies
 SETTINGS = {
     # Both directions of PCIe and NVLink are alike; nvbandwidth shows them within some percent of each other.
     "asymmetric_ratio": 0.7,
-    # Half is a part that is missing (science of bottlenecks: x8, a generation, one link of two); noise is less.
+    # Half the rate means that a part is missing (x8, a PCIe generation, one link of two). Noise is smaller.
     "slow_ratio": 0.5,
-    # See there.
+    # See `FAR_RATIO`.
     "far_ratio": FAR_RATIO,
-    # Peer-to-peer off was faster on eight A40 (nccl-tests issue 74); a tenth is noise. A larger one takes effect only
-    # where copies through the host were measured.
+    # Eight A40 were faster with peer-to-peer off (nccl-tests issue 74). A tenth is noise. A larger value takes effect
+    # only where copies through the host were measured.
     "indirect_ratio": 0.9,
-    # x8 gives 0.5; GPUs of one host reach the same within a tenth, and memory of the other socket costs up to 0.3.
+    # x8 gives 0.5. GPUs of one host differ by less than 0.1, or by up to 0.3 if the memory is the other socket's.
     "host_slow_ratio": 0.6,
     # AzNHC fails below 76 to 87 % of this expectation; clouds and old boards reach 60 to 70 %.
     "expected_ratio": 0.5,
     # A step takes less than a second on the slowest link that works.
     "hung_seconds": 5.0,
 }
-# 8 GPUs: their contexts about 3 s, 16 links to the host and 56 between GPUs less than 10 s.
+# On 8 GPUs the contexts take about 3 s, and 16 links to the host and 56 between GPUs less than 10 s.
 CHECK: Check[Data] = Check(__name__, "P2P002", "copies", Stage.P2P, Scope.HOST, Kind.TORCH, deadline=25.0)

@@ -1,8 +1,8 @@
-"""The copies of one host between its GPUs and its memory, and the findings about wrong and slow ones.
+"""P2P002's findings on wrong and slow copies between the GPUs of a host, and between GPUs and its memory.
 
-A GPU whose links fail is named, and else the pairs; where links between all GPUs fail, the host is blamed. A rate is
-held against the NVLinks or the PCIe switch of the pair, the other GPUs of the host, the other direction, and the copy
-through the host's memory; a link is reported for the first of these that it is below.
+A GPU whose links fail is named, else the failing pairs. If links between all GPUs fail, the host is blamed. A rate is
+compared with the NVLinks or the PCIe switch of the pair, the other GPUs of the host, the other direction, and the copy
+through the host's memory. A link is reported with the first of these that it does not reach.
 """
 
 import re
@@ -28,21 +28,21 @@ from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.text import begun, count, rate_text, share_text
 
 _GPU = re.compile(r"GPU (\d+)")
-# The end of a link that is the host's memory; the other ends are torch's numbers of GPUs.
+# The number of the host's memory as an end of a link. The numbers of GPUs are torch's indices.
 MEMORY = -1
-# The parameter of a trial, with the rank behind it, that lists the pairs and GPUs to be measured once more.
+# The start of the name of a parameter (a rank follows) that lists the pairs and GPUs to be measured again.
 AGAIN = "again."
-# Each takes some 0.2 s where it is slow.
+# The most links to measure again. A slow link takes about 0.2 s.
 _MOST_REPEATED = 8
-# GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
-# what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
-# 76 % and 87 % of this.
+# The rate that copies reach on one PCIe lane, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth,
+# 88 % of what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of
+# 5) are 76 % and 87 % of this.
 _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
-# A copy that takes less shows its start as much as its bytes: its rate is too low. 64 MiB take 84 us at 800 GB/s; where
-# many pairs share little time, copies are shorter. Chosen here, and not measured on a GPU.
+# The rate of a shorter copy is too low, because its start takes a part of the time. 64 MiB take 84 us at 800 GB/s; if
+# many pairs share little time, copies are shorter. The value is an estimate, not measured on a GPU.
 _LEAST_SECONDS = 50e-6
-_WORD_BYTES = 4  # those of `words`
-# Half of what most GPUs reach is what P2P002 calls slow.
+_WORD_BYTES = 4  # of each of `PairCopies.words`
+# The share of the usual rate below which P2P002 calls a link slow (`slow_ratio`).
 _PROOF_SHARE = 0.5
 # P2P003 finds out whether NCCL works without such copies.
 GUESS = "Try the job with NCCL_P2P_DISABLE=1."
@@ -53,12 +53,11 @@ ACS = (
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
-    """The copies of one rank of a host between the GPUs that it sees, by torch's index.
+    """The copies that one rank of a host made between the GPUs that it sees. The key of a GPU is torch's index.
 
-    `alone`: no other rank of the host sees other GPUs. `cards` are GPU003's data of these GPUs, `takers` the ranks that
-    train on them. `numbers` are those of NVML, which differ from torch's where CUDA_VISIBLE_DEVICES is set. `rates` are
-    those of all links, `again` the second measurement of links that were below what is expected, and `wrong` the
-    words that arrived wrong in either.
+    `alone`: no other rank of the host sees other GPUs. `cards`: GPU003's data of these GPUs. `takers`: the ranks that
+    train on each. `numbers`: NVML's indices, which differ from torch's if CUDA_VISIBLE_DEVICES is set. `rates`: bytes
+    per second of all links. `again`: the second measurement of slow links. `wrong`: words that arrived wrong in either.
     """
 
     host: Host
@@ -78,11 +77,11 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 
     @property
     def in_order(self) -> list[int]:
-        """The GPUs by NVML's numbers, as far as these are known."""
+        """The GPUs in the order of NVML's indices; GPUs without a known index come last."""
         return sorted(self.gpus, key=lambda gpu: (self.numbers.get(gpu, len(self.gpus)), gpu))
 
     def label(self, gpu: int) -> str:
-        """Such as "GPU 2", by NVML; where its number is not known, "GPU 0 of rank 2" if ranks see GPUs of their own."""
+        """The GPU in words: "GPU 2" by NVML's index; if that is not known, "GPU 0 of rank 2" or "cuda:0" by torch's."""
         if gpu == MEMORY:
             return "the host's memory"
         if gpu in self.numbers:
@@ -91,36 +90,36 @@ class RankCopies(Struct, frozen=True, kw_only=True):
         return name if self.alone else f"{name} of rank {self.rank}"
 
     def renumbered(self, step: str) -> str:
-        """A step of the measurement, which knows of torch's numbers only, with NVML's."""
+        """The text of a step with NVML's indices of GPUs instead of torch's."""
         return _GPU.sub(lambda found: self.label(int(found[1])), step) if self.numbers else step
 
     def full_label(self, gpu: int) -> str:
-        """With UUID and PCI address."""
+        """The GPU in words, with its UUID and PCI address."""
         own = self.gpus.get(gpu)
         known = [own.uuid or "", f"PCI {own.pci}" if own.pci else ""] if own else []
         shown = ", ".join(filter(None, known))
         return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
 
     def link_label(self, link: Link) -> str:
-        """Such as "GPU 2 -> GPU 5"."""
+        """The link in words, such as "GPU 2 -> GPU 5"."""
         return " -> ".join(map(self.label, link))
 
     def uuids(self, gpus: Iterable[int]) -> tuple[str, ...]:
-        """Of those that are known."""
+        """The UUIDs of these GPUs, without those that are not known."""
         return tuple(own.uuid for gpu in gpus if (own := self.gpus.get(gpu)) is not None and own.uuid)
 
     def ranks_of(self, gpus: Iterable[int]) -> tuple[int, ...]:
-        """The ranks that take these GPUs, as far as it is known."""
+        """The ranks that are known to train on these GPUs."""
         return tuple(sorted({rank for gpu in gpus for rank in self.takers.get(gpu, ())}))
 
     def rates_between(self, *, access: bool) -> dict[Link, float]:
-        """Rates of the pairs with peer access, or of those without."""
+        """Rates of the pairs with peer access if `access`, else of those without it."""
         links = (link for link, pair in self.pairs.items() if pair.access is access)
         return {link: self.rates[link] for link in links if link in self.rates}
 
 
 def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
-    """One for each rank that tried something, in the order of hosts."""
+    """The copies of each rank that made any, in the order of hosts."""
     first = {row.place.rank: row.data for row in seen.rows_so_far if not is_repetition(row.trial)}
     again = {row.place.rank: row.data for row in seen.rows_so_far if is_repetition(row.trial)}
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
@@ -157,7 +156,7 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
 
 
 def _rates(copies: Copies) -> dict[Link, float]:
-    """The rates that were measured, by link."""
+    """The measured rates in bytes per second, by link."""
     rates = {(pair.source, pair.target): pair.bytes_per_s for pair in copies.pairs}
     for gpu in copies.gpus:
         rates |= {(MEMORY, gpu.index): gpu.to_bytes_per_s, (gpu.index, MEMORY): gpu.from_bytes_per_s}
@@ -165,7 +164,7 @@ def _rates(copies: Copies) -> dict[Link, float]:
 
 
 def _wrong(copies: Copies) -> dict[Link, int]:
-    """The words that arrived wrong, by link."""
+    """The number of words that arrived wrong, by link, if there are any."""
     words = {(pair.source, pair.target): pair.wrong for pair in copies.pairs}
     for gpu in copies.gpus:
         words |= {(MEMORY, gpu.index): gpu.wrong_to, (gpu.index, MEMORY): gpu.wrong_from}
@@ -173,12 +172,12 @@ def _wrong(copies: Copies) -> dict[Link, int]:
 
 
 def is_repetition(trial: Trial) -> bool:
-    """Whether links were measured a second time in it."""
+    """Whether the trial measures links for the second time."""
     return any(name.startswith(AGAIN) for name in trial.params)
 
 
 class Subject(NamedTuple):
-    """Links that fail together: the GPUs to blame (of single pairs both ends; of all, none), and in words."""
+    """Bad links with one explanation (`where`). `gpus` are blamed: both ends of single pairs; none if all are bad."""
 
     copies: RankCopies
     kind: str
@@ -191,7 +190,7 @@ class Subject(NamedTuple):
         seen: Seen[Copies],
         word: str,
         title: str,
-        said: str,
+        message: str,
         evidence: Mapping[str, float | int | str],
         fix: str,
         severity: Severity | None = None,
@@ -199,7 +198,7 @@ class Subject(NamedTuple):
         return seen.finding(
             f"host-{word}" if self.kind == "memory" else word,
             title,
-            said,
+            message,
             severity=severity,
             ranks=self.copies.ranks_of(self.gpus),
             hosts=(self.copies.host.name,),
@@ -210,7 +209,7 @@ class Subject(NamedTuple):
 
 
 def subjects(copies: RankCopies, bad: Set[Link]) -> Iterator[Subject]:
-    """Each thing that explains some of the failing links; a GPU's links to the host's memory are one."""
+    """The bad links, grouped by their explanation. A GPU's links to and from the host's memory are one group."""
     pairs = {link for link in bad if MEMORY not in link}
     pattern = explain(pairs, copies.pairs.keys() - pairs)
     for kind, gpus, links in links_of(pattern, pairs) if pattern is not None else ():
@@ -233,7 +232,7 @@ def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Li
         case "receiver":
             return f"from the other GPUs of {name} to {copies.full_label(gpus[0])}"
         case "links" | "memory":
-            # With UUID and address where there is one link; the finding names the GPUs.
+            # A single link is shown with UUIDs and addresses. Of several links, the finding names the GPUs.
             label = copies.full_label if len(links) == 1 else copies.label
             return f"on {name}, {names_text([' -> '.join(map(label, link)) for link in links])}"
         case "islands":
@@ -243,7 +242,7 @@ def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Li
 
 
 def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
-    """Copies that arrive with other contents, however fast they are."""
+    """Findings on copies that arrive with wrong values."""
     name = copies.host.name
     for subject in subjects(copies, copies.wrong.keys()):
         words, in_memory = max(copies.wrong[link] for link in subject.links), subject.kind == "memory"
@@ -268,9 +267,9 @@ def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
 
 
 class Expected(NamedTuple):
-    """The rate that a link should reach, its source, and the setting with the least share of it.
+    """The rate that a link should reach, its source, and the setting that holds the least acceptable share of it.
 
-    `proves`: a share below `far_ratio` may be an error.
+    `proves`: a link below `far_ratio` of this rate may be an error.
     """
 
     bytes_per_s: float
@@ -283,9 +282,9 @@ Expectations = Iterator[tuple[Link, Expected]]
 
 
 def usual_rate(rates: Mapping[Link, float]) -> float | None:
-    """The rate of most GPUs on most of their links; None for two GPUs, of which neither is usual.
+    """The rate that most GPUs reach on most of their links; None for two GPUs, which have no majority.
 
-    Not the median of all links: of four GPUs, one that is slow has its part in half of them.
+    The median of all links does not show it: of four GPUs, a single slow one takes part in half of the links.
     """
     ends: dict[int, list[float]] = {}
     for link, rate in rates.items():
@@ -297,7 +296,7 @@ def usual_rate(rates: Mapping[Link, float]) -> float | None:
 def slot_rate(card: Card | None) -> tuple[float, str]:
     """The rate that a GPU's PCIe link should carry (0: not known), and its source.
 
-    By the width as it is and the generation that is possible, which a card that is idle lets fall (GPU003).
+    It follows from the current width and the highest possible generation: an idle card lowers the current one (GPU003).
     """
     link = card.health.pcie if card else None
     lane = _LANE_BYTES_PER_S.get(link.generation_max or 0) if link else None
@@ -307,7 +306,7 @@ def slot_rate(card: Card | None) -> tuple[float, str]:
 
 
 def _below(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> dict[Link, Expected]:
-    """The links below what is expected of them, each with the first expectation that it does not reach."""
+    """The links below an expected rate, each with the first expectation that it does not reach."""
     host = next((own for own in host_paths(seen.of(paths.CHECK)) if own.host.ranks == copies.host.ranks), None)
     expected = (
         *_by_path(copies, host),
@@ -325,13 +324,13 @@ def _below(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopi
 
 
 def _is_short(copies: RankCopies, link: Link) -> bool:
-    """Whether the copies of a pair were too short for a rate."""
+    """Whether the copies of a pair were too short to measure a rate."""
     pair = copies.pairs.get(link)
     return pair is not None and 0 < pair.words * _WORD_BYTES < _LEAST_SECONDS * copies.rates[link]
 
 
 def _paths(copies: RankCopies, host: HostPaths | None) -> dict[Link, Pair]:
-    """P2P001's paths of the pairs with peer access, but for those where NCCL uses the host's memory by itself."""
+    """P2P001's path of each link with peer access, except those that NCCL connects through the host's memory anyway."""
     pairs = [pair for pair in host.pairs if pair not in host.through_memory] if host else []
     known = {frozenset((pair.one.uuid, pair.other.uuid)): pair for pair in pairs}
     links = copies.rates_between(access=True)
@@ -339,9 +338,9 @@ def _paths(copies: RankCopies, host: HostPaths | None) -> dict[Link, Pair]:
 
 
 def _by_path(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """NVLinks by the speed that NVML reports, or the slots of two GPUs behind PCIe switches.
+    """Expect the NVLinks' speed that NVML reports, or that of the slots of two GPUs behind PCIe switches.
 
-    Across a processor the rate of copies depends on its model, and no figure of it is public.
+    Across a processor nothing is expected: the rate of copies depends on its model, and no figure of it is public.
     """
     for link, pair in _paths(copies, host).items():
         ends = [copies.cards.get(gpu) for gpu in link]
@@ -357,9 +356,9 @@ def _by_path(copies: RankCopies, host: HostPaths | None) -> Expectations:
 
 
 def _by_peers(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """The rate of most GPUs of the host on paths of the same kind (with or without peer access).
+    """Expect the rate of most GPUs of the host on paths of the same kind (with or without peer access).
 
-    It proves something of paths of a level on which others are fast: between sockets all may be slow.
+    A slow link may be an error (`proves`) if other paths of its level are fast: between sockets all may be slow.
     """
     levels = {link: pair.level for link, pair in _paths(copies, host).items()}
     for access in (True, False):
@@ -378,33 +377,33 @@ def _by_way_back(copies: RankCopies) -> Expectations:
 
 
 def _by_staging(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """The copy through the host's memory; NCCL uses that by itself where it is left out."""
-    spared = {frozenset((pair.one.uuid, pair.other.uuid)) for pair in (host.through_memory if host else ())}
+    """Expect the rate through the host's memory, except of pairs that NCCL connects that way anyway."""
+    excluded = {frozenset((pair.one.uuid, pair.other.uuid)) for pair in (host.through_memory if host else ())}
     for link, pair in copies.pairs.items():
-        if pair.access and pair.through_host_bytes_per_s and frozenset(copies.uuids(link)) not in spared:
+        if pair.access and pair.through_host_bytes_per_s and frozenset(copies.uuids(link)) not in excluded:
             rate = pair.through_host_bytes_per_s
             yield link, Expected(rate, "the same path through the host's memory", "indirect_ratio")
 
 
 def _by_siblings(copies: RankCopies, all_copies: Sequence[RankCopies]) -> Expectations:
-    """The median rate of GPUs of its model on the host; nothing for two, of which neither is usual."""
-    for gpu, own in copies.gpus.items():
+    """Expect of a link to memory the median rate of this GPU model on the host; nothing if there are only two."""
+    for gpu, own_gpu in copies.gpus.items():
         for link in ((MEMORY, gpu), (gpu, MEMORY)):
             # Ranks may share a GPU.
             siblings: dict[object, float] = {}
             for others in (others for others in all_copies if others.host == copies.host):
                 for index, other in others.gpus.items():
                     rate = others.rates.get((MEMORY, index) if link[0] == MEMORY else (index, MEMORY))
-                    if other.name == own.name and rate:
+                    if other.name == own_gpu.name and rate:
                         siblings[other.uuid or (others.rank, index)] = rate
             if len(siblings) > 2:
-                # Of an even split the lower half: behind another socket than the memory all are slower.
+                # The lower median, because all GPUs at another socket than the memory are slower.
                 usual = median_low(siblings.values())
                 yield link, Expected(usual, "the median of its model on the host", "host_slow_ratio", proves=True)
 
 
 def _by_slot(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """The GPU's PCIe link; a virtual machine shows the generation of a made-up bus, not that of the host's slot."""
+    """Expect the rate of the GPU's PCIe slot, but nothing in a virtual machine, which shows a made-up bus."""
     if host is None or not host.around.virtual:
         for gpu in copies.gpus:
             rate, source = slot_rate(copies.cards.get(gpu))
@@ -413,9 +412,9 @@ def _by_slot(copies: RankCopies, host: HostPaths | None) -> Expectations:
 
 
 def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
-    """The links to measure once more, such as "0>1 1>0 3": pairs, and GPUs whose links to the host's memory are slow.
+    """The slow links to measure again, such as "0>1 1>0 3": pairs, and GPUs whose links to the host's memory are slow.
 
-    These are below what is expected; or as many of them as there is time for.
+    At most `_MOST_REPEATED` are listed.
     """
     links = sorted(_below(seen, copies, all_copies))
     words = [*dict.fromkeys(str(max(link)) if MEMORY in link else f"{link[0]}>{link[1]}" for link in links)]
@@ -423,7 +422,7 @@ def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankC
 
 
 def slow(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Links below what is expected of them, apart from those that reached it when measured again."""
+    """Findings on slow links. Links that reach the expected rate when measured again have findings of their own."""
     bad = _below(seen, copies, all_copies)
     reached = {
         link for link, own in bad.items() if copies.again.get(link, 0.0) >= seen.number(own.setting) * own.bytes_per_s
@@ -455,7 +454,7 @@ def _slow_finding(seen: Seen[Copies], subject: Subject, bad: Mapping[Link, Expec
         severity = Severity.NOTE
     staged = [each for link in bad if link in copies.pairs and (each := copies.pairs[link].through_host_bytes_per_s)]
     is_faster = bool(staged) and median(staged) * seen.number("indirect_ratio") > rate
-    beside = staged and expected.setting != "indirect_ratio"
+    is_staged_shown = staged and expected.setting != "indirect_ratio"
     return subject.finding(
         seen,
         "slow",
@@ -463,7 +462,7 @@ def _slow_finding(seen: Seen[Copies], subject: Subject, bad: Mapping[Link, Expec
         f"Copies {subject.where} reach {rate_text(rate)}{_median_text(subject.links)}"
         f"{f'; {rate_text(median(again))} when measured again' if again else ''}. At least "
         f"{share_text(ratio)} of {rate_text(expected.bytes_per_s)} is expected ({expected.source})."
-        f"{f' Through the host they reach {rate_text(median(staged))}.' if beside else ''}"
+        f"{f' Through the host they reach {rate_text(median(staged))}.' if is_staged_shown else ''}"
         f"{' Sockets and NVLink bridges form such groups; this may be intended.' if groups else ''}"
         f"{doubts_text(doubts) if severity is Severity.WARNING else ''}",
         {

@@ -1,1 +1,1 @@
-"""P2P003: the fallback search, for variables that avoid a fault."""
+"""P2P003: the search for NCCL variables that avoid a fault."""

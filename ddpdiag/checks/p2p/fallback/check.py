@@ -80,10 +80,10 @@ FINDINGS = {
     "unfinished": FindingSpec.warning("the budget (or the run) ended before the search did."),
 }
 
-# Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
+# Large enough to be bound by bandwidth: gloo's all-reduce on CPUs, and one between GPUs.
 _LARGE_ON_CPU_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _SMALL_BYTES = 4
-# The start of a set gets so many times what the slowest start before it took, and at least so much.
+# A group with a new set of variables may take this many times the slowest start before, and at least so many seconds.
 _PATIENCE, _LEAST_FIRST_USE = 3.0, 5.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 _VERBS = {
@@ -113,7 +113,7 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """A small and a large all-reduce with known sums; the large one is timed."""
+    """Run a small and a large all-reduce with known sums, and time the large one."""
     from ddpdiag.workloads.collectives import check_all_reduce, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
@@ -130,7 +130,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The next step; none without a rank that was lost meanwhile, since fewer ranks are another question."""
+    """The next step of the search; none if a rank was lost, because the result of fewer ranks may differ."""
     if len(seen.world.living) < seen.world.size or moot(seen) is not None:
         return ()
     step, _ = progress_of(seen)
@@ -148,7 +148,7 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
 
 
 def first_use_seconds(seen: Seen[Any]) -> float:
-    """Limit the start of each set by the starts before it: a set that hangs there costs all of this."""
+    """Seconds that a group with a new set may take to start, from the starts before: a set that hangs takes all."""
     done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
     steps = (CONTEXT_STEP, COMMUNICATOR_STEP, CONNECT_STEP)
     slowest = max((sum(own.get(step, 0.0) for step in steps) for own in done), default=0.0)
@@ -156,7 +156,7 @@ def first_use_seconds(seen: Seen[Any]) -> float:
 
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """The end of the search, or its next step; and the steps that were tried."""
+    """The next step of the search, or its end; and the results of the steps before."""
     if not seen.trials:
         return Step(Part.WHOLE), ()
     answers: dict[tuple[str, str], list[Tried]] = {}
@@ -164,12 +164,12 @@ def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
         outcomes = {outcome.rank: outcome for outcome in seen.outcomes if outcome.trial == trial.number}
         if not _is_truncated(seen, trial, outcomes):
             key = str(trial.params["part"]), str(trial.params["set"])
-            answers.setdefault(key, []).append(_tried(seen, trial, outcomes))
+            answers.setdefault(key, []).append(_result_of(seen, trial, outcomes))
     return replay(ground_of(seen), answers)
 
 
 def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
-    """Whether it ended for a reason of the run (the budget, Ctrl-C, a lost rank), so that it is no answer."""
+    """Whether the run cut the trial short (the budget, Ctrl-C, a lost rank), so that it is no result."""
     if not outcomes.keys() >= set(trial.ranks):
         return True
     return any(
@@ -180,13 +180,14 @@ def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome
     )
 
 
-def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Tried:
+def _result_of(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Tried:
+    """The result of one trial of the search."""
     rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
     failed = tuple(group for group in trial.groups if any(rank not in rows or rows[rank].wrong for rank in group))
-    # Of those that were not stopped by the run, the one with the worst end.
+    # The worst outcome among the ranks that the run did not stop.
     ended = [outcomes[rank] for group in failed for rank in group if rank in outcomes]
-    own = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
-    worst = min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
+    not_stopped = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
+    worst = min(not_stopped, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
     rates = [busbw("all_reduce", row.bytes, row.seconds.median, row.ranks) for row in rows.values()]
     return Tried(
         step=Step(Part(trial.params["part"])),
@@ -198,11 +199,11 @@ def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> T
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    return inapplicable(_ground(seen.world)) or unneeded(moot(seen))
+    return inapplicable(_why_no_variable_helps(seen.world)) or unneeded(moot(seen))
 
 
-def _ground(world: World) -> str | None:
-    """Why no variable can help: one rank has no partner, gloo has one transport only, and nccl needs GPUs."""
+def _why_no_variable_helps(world: World) -> str | None:
+    """The reason why no variable can help, or None: there is one rank, gloo (one transport only), or no GPU."""
     if world.size == 1:
         return ONE_RANK
     if world.backend == "gloo":
@@ -211,7 +212,7 @@ def _ground(world: World) -> str | None:
 
 
 def needed(seen: Seen[Data]) -> Mapping[str, str | None]:
-    """The variables without which the job's backend fails, as they were tried."""
+    """The variables without which the job's backend fails (None: unset it); empty if the search found none."""
     end, _ = progress_of(seen)
     if not isinstance(end, Ended) or end.kind is not End.FOUND:
         return {}
@@ -219,25 +220,25 @@ def needed(seen: Seen[Data]) -> Mapping[str, str | None]:
 
 
 def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
-    """The variables that the job cannot do without."""
+    """P2P003's `needed`, for the plan of another check."""
     return needed(any_check.of(CHECK))
 
 
 def blocks(seen: Seen[Any]) -> SkipReason | None:
-    """Training over this backend makes no sense where COL001 failed, unless a workaround was found."""
+    """Skip another check of the backend if COL001 failed and no workaround was found."""
     return None if job_workarounds(seen) else blocked(seen.of(all_reduce.CHECK).failure_text)
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
-    """Errors of the job's backend as it was without the workarounds, where the job will have them."""
+    """The reason why an error of the job's backend without the workaround does not count, or None."""
     code, _, _ = finding.code.partition(".")
     if code == all_reduce.CHECK.code:
-        own = finding.evidence.get("backend") == seen.world.backend
-    else:  # of COL001 over the job's backend
+        is_of_backend = finding.evidence.get("backend") == seen.world.backend
+    else:  # RUN003 on a trial of COL001 over the job's backend
         trials = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
         known = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
-        own = code == "RUN003" and finding.evidence.get("trial") in known
-    works = own and seen.options.uses_workarounds and needed(seen)
+        is_of_backend = code == "RUN003" and finding.evidence.get("trial") in known
+    works = is_of_backend and seen.options.uses_workarounds and needed(seen)
     return f"The backend works with the exports of {CHECK.code}." if works else None
 
 
@@ -245,7 +246,7 @@ def report(seen: Seen[Data]) -> Contribution:
     """All that the check adds to the report; the bus bandwidth is that of the slowest run with the workarounds."""
     end, _ = progress_of(seen)
     known = needed(seen)
-    figures = {"fallback.busbw_bytes_per_s": _least(end.runs)} if isinstance(end, Ended) and known else {}
+    figures = {"fallback.busbw_bytes_per_s": _slowest(end.runs)} if isinstance(end, Ended) and known else {}
     return Contribution(excuse=partial(excuse, seen), workarounds=known, figures=figures)
 
 
@@ -253,7 +254,7 @@ def report(seen: Seen[Data]) -> Contribution:
 
 
 class Places(NamedTuple):
-    """The place of the fault in words (" between hosts"), its hosts, and the ranks of a host that fails alone."""
+    """The place of the fault in words (" between hosts"), its hosts, and the ranks of the hosts that fail alone."""
 
     text: str = ""
     hosts: tuple[str, ...] = ()
@@ -275,7 +276,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _workaround(seen: Seen[Data], end: Ended, tried: Sequence[Tried]) -> Finding:
-    """Variables with which the backend works."""
+    """The finding that the backend works with a set of variables."""
     own, env, first = seen.world.backend, Step(Part.WHOLE, end.members).env, _first(tried)
     variables, where = workarounds_text(env), places(seen, tried, end, ground_of(seen))
     avoided = " and ".join(dict.fromkeys(member.what for member in end.members))
@@ -283,7 +284,7 @@ def _workaround(seen: Seen[Data], end: Ended, tried: Sequence[Tried]) -> Finding
     beside = f" (gloo: {rate_text(gloo.busbw)})" if gloo is not None and gloo.busbw else ""
     message = (
         f"{own} {_verb(first)}{where.text}{_error_text(first)}{'; gloo works' if beside else ''}. {begun(variables)}, "
-        f"which avoids {avoided}, {own} worked in {_runs_text(end)}, at {rate_text(_least(end.runs))} busbw{beside}. "
+        f"which avoids {avoided}, {own} worked in {_runs_text(end)}, at {rate_text(_slowest(end.runs))} busbw{beside}. "
         f"{_cause(seen, end.members, where.hosts)}"
     )
     return seen.finding(
@@ -352,45 +353,45 @@ def _unfinished(seen: Seen[Data], tried: Sequence[Tried]) -> Finding:
 
 
 def _first(tried: Sequence[Tried]) -> Tried:
-    """The run in the environment as it is: the one that failed, if one did."""
-    as_it_is = [own for own in tried if own.step == Step(Part.WHOLE)]
-    return next((own for own in as_it_is if not own.works), as_it_is[0])
+    """The first run with the environment as it is that failed, or the first of all if none did."""
+    as_it_is = [each for each in tried if each.step == Step(Part.WHOLE)]
+    return next((each for each in as_it_is if not each.works), as_it_is[0])
 
 
 def _sets_text(tried: Sequence[Tried]) -> str:
-    """Such as "2 sets of variables were tried"."""
+    """The number of sets in words, such as "2 sets of variables were tried"."""
     number = len({own.step.set for own in tried if own.step.members})
     return f"{number or 'no'} {'set of variables was' if number == 1 else 'sets of variables were'} tried"
 
 
 def _gpus(seen: Seen[Data], where: Places) -> tuple[str, ...]:
-    """The GPUs that the concerned ranks take."""
-    taken = seen.of(devices.CHECK).by_rank
-    chosen = (taken[rank].gpu for rank in where.concerned if rank in taken)
+    """UUIDs of the GPUs that the concerned ranks use."""
+    devices_by_rank = seen.of(devices.CHECK).by_rank
+    chosen = (devices_by_rank[rank].gpu for rank in where.concerned if rank in devices_by_rank)
     return tuple(dict.fromkeys(gpu.uuid for gpu in chosen if gpu is not None and gpu.uuid))
 
 
 def _verb(tried: Tried) -> str:
-    """Such as "hangs"."""
+    """The result of a step as a verb, such as "hangs"."""
     return _VERBS.get(tried.how, "fails")
 
 
 def _error_text(tried: Tried) -> str:
-    """The error of a rank, in brackets, where it raised one; with its meaning, if that is known."""
+    """The error that a rank raised, with its meaning if known, in brackets; empty if no rank raised one."""
     return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
 
 
 def _runs_text(end: Ended) -> str:
-    """Such as "3 of 3 runs"."""
+    """The runs that worked in words, such as "3 of 3 runs"."""
     return f"{sum(run.works for run in end.runs)} of {len(end.runs)} runs"
 
 
-def _least(runs: Sequence[Tried]) -> float:
+def _slowest(runs: Sequence[Tried]) -> float:
     return min((run.busbw for run in runs if run.busbw is not None), default=0.0)
 
 
 def _tried_lines(seen: Seen[Data], tried: Sequence[Tried], end: Ended | None = None) -> dict[str, list[Scalar]]:
-    """The steps that were tried, in order, and the variables that were not with the reason, as evidence."""
+    """Evidence: the steps that were tried, in order, and the variables that were not tried, with the reason."""
     skipped = skipped_here(seen)
     if end is not None and end.inside_works:
         skipped |= dict.fromkeys((own.name for own in ground_of(seen).inside), "inside each host it works")
@@ -414,10 +415,10 @@ def _line(tried: Tried) -> str:
 
 
 def _cause(seen: Seen[Data], members: Sequence[Member], nodes: Sequence[str]) -> str:
-    """A sentence on the first member: the finding of another check, else the usual cause; empty if it is the user's.
+    """A sentence on the cause behind the first known member: the finding of another check, else the usual cause.
 
-    A variable that the user has set and that is taken away is its own cause. `nodes` are the hosts on which it fails,
-    if that is known: findings on other hosts explain nothing.
+    Empty if the set only unsets the user's variables, which are then the cause. `nodes` are the hosts on which the
+    backend fails, if they are known: findings on other hosts explain nothing.
     """
     # "IFNAME eth0" is one of several interfaces, "no NCCL_ALGO" what the user has set.
     kinds = [member.name.partition(" ")[0] for member in members]
@@ -432,7 +433,7 @@ def _cause(seen: Seen[Data], members: Sequence[Member], nodes: Sequence[str]) ->
 
 
 def _findings(seen: Seen[Data], variable: Variable, nodes: Sequence[str]) -> Iterator[Finding]:
-    """Findings of other checks on the same cause, likeliest first."""
+    """Findings of other checks that show the cause that this variable avoids, likeliest first."""
     for code in variable.seen_by:
         for finding in seen.findings_of(code.partition(".")[0]):
             hosts = finding.hosts or seen.world.hosts_of(finding.ranks)
@@ -452,7 +453,7 @@ def _copies_are_right(seen: Seen[Data], nodes: Sequence[str]) -> bool:
 
 
 def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) -> Places:
-    """The hosts inside which it fails, as far as the search has separated them."""
+    """The place where the backend fails, as far as the search has found it."""
     if len(ground.hosts) == 1:
         hosts = seen.world.hosts_of([ground.hosts[0][0]])
         return Places(f" on {hosts[0]}", hosts=hosts)
@@ -461,7 +462,7 @@ def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) 
     several = sum(len(ranks) > 1 for ranks in ground.hosts)
     if not several:
         return Places(" between hosts")
-    inside = next((own for own in tried if own.step == Step(Part.HOSTS)), None)
+    inside = next((each for each in tried if each.step == Step(Part.HOSTS)), None)
     if inside is None or not 0 < len(inside.failed) < several:
         return Places()
     ranks = tuple(sorted(rank for group in inside.failed for rank in group))
@@ -469,5 +470,5 @@ def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) 
     return Places(f" inside {names_text(nodes)} and works inside the other hosts", nodes, ranks)
 
 
-# NCCL connects its ranks in 1 to 3 s, and each set that hangs costs all of this.
+# NCCL connects its ranks in 1 to 3 s. Each set that hangs takes the whole deadline.
 CHECK: Check[Data] = Check(__name__, "P2P003", "fallback", Stage.P2P, Scope.WORLD, Kind.TORCH, deadline=10)

@@ -1,4 +1,4 @@
-"""The facts before the search: the failure of COL001, the variables that are set, and those that may matter here."""
+"""The facts before P2P003's search: COL001's failure, the variables that are set, and the overrides that may help."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,21 +20,21 @@ from ddpdiag.model import Outcome, Severity, Status, Trial
 from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
-# What is wrong before anything is sent: texts that no card explains, and the checks of GPUs that explain known ones.
+# Failures before any data are sent: error texts without a known-error card, and checks whose cards explain the error.
 _OTHER_REASONS = ("Unknown backend type", "torch sees none")
 _OF_GPUS = frozenset({"GPU001", "GPU002", "GPU008"})
 _SEPARATOR = ", "
 
 
 class Order(NamedTuple):
-    """The overrides by name, in the order in which they are tried; `named` by the error of COL001, each tried alone."""
+    """The overrides in the order in which they are tried. `named` are those in COL001's error, each tried alone."""
 
     names: tuple[str, ...]
     named: tuple[str, ...] = ()
 
     @property
     def params(self) -> dict[str, str]:
-        """As each trial of the search records it, so that later findings do not change the order."""
+        """The order as parameters: each trial of the search records it, so that later findings do not change it."""
         return {"order": _SEPARATOR.join(self.names), "named": _SEPARATOR.join(self.named)}
 
 
@@ -47,7 +47,7 @@ class Before(NamedTuple):
 
 
 def before(seen: Seen[Any], backend: str) -> Before | None:
-    """The course of COL001 over this backend, with all ranks together."""
+    """The result of COL001 over this backend with all ranks together, or None if it was not tried."""
     known = seen.of(all_reduce.CHECK)
     for trial in known.trials:
         if trial.params.get("backend") == backend:
@@ -60,18 +60,18 @@ def before(seen: Seen[Any], backend: str) -> Before | None:
 
 
 def moot(seen: Seen[Any]) -> str | None:
-    """Why there is nothing to search for, or None."""
-    own, gloo, backend = before(seen, seen.world.backend), before(seen, "gloo"), seen.world.backend
+    """The reason why no search is needed, or None."""
+    job, gloo, backend = before(seen, seen.world.backend), before(seen, "gloo"), seen.world.backend
     tried = (o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code))
-    if said := without_backend(tried):
-        return f"torch has no {backend} on {ranks_text(tuple(said))}"
-    if own is None:
+    if without := without_backend(tried):
+        return f"torch has no {backend} on {ranks_text(tuple(without))}"
+    if job is None:
         return None
-    if own.works:
+    if job.works:
         return f"{backend} works as it is"
     if any(found.code == "LCH002.process-group" for found in seen.findings_of("LCH002")):
         return f"ranks open different process groups for {backend}, which {lch002.NCCL_CLASS} chooses"
-    failed = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
+    failed = [o for o in seen.recording.outcomes if o.trial == job.trial.number and o.status is not Status.DONE]
     if failed and (reason := _other_reason(seen, failed)):
         return f"{backend} fails for a reason that no variable avoids: {reason}"
     if ranks := stopped_by_themselves(failed, backend):
@@ -82,11 +82,11 @@ def moot(seen: Seen[Any]) -> str | None:
 
 
 def _other_reason(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
-    """The errors of ranks that failed by themselves, if none of that concerns the paths between GPUs."""
+    """The first error, if every failed rank has one that is not about paths between GPUs; else empty."""
     shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
     if shared is not None:
         return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
-    # NCCL's own words are behind torch's first line.
+    # NCCL's message follows torch's first line.
     errors = [o.error for o in failed if not o.told and not is_echo(o)]
     lines = [next((line for line in error.split("\n") if _is_other_reason(line)), None) for error in errors]
     return lines[0] or "" if lines and None not in lines else ""
@@ -117,27 +117,27 @@ def ground_of(seen: Seen[Any]) -> Ground:
 
 
 def search_order(seen: Seen[Any]) -> Order:
-    """The order that this run's search has, or will have: what errors name first, then what a check suspects."""
+    """The recorded order, or for a new search: overrides that errors name, then those that findings suggest."""
     if seen.trials:
         params = seen.trials[0].params
         names, named = (tuple(filter(None, str(params[key]).split(_SEPARATOR))) for key in ("order", "named"))
         return Order(names, named)
     usual = tuple(override.name for override in (*INSIDE, *ACROSS))
-    own = before(seen, seen.world.backend)
-    if own is None or own.works:
-        return Order(usual)  # nothing is searched for, and large worlds have many findings
-    failed = [o for o in seen.recording.outcomes if o.trial == own.trial.number]
-    # What ranks raised, and NCCL's warnings in their output: with NCCL_DEBUG=INFO that names all there is.
+    job = before(seen, seen.world.backend)
+    if job is None or job.works:
+        return Order(usual)  # no search follows, and large worlds have many findings
+    failed = [o for o in seen.recording.outcomes if o.trial == job.trial.number]
+    # Errors of ranks, and NCCL's warnings: the rest of the output with NCCL_DEBUG=INFO names every feature.
     warnings = (line for o in failed for line in o.detail.split("\n") if "NCCL WARN" in line)
     text = "\n".join((*(o.error for o in failed), *warnings))
     named = tuple(name for name in usual if any(part in text for part in VARIABLES[name].texts))
     suspected = [
         name
-        for name in usual[1:]  # the first is tried first where nothing is suspected
+        for name in usual[1:]  # the first of all is tried first if none is suspected
         for code in VARIABLES[name].seen_by
         if any(finding.severity is not Severity.NOTE for finding in seen.findings_of(code))
     ]
-    # On such boards NCCL takes NVLS for most sizes; where the fabric manager is at fault, it hangs or raises there.
+    # With NVSwitches NCCL uses NVLS for most sizes. If the fabric manager is at fault, NVLS hangs or fails.
     if any(card.health.fabric.state == JOINED for card in cards_of(seen.of(memory_errors.CHECK))):
         suspected.append("NVLS")
     ranks = dict.fromkeys(suspected, 1) | dict.fromkeys(named, 0)
@@ -145,7 +145,7 @@ def search_order(seen: Seen[Any]) -> Order:
 
 
 def set_by_user(seen: Seen[Any]) -> Members:
-    """A member for each of NCCL's variables that LCH002 saw on any rank, which takes it away."""
+    """One member for each of NCCL's variables that LCH002 found on any rank. The member unsets the variable."""
     variables: dict[str, str] = {}
     for data in seen.of(lch002.CHECK).by_rank.values():
         variables = data.variables | variables
@@ -154,14 +154,14 @@ def set_by_user(seen: Seen[Any]) -> Members:
 
 
 def skipped_here(seen: Seen[Any]) -> dict[str, str]:
-    """The overrides that cannot matter here, by name, with the reason."""
+    """The overrides that cannot help in this run, by name, with the reason."""
     hosts = tuple(seen.world.hosts.values())
     fabrics = [card.health.fabric for card in cards_of(seen.of(memory_errors.CHECK))]
-    # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
-    # (ncclTopoCheckNet in graph/paths.cc). A bus that could not be read may have a device.
+    # NCCL starts its network inside a host, too, and uses it if it is faster or nothing else is left (ncclTopoCheckNet
+    # in graph/paths.cc). A host whose bus could not be read may have a device.
     devices = [row.rdma for row in seen.of(hst004.CHECK).by_rank.values()]
     rules: tuple[tuple[bool, Sequence[str], str], ...] = (
-        (max(map(len, hosts), default=0) < 2, (*(own.name for own in INSIDE), "PXN"), "each host has one rank"),
+        (max(map(len, hosts), default=0) < 2, (*(member.name for member in INSIDE), "PXN"), "each host has one rank"),
         (
             bool(fabrics) and all(fabric.state is None for fabric in fabrics),
             ("NVLS",),
@@ -184,12 +184,12 @@ def skipped_here(seen: Seen[Any]) -> dict[str, str]:
 
 
 def _common_interfaces(seen: Seen[Any]) -> tuple[str, ...]:
-    """Interfaces that are up on every host with an address that others may reach, by name."""
+    """Names of the interfaces that are up on every host and have an address other than loopback."""
     answers = [next(iter(rows.values())) for _, rows in answers_by_host(seen.of(interfaces.CHECK))]
     usable = [
-        [own.name for own in data.interfaces or () if own.running and not all(map(is_loopback, own.addresses))]
+        [each.name for each in data.interfaces or () if each.running and not all(map(is_loopback, each.addresses))]
         for data in answers
     ]
     if len(usable) < len(seen.world.hosts):
         return ()
-    return tuple(name for name in usable[0] if all(name in own for own in usable))
+    return tuple(name for name in usable[0] if all(name in names for names in usable))

@@ -7,10 +7,10 @@ from ddpdiag.checks.p2p.fallback.search import Member, Members
 
 
 class Variable(NamedTuple):
-    """One variable of NCCL. `texts` are parts of NCCL's messages about what it avoids.
+    """An NCCL variable to try. `texts` are parts of NCCL's messages about the feature that the variable turns off.
 
-    `seen_by` are codes of checks, or of their findings, that see the same cause. `usual` is the cause where none of
-    them does.
+    `seen_by` are codes of checks or of findings that show the same cause. `usual` is the cause if none of these is in
+    the report.
     """
 
     member: Member
@@ -24,15 +24,15 @@ _INSIDE = (
     Variable(
         Member("P2P", {"NCCL_P2P_DISABLE": "1"}, "direct copies between GPUs (P2P)"),
         texts=("p2p.cc", "P2P is disabled", "failed to peer", "peer mapping", "cudaIpc", "CUDA IPC"),
-        # Without the fabric manager NVLinks carry nothing; NCCL takes /dev/shm for setting P2P up, and instead of it.
+        # Without the fabric manager NVLinks carry nothing. NCCL uses /dev/shm to set P2P up, and instead of P2P.
         seen_by=("GPU007", "GPU001.isolated", "P2P001.disabled", "P2P001.acs", "HST003"),
         usual="ACS or an IOMMU blocks direct copies between the GPUs. Look for ACSCtl in `lspci -vvv` (as root), turn "
         "ACS and the IOMMU off in the BIOS, or boot with iommu=pt; a virtual machine needs them on",
     ),
-    # Without it NCCL's shared memory is a file in /dev/shm again, as fast as before (transport/shm.cc, since 2.24).
+    # With this value NCCL's shared memory is a file in /dev/shm, which is as fast (transport/shm.cc, since 2.24).
     Variable(
         Member("CUMEM_HOST", {"NCCL_CUMEM_HOST_ENABLE": "0"}, "shared memory by cuMem"),
-        # Of GPUs without peer access (RTX 4090, L4, T4, A10), NCCL issue 1838; a segment of size 0, issue 2190.
+        # For GPUs without peer access (RTX 4090, L4, T4, A10; NCCL issue 1838), and a segment of size 0 (issue 2190).
         texts=("Cuda failure 217", "attaching to shared memory segment"),
         usual="GPUs without peer access (NCCL issue 1838; a later NCCL or driver may not need it), "
         "a container without permission to set memory policies (docker --cap-add SYS_NICE), or uneven NUMA nodes",
@@ -50,7 +50,7 @@ _INSIDE = (
         usual="the version of nvidia-fabricmanager is not the driver's, or it does not run. Compare them, look for "
         "SXid lines in `dmesg`, and reset the GPUs after a restart of the service",
     ),
-    # Without it there is no CUMEM_HOST and no NVLS either.
+    # With this value there is no CUMEM_HOST and no NVLS either.
     Variable(
         Member("CUMEM", {"NCCL_CUMEM_ENABLE": "0"}, "device memory by cuMem"),
         texts=("cuMem",),
@@ -59,7 +59,7 @@ _INSIDE = (
     ),
 )
 _ACROSS = (
-    # NCCL looks for it where it runs on several hosts only (init.cc, mnnvl.cc).
+    # NCCL looks for MNNVL only if it runs on several hosts (init.cc, mnnvl.cc).
     Variable(
         Member("MNNVL", {"NCCL_MNNVL_ENABLE": "0"}, "NVLinks between hosts (MNNVL)"),
         texts=("MNNVL", "IMEX"),
@@ -85,19 +85,19 @@ _ACROSS = (
         "limit of locked memory (`ulimit -l`) and partition keys",
     ),
 )
-# One member for each interface is made of this.
+# The template of one member for each interface.
 IFNAME = Variable(
     Member("IFNAME", {"NCCL_SOCKET_IFNAME": "="}, "the interfaces that NCCL would choose"),
     seen_by=("RDZ003", "RDZ002"),
     usual="NCCL chooses an interface that does not reach the other hosts (RDZ003)",
 )
-INSIDE = tuple(own.member for own in _INSIDE)
-ACROSS = tuple(own.member for own in _ACROSS)
-VARIABLES = {own.member.name: own for own in (*_INSIDE, *_ACROSS, IFNAME)}
+INSIDE = tuple(variable.member for variable in _INSIDE)
+ACROSS = tuple(variable.member for variable in _ACROSS)
+VARIABLES = {variable.member.name: variable for variable in (*_INSIDE, *_ACROSS, IFNAME)}
 
 
 def interface_overrides(names: Sequence[str]) -> Members:
-    """One alternative for each interface."""
+    """One override of NCCL_SOCKET_IFNAME for each interface name."""
     return tuple(
         IFNAME.member._replace(name=f"IFNAME {name}", env={"NCCL_SOCKET_IFNAME": f"={name}"}) for name in names
     )
