@@ -1,9 +1,9 @@
-"""The differences between two runs that are more than the noise that their repeats show.
+"""Compare two runs: the differences that are larger than the noise of their repeated measurements.
 
-Compared are figures of the whole machine, benchmarks, versions and variables; a rank that falls behind its peers is a
-finding of TRN003 in either run.
-Times of two runs differ for reasons that neither run shows within itself: where the processes run, other jobs on the
-machine. So a difference must exceed the spread of the repeats, and a share.
+Figures of the whole machine, benchmarks, versions and variables are compared. Ranks are not: TRN003 reports a rank that
+falls behind its peers in a finding of either run.
+Times of two runs also differ for reasons that the repeats of one run do not show, such as the placement of processes
+and other jobs on the machine. So a difference must exceed both the spread of the repeats and a fixed share.
 """
 
 import math
@@ -20,21 +20,22 @@ from ddpdiag.model.options import Figure, Sampling, Snapshot
 from ddpdiag.stats import quantile
 from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
 
-# Chosen: the time of a step differed by up to 27 % between runs of one machine that others used as well.
+# Chosen: the time of a step differed by up to 27 % between runs on one machine on which other jobs ran as well.
 ACROSS_RATIO = 1.4
-# Between the quickest call now and the 95th percentile then (a summary does not show its quartiles), by SLOW_RATIO of
-# bench/series.py, and by twice the spread of the calls of one run, since they are disturbed together. Of 3,540 pairs of
-# healthy runs of two ranks over gloo 82 differed beyond the first two, 4 beyond all three.
+# Conditions for a difference of summaries, which have no quartiles: the quickest call of one run takes longer than the
+# 95th percentile of the other; the medians differ by 1.5 (SLOW_RATIO of bench/series.py) and by twice the spread of the
+# calls of a run, which are disturbed together. Of 3,540 pairs of healthy runs of two ranks over gloo 82 met the first
+# two conditions, 4 all three.
 SUMMARY_RATIO, SUMMARY_SPREADS = 1.5, 2
-# The noise of a single value is not known: a difference is reported, and is not judged.
+# The noise of a single value is not known: a difference by this ratio is reported as neutral.
 SINGLE_RATIO = 1.5
-# Where ranks had less of their cores, they were disturbed too much to be compared.
+# If the ranks of a run had a smaller share of their cores, other processes disturbed its times, and none is compared.
 LEAST_BUSY = 0.9
 _LEAST_REPEATS = 5
 
 
 class Direction(Enum):
-    """The meaning of a change, the worst first. `UNJUDGED`: it was not compared with the other run, with the reason."""
+    """The meaning of a change, in the order of the report. `UNJUDGED` marks a reason why something was not compared."""
 
     REGRESSION = "regression"
     IMPROVEMENT = "improvement"
@@ -43,10 +44,10 @@ class Direction(Enum):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """A difference. `name` is for scripts: a finding's code, a figure's or a fact's name.
+    """A difference between the runs. `name` is for scripts: a finding's code, or the name of a figure or fact.
 
-    Of a figure, `old` and `new` are medians, `ratio` is how many times as long it takes (or was slower), and `noise`
-    the share by which the repeats of either run spread; None where there are none.
+    For a figure, `old` and `new` are medians, and `ratio` is above one if the new run is slower by this factor. `noise`
+    is the wider spread of the repeats of either run, as a share; None if there are no repeats.
     """
 
     direction: Direction
@@ -61,7 +62,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 def incomparable(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
-    """The reason why runs with these shapes cannot be compared; None if they can."""
+    """The reason why two runs with these shapes (ranks, hosts, backend) cannot be compared; None if they can."""
     for name in dict.fromkeys((*old, *new)):
         was, now = (shape.get(name, "unknown") for shape in (old, new))
         if was != now:
@@ -70,7 +71,7 @@ def incomparable(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
 
 
 def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, ...]]:
-    """The number of figures that were compared, and the changes."""
+    """The number of figures and benchmark curves that were compared, and the changes."""
     if (why := incomparable(old.shape, new.shape)) is not None:
         return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
     of_all = {each.name for each in old.figures} & {each.name for each in new.figures}
@@ -78,7 +79,7 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
     changes: list[Change] = []
     count = sum(not isinstance(find(old.series, curve), str) for curve in new.series)
     if busy >= LEAST_BUSY:
-        changes += _across(old, new)
+        changes += _figure_changes(old, new)
         count += len(of_all)
     changes += compared_curves(old.series, new.series) if old.series else ()
     if of_all:
@@ -89,7 +90,7 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
 
 
 def changed_facts(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
-    """Versions and variables that differ, where both runs looked at them."""
+    """Yield the versions and variables that differ. A kind that only one run recorded is skipped."""
     for kind in (kind for kind in old if kind in new):
         for name in sorted({*old[kind], *new[kind]}):
             was, now = old[kind].get(name, "none"), new[kind].get(name, "none")
@@ -102,7 +103,7 @@ def _unjudged(name: str, text: str) -> Change:
 
 
 def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
-    """The least share of their cores that ranks had in either run: 1 on GPUs, 0 where no check looked."""
+    """The smaller of both runs' shares of their cores that the ranks had: 1 on GPUs, 0 if no check measured it."""
     return min(0.0 if each is None else 1.0 if each.on_gpus else each.busy_share or 0.0 for each in (old, new))
 
 
@@ -116,8 +117,8 @@ def _unjudged_times(old: Snapshot, new: Snapshot) -> Iterator[Change]:
 
 
 class Shift(NamedTuple):
-    """From `old` to `new`, in the figure's unit: `ratio` is above one for worse. `is_beyond` means that it is more than
-    noise, which is the wider of both runs' distances between their quartiles, as a share of the median."""
+    """The change of a figure, in its unit; `ratio` is above one if it is worse. `noise` is the wider spread of either
+    run (between quartiles of repeats) as a share of the median. `is_beyond`: the change exceeds noise and a ratio."""
 
     old: float
     new: float
@@ -129,19 +130,19 @@ class Shift(NamedTuple):
 def _shifted(name: str, text: str, change: Shift) -> Change:
     old, new, ratio, noise, _ = change
     direction = Direction.REGRESSION if ratio > 1 else Direction.IMPROVEMENT
-    if noise is None:  # a single value, whose noise is not known, is reported and not judged
+    if noise is None:
         direction = Direction.NEUTRAL
     return Change(direction=direction, name=name, text=text, old=old, new=new, ratio=ratio, noise=noise)
 
 
 def median_without(ordered: Sequence[float], value: float) -> float:
-    """The median of at least two sorted values without this one of them: one sorting serves all ranks of a fleet."""
+    """The median of at least two sorted values after removing one `value`, so that a fleet's values are sorted once."""
     place, left = bisect_left(ordered, value), len(ordered) - 1
     middle = [ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2)]
     return quantile(middle, 0.5)
 
 
-def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
+def _figure_changes(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     before = {figure.name: figure for figure in old.figures}
     for figure in new.figures:
         was = before.get(figure.name)
@@ -155,14 +156,14 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
 
 
 def _value_text(figure: Figure, value: float) -> str:
-    """The value with the unit at the end of the figure's name; a rate without one counts whole things."""
+    """The value with its unit: bytes per second if the figure's name says so, else a number per second, or a time."""
     if not figure.is_rate:
         return time_text(value)
     return quantity(figure.name, value) if figure.name.endswith("_bytes_per_s") else f"{value:,.0f} /s"
 
 
 def shift(old: Figure, new: Figure) -> Shift | None:
-    """The difference of one figure; None where it cannot be compared with the other."""
+    """The change of one figure; None if the runs sampled it differently, or have too few values or values such as 0."""
     least = {Sampling.SINGLE: 1, Sampling.SUMMARY: 3, Sampling.REPEATS: _LEAST_REPEATS}[old.sampling]
     sound = all(len(each.values) >= least and all(0 < v < math.inf for v in each.values) for each in (old, new))
     if not sound or old.sampling is not new.sampling:
@@ -187,18 +188,19 @@ def shift(old: Figure, new: Figure) -> Shift | None:
 
 # SuperBench's rule for a baseline of the same system.
 WORSE_SHARE = 0.05
-# Not cv / sqrt(calls): the calls of one run are disturbed together, so their mean is not that much steadier than they.
+# A loss must exceed this many cv (spreads) of the calls. Not cv / sqrt(calls): the calls of one run are disturbed
+# together, so their mean is not that much steadier than one call.
 SPREADS = 2
 
 
 def compared_curves(old: Sequence[BenchCurve], new: Sequence[BenchCurve]) -> Iterator[Change]:
-    """Curves of benchmarks that became worse or better, and those that cannot be compared."""
+    """Yield the curves of benchmarks that became worse or better, and those that cannot be compared."""
     for curve in new:
         held, name = find(old, curve), name_of(curve)
         if isinstance(held, str):
             yield _unjudged(name, f"{name} was not compared: {held}")
             continue
-        # A curve is better where it would be worse in the opposite order.
+        # A gain is a loss if the runs are compared in the opposite order.
         loss, gain = worst_loss(held, curve), worst_loss(curve, held)
         for direction, word, points in (
             (Direction.REGRESSION, "slower", loss),
@@ -212,15 +214,12 @@ def compared_curves(old: Sequence[BenchCurve], new: Sequence[BenchCurve]) -> Ite
 
 
 def name_of(curve: BenchCurve) -> str:
-    """Such as "all_reduce over gloo (float)"."""
+    """The name of a curve, such as "all_reduce over gloo (float)"."""
     return f"{curve.collective} over {curve.backend} ({curve.dtype})"
 
 
 def find(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurve | str:
-    """The curve of the baseline that `new` is comparable with, or the reason why there is none.
-
-    Only the same collective on the same hardware is compared.
-    """
+    """The baseline's curve of the same collective, backend and dtype on the same hardware, or the reason for none."""
     old = next((curve for curve in baseline if name_of(curve) == name_of(new)), None)
     if old is None:
         return "the baseline has no such benchmark"
@@ -238,17 +237,17 @@ def find(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurve | str:
 
 
 def worst_loss(old: BenchCurve, new: BenchCurve) -> tuple[BenchPoint, BenchPoint] | None:
-    """The size with the largest loss beyond noise, then and now.
+    """The old and the new point of the size with the largest loss; None without a loss.
 
-    A loss is more than 5 % of the bandwidth, and more than the calls of either run spread. Only sizes from that on
-    which reached half of the old peak count: below it a call's own cost counts.
+    A loss is more than 5 % of the bandwidth, and more than the spread of the calls in either run. Only sizes from the
+    first one with half of the old peak are compared: the time of smaller ones depends on the cost of a call.
     """
     now, before = _measured(new), _measured(old)
     lost = []
     for size in _large({size: point for size, point in before.items() if size in now}):
         was, here = before[size], now[size]
         share = 1 - here.busbw_bytes_per_s / was.busbw_bytes_per_s
-        # The spread is one of times, so it is compared with how much longer a call takes.
+        # `cv` is the spread of times, so it is compared with the increase of the time.
         longer = was.busbw_bytes_per_s / here.busbw_bytes_per_s - 1
         if share > WORSE_SHARE and longer > SPREADS * max(was.cv, here.cv):
             lost.append((share, size))
@@ -257,13 +256,13 @@ def worst_loss(old: BenchCurve, new: BenchCurve) -> tuple[BenchPoint, BenchPoint
 
 
 def _measured(curve: BenchCurve) -> dict[int, BenchPoint]:
-    """The point of each size, in rising order, where there was any bus bandwidth."""
+    """The points with a positive, finite bus bandwidth, by size in rising order."""
     points = sorted(curve.points, key=lambda point: point.size_bytes)
     return {point.size_bytes: point for point in points if 0 < point.busbw_bytes_per_s < math.inf}
 
 
 def _large(points: Mapping[int, BenchPoint]) -> list[int]:
-    """The sizes from the first one on that reaches half of the peak."""
+    """The smallest size whose bus bandwidth is at least half of the peak, and all larger sizes."""
     peak = max((point.busbw_bytes_per_s for point in points.values()), default=0.0)
     first = next((size for size, point in points.items() if 2 * point.busbw_bytes_per_s >= peak), 0)
     return [size for size in points if size >= first]

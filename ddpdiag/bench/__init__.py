@@ -1,1 +1,1 @@
-"""`ddpdiag allreduce-bench`: collectives measured as nccl-tests does, and what the figures mean."""
+"""`ddpdiag allreduce-bench`: measure collectives as nccl-tests does, and explain the figures."""

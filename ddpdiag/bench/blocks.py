@@ -1,7 +1,7 @@
-"""A benchmark in each format: blocks for Markdown and HTML, and nccl-tests' form for people.
+"""Show a benchmark: as blocks for Markdown and HTML, and as text in the format of nccl-tests.
 
-The text begins with the table between the comments that nccl-tests prints: each line that is no row starts with "#".
-The results of the series and ranks, the findings and the verdict follow.
+The text begins with nccl-tests' table and comments: each line that is no row starts with "#". The tables of the series
+and ranks follow as comments, then the findings and the verdict.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,20 +20,20 @@ from ddpdiag.text import byte_count, count, fold_hosts, is_exceeded
 
 
 def blocks(report: Report) -> Iterator[Section]:
-    """The results of the series and ranks, curves over the size, and the rows behind folds."""
+    """The section of a benchmark: tables of the series and ranks, a chart of the curves, and the rows behind folds."""
     bench = measured(report)
     rows = (Fold(part.name, (_sizes(part),)) for part in parts(bench))
     yield Section("Benchmark", (*_results(report), *_curves(bench), *rows), name="benchmark")
 
 
 def _results(report: Report) -> Iterator[Block]:
-    """Everything but the rows."""
+    """Tables of the series and of the ranks, with the sentences that explain them; without the rows and the chart."""
     bench = measured(report)
     if bench.series:
         yield _series(bench.series)
     elif not bench.rows:
         yield Text("nothing was measured")
-    # The sentence of the report is not repeated.
+    # Sentences that are part of the report's sentence are not repeated.
     sentences = (one.sentence for one in bench.series if one.sentence and one.sentence not in report.sentence)
     if items := tuple(dict.fromkeys((*sentences, *bench.notes))):
         yield Items(items, "What the numbers mean")
@@ -47,14 +47,14 @@ def _results(report: Report) -> Iterator[Block]:
 
 
 def expectation_of(series: Series) -> Expectation | None:
-    """The expected bandwidth; None where it is unknown, or exceeded by so much that it was wrong."""
+    """The expected bandwidth; None if it is unknown, or if the peak exceeds it by so much that it must be wrong."""
     expected = series.expectation
     wrong = expected is not None and is_exceeded(series.peak_busbw_bytes_per_s, expected.busbw_bytes_per_s)
     return None if wrong else expected
 
 
-def _series(every: Sequence[Series]) -> Table:
-    levels = [expectation_of(one) for one in every]
+def _series(series: Sequence[Series]) -> Table:
+    levels = [expectation_of(one) for one in series]
     sources = dict.fromkeys(level.source for level in levels if level)
     return Table(
         columns=(
@@ -78,7 +78,7 @@ def _series(every: Sequence[Series]) -> Table:
                 one.share if level else None,
                 one.latency_seconds,
             )
-            for one, level in zip(every, levels, strict=True)
+            for one, level in zip(series, levels, strict=True)
         ),
         noun="collective",
         note=f"expected: {'; '.join(sources)}" if sources else "",
@@ -86,7 +86,7 @@ def _series(every: Sequence[Series]) -> Table:
 
 
 def _ranks(title: str, ranks: Sequence[BenchRank]) -> Table:
-    """The ranks at the size at which they are compared; slow ranks and those with the longest calls matter most."""
+    """The table of ranks at one size. If it is shortened, slow ranks and those with the longest calls are kept."""
     order = sorted(range(len(ranks)), key=lambda place: (not ranks[place].slow, -(ranks[place].seconds or 0.0)))
     return Table(
         title=title,
@@ -145,7 +145,7 @@ def _sizes(part: Part) -> Table:
 
 
 def _curves(bench: BenchReport) -> Iterator[Chart]:
-    """Bus bandwidth over the size, with the expected one."""
+    """The chart of bus bandwidth over size, with the expected bandwidth as dashed lines; nothing without rows."""
     curves: dict[tuple[str, str, str], dict[float, float]] = {}
     for row in bench.rows:
         if row.size_bytes > 0:
@@ -163,14 +163,14 @@ def _curves(bench: BenchReport) -> Iterator[Chart]:
         yield Chart(title="Bus bandwidth over size", x="size_bytes", y="busbw_bytes_per_s", lines=tuple(lines))
 
 
-def _key(of: BenchRow | Series) -> tuple[str, str, str]:
-    return of.collective, of.backend, of.dtype
+def _key(item: BenchRow | Series) -> tuple[str, str, str]:
+    return item.collective, item.backend, item.dtype
 
 
 def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
-    """The report as text; `details` shortens nothing.
+    """The report as text. With `details`, no list or table is shortened.
 
-    Everything above the findings but the rows is a comment, for scripts that read nccl-tests' output.
+    All lines above the findings are rows or comments, for scripts that read nccl-tests' output.
     """
     page, bench = Page(color=color, width=width), measured(report)
     for line in (*_head(bench, report.world, details=details), *_tables(bench)):
@@ -187,7 +187,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
 
 
 def _tables(bench: BenchReport) -> Iterator[str]:
-    """The rows of each collective over each backend, between nccl-tests' comments."""
+    """Lines with the rows of each collective over each backend, between nccl-tests' comments."""
     for part in parts(bench):
         name = one_line(part.name)
         yield from ("# ", f"# Collective test starting: {name}", "# ")
@@ -199,7 +199,7 @@ def _tables(bench: BenchReport) -> Iterator[str]:
 
 
 def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
-    """The request, and the hardware."""
+    """Comment lines with the versions, the requested sizes and calls, and the devices."""
     asked = bench.asked
     versions = {"torch": bench.torch_version, "nccl": bench.nccl_version}
     known = (f"{name}={version}" for name, version in versions.items() if version)
@@ -231,6 +231,6 @@ def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
 
 
 def _short_pci(pci: str) -> str:
-    """ "0000:17:00", nccl-tests' form of NVML's "00000000:17:00.0"."""
+    """A PCI address in nccl-tests' form: "0000:17:00" for NVML's "00000000:17:00.0"."""
     domain, _, rest = one_line(pci).partition(":")
     return f"{domain[-4:]}:{rest.partition('.')[0]}" if rest else domain

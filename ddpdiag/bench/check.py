@@ -52,14 +52,14 @@ FINDINGS = {
     ),
 }
 
-# Opening a group takes NCCL some seconds.
+# Added to a sweep's deadline, because NCCL takes some seconds to open a group.
 _OPEN_SECONDS = 10.0
-# Membership, the report and the start of a trial take this much of the budget.
+# The part of the budget that the other checks, the report and the start of a trial take.
 _BESIDE_SECONDS = 6.0
 
 
 def measure(ctx: Context) -> Data:
-    """A sweep of one collective over one backend."""
+    """Run this rank's part of a sweep of one collective over one backend."""
     from ddpdiag.bench.workloads.measure import bench
     from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import process_group, unknown_backend
@@ -75,7 +75,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Each collective over each backend."""
+    """The trial of the next collective and backend; empty after the last."""
     asked = seen.options.bench or Bench()
     tried = [trial.params for trial in seen.trials]
     for name in asked.collective:
@@ -98,12 +98,12 @@ def share_seconds(options: Options) -> float:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """All findings about the benchmark; none where none was run."""
+    """Yield all findings about the benchmark; nothing if it had no trial."""
     return findings(seen)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """One rank sends nothing."""
+    """The reason to skip a run of one rank, which sends nothing."""
     return inapplicable(ONE_RANK if seen.world.size == 1 else None)
 
 
@@ -116,7 +116,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def section(seen: Seen[Data]) -> Section | None:
-    """The benchmark, if the run was made for it rather than for this check among others."""
+    """The section with the benchmark; None unless this is a run of `ddpdiag allreduce-bench`."""
     if seen.options.bench is None:
         return None
     report = bench_of(seen)
@@ -134,6 +134,6 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(figures=figures(seen), section=section(seen))
 
 
-# As P2P005's: far below all rates that are called good, and what a wrong network costs.
+# As in P2P005: far below all rates that are called good, and as slow as a wrong network.
 SETTINGS = {"far_ratio": 0.1}
 CHECK: Check[Data] = Check(__name__, "COL002", "bench", Stage.COLLECTIVE, Scope.WORLD, Kind.TORCH, deadline=60)

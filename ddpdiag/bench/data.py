@@ -1,6 +1,6 @@
 """The benchmark's data (COL002): the rows of one rank, the sweeps over all ranks, and the rows of the table.
 
-There may be millions of rows. They hold no cycles, so they are exempt from garbage collection (`gc=False`).
+There may be millions of rows. They have no reference cycles, so they are exempt from garbage collection (`gc=False`).
 """
 
 import math
@@ -24,14 +24,14 @@ def row_of(
     wrong: int | None,
     extremes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> RankRow:
-    """The row of a rank from its calls; `extremes` are the shortest and the longest time of any rank in each call."""
+    """A rank's row from its calls of a size; `extremes` has the shortest and longest time of any rank in each call."""
     ordered, mean = sorted(seconds), sum(seconds) / len(seconds)
     deviation = math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds))
     lag = last = transfer = None
     if extremes is not None:
         shortest, longest = extremes
-        lag = quantile(sorted(most - own for own, most in zip(seconds, longest, strict=True)), 0.5)
-        last = sum(own <= least for own, least in zip(seconds, shortest, strict=True))
+        lag = quantile(sorted(most - each for each, most in zip(seconds, longest, strict=True)), 0.5)
+        last = sum(each <= least for each, least in zip(seconds, shortest, strict=True))
         transfer = quantile(sorted(shortest), 0.5)
     return RankRow(
         size_bytes=sizes.size_bytes,
@@ -50,11 +50,11 @@ def row_of(
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's part in one trial, on `device`; index, UUID and PCI address are those of a GPU.
+    """One rank's results of one trial, on `device`; index, UUID and PCI address are those of a GPU.
 
-    `copies` are the rates of its copies, in bytes copied per second, at moments that all ranks share. `notes` name
-    the rows that were left out and why, and are equal on all ranks; `unsupported` names requested combinations that do
-    not exist. `whole`: there was enough time and memory.
+    `copies` has the rates of copies in its memory, in bytes copied per second, at moments at which all ranks copy.
+    `notes` give the rows that were left out and the reasons, and are equal on all ranks. `unsupported` has requested
+    combinations that torch or the backend lacks. `whole` is False if time or memory was too short for some rows.
     """
 
     backend: str
@@ -75,7 +75,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Sweep:
-    """One trial that took all ranks: one collective over one backend."""
+    """The data of all ranks from one trial: one collective over one backend."""
 
     trial: Trial
     backend: str
@@ -84,13 +84,12 @@ class Sweep:
 
     @property
     def size(self) -> int:
-        """The number of ranks that it took."""
+        """The number of ranks in the trial's group."""
         return len(self.trial.ranks)
 
     @cached_property
     def rows(self) -> Mapping[tuple[str, int], Mapping[int, RankRow]]:
-        """Each row by dtype and size, on each rank, where all ranks measured it; a rank without any row was lost and
-        does not count."""
+        """For each dtype and size that all ranks measured, the row of each rank. Ranks without any row are left out."""
         rows: dict[tuple[str, int], dict[int, RankRow]] = {}
         for rank, data in self.ranks.items():
             for row in data.rows:
@@ -100,19 +99,20 @@ class Sweep:
 
 
 def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
-    """The sweeps in the order of their trials, with the partial data of trials that were cut short."""
+    """All sweeps in the order of their trials, including the partial data of trials that were cut short."""
     trials: dict[int, Trial] = {}
     ranks: dict[int, dict[int, Data]] = {}
     for row in seen.rows_so_far:
         trials[row.trial.number] = row.trial
         ranks.setdefault(row.trial.number, {})[row.place.rank] = row.data
     return tuple(
-        Sweep(own, str(own.params["backend"]), str(own.params["collective"]), dict(sorted(ranks[number].items())))
-        for number, own in trials.items()
+        Sweep(trial, str(trial.params["backend"]), str(trial.params["collective"]), dict(sorted(ranks[number].items())))
+        for number, trial in trials.items()
     )
 
 
 def rows(sweep: Sweep) -> Iterator[BenchRow]:
+    """Yield the table's row for each dtype and size of a sweep: that of the slowest rank."""
     for by_rank in sweep.rows.values():
         rank, slowest = max(by_rank.items(), key=lambda each: each[1].mean_seconds)
         wrong = [row.wrong for row in by_rank.values() if row.wrong is not None]

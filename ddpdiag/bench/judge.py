@@ -12,27 +12,27 @@ from ddpdiag.model import Finding
 from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, RankRow, Series
 from ddpdiag.text import begun, count, rate_text, share_text, size_text
 
-# At most so many sentences; of more, only their number.
-_MOST_SAID = 3
+# The most sentences in the summary; the rest is only counted.
+_MOST_SENTENCES = 3
 
 
 def summary(found: Sequence[Series]) -> str:
-    """The first sentences of the series, each once: that of a slow rank or machine is the same for several."""
-    said = [*dict.fromkeys(one.sentence for one in found)]
-    left = len(said) - _MOST_SAID
+    """The first sentences of the series. Equal ones, such as those on one slow rank, are given once."""
+    sentences = [*dict.fromkeys(one.sentence for one in found)]
+    left = len(sentences) - _MOST_SENTENCES
     rest = [f"{left} more {'result is' if left == 1 else 'results are'} in the report."] if left > 0 else []
-    return " ".join((*said[:_MOST_SAID], *rest)) or "Nothing was measured."
+    return " ".join((*sentences[:_MOST_SENTENCES], *rest)) or "Nothing was measured."
 
 
 @lru_cache(maxsize=1)
 def bench_of(seen: Seen[Data]) -> BenchReport:
-    """The rows, series and ranks of all sweeps, cached for each `seen`; empty where nothing was measured."""
+    """The rows, series and ranks of all sweeps; empty if nothing was measured. Cached for each `seen`."""
     asked, done = seen.options.bench or Bench(), sweeps(seen)
     wanted = len(asked.collective) * max(1, len(asked.backend))
     by_sweep = [(sweep, tuple(rows(sweep))) for sweep in done]
-    every = tuple(row for _, own in by_sweep for row in own)
-    found = tuple(one for sweep, own in by_sweep for one in series(seen, sweep, own))
-    checked = [row.wrong for row in every if row.wrong is not None]
+    all_rows = tuple(row for _, sweep_rows in by_sweep for row in sweep_rows)
+    found = tuple(one for sweep, sweep_rows in by_sweep for one in series(seen, sweep, sweep_rows))
+    checked = [row.wrong for row in all_rows if row.wrong is not None]
     notes = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
     notes += [
         f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
@@ -42,7 +42,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
     versions = seen.of(lch003.CHECK).by_rank
     return BenchReport(
         asked=asked,
-        rows=every,
+        rows=all_rows,
         series=found,
         ranks=tuple(line for sweep in done for line in ranks(seen, sweep)),
         notes=tuple(dict.fromkeys(notes)),
@@ -55,7 +55,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
 
 
 def _is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
-    """Whether all sizes of a sweep were measured, on all its ranks."""
+    """Whether a sweep measured all its sizes on all its ranks."""
     return (
         set(sweep.ranks) == set(sweep.trial.ranks)
         and seen.succeeded(sweep.trial)
@@ -64,13 +64,13 @@ def _is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
 
 
 def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
-    """The hardware that must be equal for a comparison, in words: devices, network cards, cores."""
+    """The hardware that must be equal for a comparison with another run, in words: devices, network cards, cores."""
     limits = [data.limits for data in sweep.ranks.values()]
     devices = sorted({data.device for data in sweep.ranks.values()})
-    rates = sorted({own.nic_bytes_per_s for own in limits if own.nic_bytes_per_s is not None})
+    rates = sorted({each.nic_bytes_per_s for each in limits if each.nic_bytes_per_s is not None})
     fabric = {"devices": ", ".join(devices) or "unknown"}
     if sweep.backend != "nccl":
-        cores = sorted({own.cores for own in limits if own.cores is not None})
+        cores = sorted({each.cores for each in limits if each.cores is not None})
         fabric["cores"] = " to ".join(dict.fromkeys(map(str, (cores[0], cores[-1])))) if cores else "unknown"
     if len(seen.world.hosts) > 1:
         fabric["network"] = ", ".join(f"{rate / 125e6:g} Gbit/s" for rate in rates) or "of unknown speed"
@@ -81,7 +81,7 @@ _SHOWN = 16
 
 
 def findings(seen: Seen[Data]) -> Iterator[Finding]:
-    """All findings about the benchmark; none where none was run."""
+    """Yield all findings about the benchmark; nothing if it had no trial."""
     if not seen.trials:
         return
     report = bench_of(seen)
@@ -107,7 +107,7 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _unmeasured(seen: Seen[Data]) -> Iterator[Finding]:
-    """Successful sweeps with missing rows, for which time or memory was too short; never healthy."""
+    """Yield a finding for each successful sweep with missing rows, for which time or memory was too short."""
     for sweep in sweeps(seen):
         unsupported = any(data.unsupported for data in sweep.ranks.values())
         if unsupported or not seen.succeeded(sweep.trial) or (sweep.rows and _is_whole(seen, sweep)):
@@ -124,7 +124,7 @@ def _unmeasured(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _wrong(seen: Seen[Data]) -> Iterator[Finding]:
-    """One finding for each backend; COL001 finds the rank whose values were wrong."""
+    """Yield a finding for each backend with wrong values. COL001 finds the rank that sent them."""
     by_backend: dict[str, list[tuple[int, str, RankRow]]] = {}
     for sweep in sweeps(seen):
         for by_rank in sweep.rows.values():
@@ -163,9 +163,9 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 
 def _far_below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Collectives over NCCL far below the rate of the links of their only host.
+    """Yield a finding for each collective over NCCL that is far below the rate of the links within its only host.
 
-    The nominal speed of a network card is no expectation where NCCL may use TCP sockets.
+    Several hosts are not judged: if NCCL uses TCP sockets, the nominal speed of a network card is no expectation.
     """
     series = {one.collective: one for one in report.series[::-1] if one.backend == "nccl"}
     for one in series.values() if len(seen.world.hosts) == 1 else ():
@@ -186,7 +186,7 @@ def _far_below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 
 def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Series below `--min-busbw`; of a sweep that was cut short it is not known (`_unmeasured`, or the run's end)."""
+    """Yield a finding for each series below `--min-busbw`. Sweeps that were cut short have other findings."""
     if (least := report.asked.min_busbw_bytes_per_s) is None:
         return
     whole = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if _is_whole(seen, sweep)}
@@ -214,7 +214,7 @@ def _below_fix(one: Series, least: float) -> str:
 
 
 def curves_of(seen: Seen[Data]) -> tuple[BenchCurve, ...]:
-    """This run for comparisons: a curve for each collective, backend and dtype."""
+    """A curve for each collective, backend and dtype, for comparisons with other runs."""
     curves: dict[tuple[str, str, str], list[BenchPoint]] = {}
     fabrics: dict[tuple[str, str], dict[str, str]] = {}
     for sweep in sweeps(seen):

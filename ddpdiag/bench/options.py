@@ -1,4 +1,4 @@
-"""The files that `ddpdiag allreduce-bench` writes; its other options are those of `ddpdiag.model.bench.Bench`."""
+"""The options for the files that `ddpdiag allreduce-bench` writes. `ddpdiag.model.bench.Bench` has the others."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ def _csv(report: "Report", _lines: "Iterable[Line]", _path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOutputs(Outputs):
-    """Files of a benchmark."""
+    """The paths of a benchmark's output files."""
 
     json: str | None = written(as_json, "The JSON report ('-': standard output).", "-J", "--output-file")
     csv: str | None = written(_csv, "Write all rows as CSV.")
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
-        """The files of a report; no CSV of a run without a benchmark."""
+        """The paths to write, each with a function for its content. A report without a benchmark gets no CSV."""
         return (
             (path, content)
             for path, content in super().contents(report, lines)

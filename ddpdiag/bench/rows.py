@@ -1,7 +1,7 @@
-"""The rows of a benchmark as every renderer needs them: the table of nccl-tests, letter by letter, and CSV.
+"""The rows of a benchmark as nccl-tests' table, with exactly its characters, and as CSV.
 
 The lines follow `writeResultHeader`, `writeBenchmarkLinePreamble`, `writeBenchmarkLineBody` and `writeResultFooter` in
-nccl-tests' src/util.cu, so that scripts which read its output can read this one.
+nccl-tests' src/util.cu, so that scripts for its output can read this table.
 """
 
 import csv
@@ -17,7 +17,7 @@ from ddpdiag.render.page import one_line
 
 
 class Part(NamedTuple):
-    """The rows of one collective over one backend: the table of one run of nccl-tests."""
+    """The rows of one collective over one backend, which are the table of one run of nccl-tests."""
 
     backend: str
     collective: str
@@ -25,35 +25,35 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """ "all_reduce over gloo"."""
+        """The name of the part, such as "all_reduce over gloo"."""
         return f"{self.collective} over {self.backend}"
 
 
 def measured(report: Report) -> BenchReport:
-    """The benchmark of a report that has one; ValueError for another report."""
+    """The benchmark of a report; ValueError if it has none."""
     if report.bench is None:
         raise ValueError("the report has no benchmark")
     return report.bench
 
 
 def parts(bench: BenchReport) -> tuple[Part, ...]:
-    """The rows by backend and collective, in the order in which they first appear."""
+    """Group the rows by backend and collective, in the order in which these first appear."""
     rows: dict[tuple[str, str], list[BenchRow]] = {}
     for row in bench.rows:
         rows.setdefault((row.backend, row.collective), []).append(row)
-    return tuple(Part(backend, collective, tuple(of)) for (backend, collective), of in rows.items())
+    return tuple(Part(backend, collective, tuple(group)) for (backend, collective), group in rows.items())
 
 
 def reaches(bench: BenchReport, part: Part) -> bool | None:
     """Whether all series of `part` reach `--min-busbw` at their best size; None without that option."""
     if (least := bench.asked.min_busbw_bytes_per_s) is None:
         return None
-    own = [one for one in bench.series if (one.backend, one.collective) == (part.backend, part.collective)]
-    return bool(own) and all(one.peak_busbw_bytes_per_s >= least for one in own)
+    series = [one for one in bench.series if (one.backend, one.collective) == (part.backend, part.collective)]
+    return bool(series) and all(one.peak_busbw_bytes_per_s >= least for one in series)
 
 
 def devices(bench: BenchReport) -> list[BenchRank]:
-    """One line for each rank in rising order: the one with a GPU, if a backend used one."""
+    """One line for each rank, in the order of ranks: a line with a GPU if any backend used one."""
     lines: dict[int, BenchRank] = {}
     for line in sorted(bench.ranks, key=lambda line: (line.rank, line.gpu_uuid is None)):
         lines.setdefault(line.rank, line)
@@ -61,7 +61,7 @@ def devices(bench: BenchReport) -> list[BenchRank]:
 
 
 def _spread(words: Sequence[str]) -> str:
-    """Words right-aligned in the columns of one mode."""
+    """Right-align four words in the columns of one mode (out-of-place or in-place)."""
     return "".join(f"  {word:>{width}}" for word, width in zip(words, (7, 6, 6, 6), strict=True))
 
 
@@ -78,7 +78,7 @@ HEADER = (
 
 
 def number(value: float, width: int) -> str:
-    """nccl-tests' `getFloatStr`: as many decimals, up to two, as leave `value` within `width`."""
+    """Format `value` with as many decimals, up to two, as fit into `width`, like nccl-tests' `getFloatStr`."""
     for decimals in (2, 1, 0):
         if len(text := f"{value:{width}.{decimals}f}") <= width:
             return text
@@ -86,7 +86,7 @@ def number(value: float, width: int) -> str:
 
 
 def line(row: BenchRow) -> str:
-    """One row, with N/A for the mode that torch does not have."""
+    """The table's line for a row, with N/A in the columns of the mode that torch does not have."""
     op = "sum" if "reduce" in row.collective else "none"
     root = 0 if row.collective in ("broadcast", "reduce") else -1
     key = f"{row.size_bytes:12d}  {row.count:12d}  {one_line(row.dtype):>8}  {op:>6}  {root:6d}"
@@ -101,7 +101,7 @@ def line(row: BenchRow) -> str:
 
 
 def footer(part: Part, okay: bool | None) -> Iterator[str]:
-    """The two lines below the rows; values that were not checked are not OK."""
+    """The two lines below the rows: wrong elements ("not checked" without a check), and the mean bus bandwidth."""
     wrong = [row.wrong for row in part.rows if row.wrong is not None]
     checked = f"{sum(wrong):d} {'FAILED' if sum(wrong) else 'OK'}" if wrong else "N/A not checked"
     yield f"# {'Out of bounds values':<20} : {checked}"
@@ -113,7 +113,7 @@ COLUMNS = (*BenchRow.__struct_fields__, "slowest_host")
 
 
 def to_csv(report: Report) -> str:
-    """The rows in SI units as CSV with a header; an unknown value is empty, a non-finite number nan, inf or -inf."""
+    """The rows in SI units as CSV with a header. Unknown values are empty; other non-finite ones nan, inf or -inf."""
     text, bench = StringIO(), measured(report)
     hosts = {line.rank: line.host for line in devices(bench)}
     writer = csv.writer(text, lineterminator="\n")

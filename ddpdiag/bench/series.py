@@ -1,10 +1,10 @@
-"""The result of a sweep: its bottleneck, its ranks side by side, and the slow ones among them.
+"""The result of a sweep: its bottleneck, the table of its ranks, and the slow ranks.
 
-A slow rank explains everything else; more ranks than cores explain away all numbers; messages too short for bandwidth
-are bound by latency; then comes the part of the machine whose limit was reached. Anything else is reported as unknown.
+The bottleneck is the first that applies: a slow rank; more ranks than cores, with which no number is judged; latency,
+if all messages are too short for bandwidth; the part of the machine whose limit was reached. Else it is unknown.
 
-A rank is slow if it copies more slowly than its peers, or starts its calls late. That evidence is relative to the other
-ranks of the same run, so that it needs no table of hardware.
+A rank is slow if it copies more slowly than the other ranks of the run, or starts its calls later. This evidence needs
+no table of hardware.
 """
 
 import math
@@ -24,19 +24,19 @@ from ddpdiag.text import rate_text, reached_text, share_text, size_text, time_te
 
 
 def series(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) -> Iterator[Series]:
-    """The result of each dtype over all sizes."""
-    among = standing(seen, sweep.backend)
+    """Yield the result of each dtype of a sweep over all its sizes."""
+    judged = standing(seen, sweep.backend)
     hosts = hosts_of_ranks(seen, sweep.trial.ranks)
     limits = {rank: data.limits for rank, data in sweep.ranks.items()}
-    # Ranks that wait for each other's cores do not measure a limit of the machine.
-    limit = bound(sweep.collective, sweep.backend, hosts, limits) if among.crowd is None else None
-    slow = {f"rank {rank} on {seen.world.host_of(rank)}": why for rank, why in among.slow.items()}
+    # With fewer cores than ranks the ranks wait for each other's cores, and do not reach a limit of the machine.
+    limit = bound(sweep.collective, sweep.backend, hosts, limits) if judged.crowd is None else None
+    slow = {f"rank {rank} on {seen.world.host_of(rank)}": why for rank, why in judged.slow.items()}
     kinds: dict[str, list[BenchRow]] = defaultdict(list)
     for row in rows:
         kinds[row.dtype].append(row)
-    for own in kinds.values():
-        peak, smallest = max(own, key=lambda row: row.busbw_bytes_per_s), min(own, key=lambda row: row.size_bytes)
-        part, sentence = assess(own, limit, hosts=len(hosts), crowd=among.crowd, slow=slow)
+    for kind in kinds.values():
+        peak, smallest = max(kind, key=lambda row: row.busbw_bytes_per_s), min(kind, key=lambda row: row.size_bytes)
+        part, sentence = assess(kind, limit, hosts=len(hosts), crowd=judged.crowd, slow=slow)
         yield Series(
             backend=sweep.backend,
             collective=sweep.collective,
@@ -52,28 +52,28 @@ def series(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) -> Iterator
 
 
 def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[int, ...]]:
-    """The ranks by host; of machines that share a name, the second one is "name (2)"."""
-    taking = frozenset(ranks)
+    """These ranks by the name of their host. If hosts share a name, the second one is "name (2)"."""
+    wanted = frozenset(ranks)
     hosts: dict[str, tuple[int, ...]] = {}
     numbers: Counter[str] = Counter()
     for (name, _boot), ranks in seen.world.hosts.items():
-        if own := tuple(rank for rank in ranks if rank in taking):
+        if found := tuple(rank for rank in ranks if rank in wanted):
             numbers[name] += 1
-            hosts[name if numbers[name] == 1 else f"{name} ({numbers[name]})"] = own
+            hosts[name if numbers[name] == 1 else f"{name} ({numbers[name]})"] = found
     return hosts
 
 
 # At least this much of the expectation counts as reached (stas00, ml-engineering: 80 %).
 GOOD_SHARE = 0.8
-# Of what copies and loopback allow: gloo's threads hand each segment to each other. Two ranks on an idle host of two
-# cores reached 0.59 to 0.68 of it.
+# The same share if the limit is copies on a CPU, where gloo's threads pass each segment to each other. Two ranks on an
+# idle host of two cores reached 0.59 to 0.68 of what copies and loopback allow.
 GOOD_COPY_SHARE = 0.5
-# Up to here the call itself costs more than its bytes on every fabric with known numbers.
+# Up to this size, a call costs more than its bytes on every fabric with known numbers.
 SMALL_BYTES = 64 << 10
-# Times that do not even double from the smallest size to one 8 times as large are all latency.
+# Times that do not even double from the smallest size to one at least 8 times as large are all latency.
 FLAT_RATIO = 2.0
 _FLAT_RANGE = 8
-# Chosen: with smaller messages a rate that still rises with the size says nothing about the hardware.
+# Chosen: if the rate still rises at a largest size below this, larger messages may be faster.
 _LARGE_ENOUGH_BYTES = 64 << 20
 # NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower.
 SOCKET_SHARE = 0.2
@@ -88,10 +88,10 @@ def assess(
     crowd: tuple[int, int] | None = None,
     slow: Mapping[str, str] = {},
 ) -> tuple[Bottleneck, str]:
-    """The bottleneck of a sweep of one dtype, and a sentence that names the subject, the number and the expectation.
+    """The bottleneck of a sweep of one dtype, and a sentence with the collective, its rate and the expectation.
 
-    `crowd` is (ranks, cores) of a host with fewer cores than ranks; `slow` has the reason for each slow rank by its
-    name.
+    `crowd` is (ranks, cores) of a host with fewer cores than ranks. `slow` has the reason for each slow rank, such as
+    "rank 3 on n1".
     """
     smallest, largest = (pick(rows, key=lambda row: row.size_bytes) for pick in (min, max))
     peak = max(rows, key=lambda row: row.busbw_bytes_per_s)
@@ -128,18 +128,18 @@ def assess(
 
 
 def _share(peak: BenchRow, limit: Bound | None) -> float | None:
-    """The peak over the expectation."""
+    """The peak as a share of the expectation; None without an expectation."""
     expected = limit.busbw_bytes_per_s if limit else 0.0
     return peak.busbw_bytes_per_s / expected if expected > 0 else None
 
 
 def ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
-    """The table of ranks at the largest size of the sweep's first dtype."""
+    """Yield the lines of the table of ranks, at the largest size of the sweep's first dtype."""
     if not sweep.rows:
         return
     dtype = next(iter(sweep.rows))[0]
     size_bytes = max(size for other, size in sweep.rows if other == dtype)
-    among = standing(seen, sweep.backend)
+    judged = standing(seen, sweep.backend)
     for rank, data in sweep.ranks.items():
         row = sweep.rows[dtype, size_bytes].get(rank)
         median = row.median_seconds if row else None
@@ -160,29 +160,28 @@ def ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
             spread_share=row.cv if row else None,
             lag_seconds=row.lag_seconds if row else None,
             copy_bytes_per_s=quantile(sorted(data.copies), 0.5) if data.copies else None,
-            slow=among.slow.get(rank, ""),
+            slow=judged.slow.get(rank, ""),
         )
 
 
-# Between NVRx's straggler (a score below 0.75, so 1.33x slower) and twice as slow (DLRover). On two noisy cores, equal
-# ranks differ by more than a third now and then.
+# A rank whose copies take this many times as long is slow: between NVRx (score below 0.75, so 1.33x) and DLRover (2x).
+# On two noisy cores, equal ranks sometimes differ by more than a third.
 SLOW_RATIO = 1.5
-# A scheduler moves processes between cores several times a second, so that few moments show nothing; a rank that is
-# slow by itself is slower than its peers in most of them.
+# A scheduler moves processes between cores several times a second, so fewer moments than these show nothing. A rank
+# with a lasting fault is slower by STEADY_RATIO than the others in 8 of 10 moments.
 MIN_MOMENTS = 5
 STEADY_RATIO = 1.2
-# A real straggler is last in 8 of 10 windows; of ranks that merely take turns none is.
+# A real straggler starts last in 8 of 10 calls; if ranks are late in turn, no rank is that often the last.
 LATE_SHARE = 0.8
-# Starting half of a transfer late makes the collective half as slow again: the same ratio.
+# A rank that starts late by half of a transfer makes the collective 1.5 times as long, which is SLOW_RATIO.
 LAG_SHARE = SLOW_RATIO - 1
 
 
 class RankEvidence(NamedTuple):
-    """The evidence on one rank; None where a figure was not measured.
+    """The evidence on one rank; None for a figure that was not measured.
 
-    `copies` are its copies in bytes per second, at several moments of the run at which all ranks copied; the same
-    moments for all. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
-    `late_share` the share of the calls in which it was the last to start.
+    `copies` has the rank's rates of copies in bytes per second, at moments of the run at which all ranks copied. At
+    large sizes, `lag_share` is the median of lag over transfer time, `late_share` the share of calls started last.
     """
 
     copies: tuple[float, ...] = ()
@@ -193,7 +192,7 @@ class RankEvidence(NamedTuple):
 def slow_ranks(evidence: Mapping[int, RankEvidence], *, memory: str = "its own memory") -> dict[int, str]:
     """The slow ranks with the reason, as the words after "it": "copies 2.1x slower than the median rank".
 
-    Empty where more than half of the ranks would be named: then they share the cause.
+    Empty if more than half of the ranks would be named, because they then share the cause.
     """
     copies = copy_ratios(evidence)
     named: dict[int, str] = {}
@@ -210,28 +209,28 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, memory: str = "its own m
 
 
 def copy_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
-    """The ratio of the others' median rate of copies to that of each rank; 0 where it is not known, or changes.
+    """For each rank, how many times slower it copies than the median of the others; 0 if not known or not lasting.
 
-    The ratio at each moment, then the median over the moments: a disturbance of the whole host affects all ranks, and
-    one of a single rank now and then is outvoted.
+    This is the median over the moments of the ratio at each moment. So disturbances of a whole host, which slow all its
+    ranks at once, and rare ones of one rank have no effect.
     """
-    moments = max((len(own.copies) for own in evidence.values()), default=0)
-    at = [
-        _ratios({rank: own.copies[moment] for rank, own in evidence.items() if moment < len(own.copies)})
+    moments = max((len(each.copies) for each in evidence.values()), default=0)
+    by_moment = [
+        _ratios({rank: each.copies[moment] for rank, each in evidence.items() if moment < len(each.copies)})
         for moment in range(moments)
     ]
-    known = {rank: sorted(ratios[rank] for ratios in at if ratios.get(rank, 0.0) > 0) for rank in evidence}
+    known = {rank: sorted(ratios[rank] for ratios in by_moment if ratios.get(rank, 0.0) > 0) for rank in evidence}
     lasting = {
-        rank: quantile(own, 0.5)
-        for rank, own in known.items()
-        if len(own) >= MIN_MOMENTS and quantile(own, 1 - LATE_SHARE) >= STEADY_RATIO
+        rank: quantile(ratios, 0.5)
+        for rank, ratios in known.items()
+        if len(ratios) >= MIN_MOMENTS and quantile(ratios, 1 - LATE_SHARE) >= STEADY_RATIO
     }
     return dict.fromkeys(evidence, 0.0) | lasting
 
 
 def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
-    """For each rank the median of the others over its own; 0 where either was not measured."""
-    # Less than a byte per second is no measurement, and ratios to it may not be finite.
+    """For each rank the median rate of the others over this rank's rate; 0 if either was not measured."""
+    # A rate below one byte per second is no measurement, and dividing by it may give infinity.
     measured = {rank: rate for rank, rate in rates.items() if 1 <= rate < math.inf}
     known = sorted(measured.values())
     if len(known) < 2:
@@ -239,12 +238,12 @@ def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
     return dict.fromkeys(rates, 0.0) | {rank: median_without(known, rate) / rate for rank, rate in measured.items()}
 
 
-# Below this size a call is over before a rank can be late by much of it.
+# Lags count from this size on: smaller calls are too short for a rank to be late by a large share of them.
 _LARGE_BYTES = 1 << 20
 
 
 class Standing(NamedTuple):
-    """The ranks over one backend: the slow ones with the reason, and (ranks, cores) of a machine with too few cores."""
+    """The slow ranks over one backend with the reasons, and (ranks, cores) of a machine with too few cores, or None."""
 
     slow: Mapping[int, str]
     crowd: tuple[int, int] | None
@@ -252,9 +251,9 @@ class Standing(NamedTuple):
 
 @lru_cache(maxsize=8)
 def standing(seen: Seen[Data], backend: str) -> Standing:
-    """The standing of the ranks, cached for each backend since every collective and every rank needs it.
+    """Judge which ranks are slow over a backend. Cached, since every collective and every rank needs the result.
 
-    Ranks that wait for each other's cores are late and copy slowly by turns, so that none of them is called slow.
+    With fewer cores than ranks, ranks wait for each other's cores and are late in turn, so no rank is called slow.
     """
     if (crowded := crowd(seen, backend)) is not None:
         return Standing({}, crowded)
@@ -263,43 +262,42 @@ def standing(seen: Seen[Data], backend: str) -> Standing:
 
 
 def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
-    """Ranks and cores of a machine that has fewer cores than ranks; containers of one machine share its boot id.
-
-    Only where CPUs do the work: over nccl a rank needs hardly any.
-    """
+    """(ranks, cores) of the first machine with fewer cores than ranks; None without one, or over nccl, where a rank
+    needs hardly any CPU. Containers on one machine count together, because they share its boot id."""
     if backend == "nccl":
         return None
     machines: dict[str, dict[int, int]] = {}
     for row in seen.rows_so_far:
         if row.data.backend == backend:
-            own = machines.setdefault(seen.world.arrivals[row.place.rank].host_id, {})
-            own[row.place.rank] = row.data.limits.cores or 0
+            machine = machines.setdefault(seen.world.arrivals[row.place.rank].host_id, {})
+            machine[row.place.rank] = row.data.limits.cores or 0
     bound = seen.of(hst001.CHECK).by_rank
-    for own in machines.values():
-        rows = {rank: bound[rank] for rank in own if rank in bound}
-        # The cores of all its ranks together, from HST001; else those of the rank with most.
-        cores = max(own.values(), default=0)
-        if len(rows) == len(own) and all(row.affinity for row in rows.values()):
+    for machine in machines.values():
+        rows = {rank: bound[rank] for rank in machine if rank in bound}
+        # The cores of all ranks of the machine together, from HST001; without that, those of the rank with most cores.
+        cores = max(machine.values(), default=0)
+        if len(rows) == len(machine) and all(row.affinity for row in rows.values()):
             cores = int(hst001.usable_cores(rows))
-        if 0 < cores < len(own):
-            return len(own), cores
+        if 0 < cores < len(machine):
+            return len(machine), cores
     return None
 
 
 def evidence(seen: Seen[Data], backend: str) -> dict[int, RankEvidence]:
     """The evidence on each rank from all trials over a backend."""
-    together: dict[int, list[Data]] = {}
+    by_rank: dict[int, list[Data]] = {}
     for row in seen.rows_so_far:
         if row.data.backend == backend:
-            together.setdefault(row.place.rank, []).append(row.data)
-    moments = min((sum(len(data.copies) for data in own) for own in together.values()), default=0)
-    return {rank: _evidence_of(own, moments) for rank, own in together.items()}
+            by_rank.setdefault(row.place.rank, []).append(row.data)
+    moments = min((sum(len(data.copies) for data in trials) for trials in by_rank.values()), default=0)
+    return {rank: _evidence_of(trials, moments) for rank, trials in by_rank.items()}
 
 
-def _evidence_of(own: list[Data], moments: int) -> RankEvidence:
+def _evidence_of(trials: list[Data], moments: int) -> RankEvidence:
+    """The evidence from the data of one rank; of its copies the first `moments`, which all ranks have."""
     rows: list[RankRow] = []
-    for data in own:
-        # Large sizes; the largest one where all are small.
+    for data in trials:
+        # Only large sizes count, or the largest size if all are small.
         least = min(_LARGE_BYTES, max((row.size_bytes for row in data.rows), default=0))
         rows += [row for row in data.rows if row.size_bytes >= least]
     shares = sorted(
@@ -308,7 +306,7 @@ def _evidence_of(own: list[Data], moments: int) -> RankEvidence:
     calls = sum(row.calls for row in rows if row.last is not None)
     last = sum(row.last for row in rows if row.last is not None)
     return RankEvidence(
-        copies=tuple(rate for data in own for rate in data.copies)[:moments],
+        copies=tuple(rate for data in trials for rate in data.copies)[:moments],
         lag_share=quantile(shares, 0.5) if shares else None,
         late_share=last / calls if calls else None,
     )

@@ -20,7 +20,10 @@ from ddpdiag.render.painter import paint
 
 
 def run(old: str, new: str, *, json: str | None = None, markdown: str | None = None, color: Color = Color.AUTO) -> int:
-    """0 no regression, 1 regression, 3 not known; UsageError (2) for what cannot be read. '-' is standard output."""
+    """Compare two files, and show and write the result ('-' is standard output). UsageError if one cannot be read.
+
+    The exit code is 0 for no regression, 1 for a regression, 3 for not known.
+    """
     wanted = {"--json": (json, as_json), "--markdown": (markdown, as_markdown)}
     files = {option: (path, content) for option, (path, content) in wanted.items() if path is not None}
     for option, (path, _) in files.items():
@@ -52,19 +55,19 @@ _TITLES = {
 
 
 def as_json(comparison: Comparison) -> str:
-    """`ddpdiag.comparison/1`, indented."""
+    """The comparison as indented JSON (schema `ddpdiag.comparison/1`)."""
     return msgspec.json.format(encode(comparison), indent=2).decode() + "\n"
 
 
 def render(comparison: Comparison, *, width: int, color: bool) -> str:
-    """Both runs, the changes, the worst first, and the verdict at the end, where a terminal shows it."""
+    """The comparison as text, with the verdict at the end, where a terminal shows it."""
     page = Page(color=color, width=width)
     paint(page, (*_runs(comparison), *_changes(comparison), _verdict(comparison)), details=True)
     return page.text().rstrip() + "\n"
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The same for tickets and chat, with the verdict first."""
+    """The comparison as Markdown for tickets and chat, with the verdict first."""
     blocks = (_verdict(comparison), *_runs(comparison), *_changes(comparison))
     return "\n".join(fitting(painted(blocks))).rstrip() + "\n"
 
@@ -83,7 +86,7 @@ def _runs(comparison: Comparison) -> Iterator[Block]:
 
 
 def _changes(comparison: Comparison) -> Iterator[Block]:
-    """Lists by direction; changes that are neither worse nor better are folded away in Markdown."""
+    """One list of changes for each direction; the list of neutral changes can be folded in Markdown."""
     for direction, title in _TITLES.items():
         texts = tuple(change.text for change in comparison.changes if change.direction is direction)
         if texts and direction is Direction.NEUTRAL:

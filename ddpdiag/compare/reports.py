@@ -1,11 +1,11 @@
-"""Two reports compared with each other: verdicts, findings, figures, hosts and versions.
+"""Compare two reports: their verdicts, findings, figures, hosts and versions.
 
-Several findings of one code with the same blame (a variable each) are distinguished by their titles without the numbers
-in these, which differ from run to run.
+Several findings of one code with the same blame (such as one for each variable) are distinguished by their titles. The
+numbers in the titles are ignored, because they differ from run to run.
 
-A finding whose check did not look in one of the runs is neither new nor gone. A check has looked where all its trials
-were done. A check without trials has looked where the checks of its stage did that looked in the other run; RUN003,
-which judges how trials end, where a check was tried that ended badly in the other run.
+A finding is new or gone only if its check is conclusive in the run without it. A check is conclusive if all its trials
+were done. A check without trials is not if a check of its stage is conclusive in the other run only. RUN003 judges how
+trials end: it is conclusive if this run has trials of a check that ended badly in the other run, or if none did.
 """
 
 import re
@@ -62,7 +62,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:
-    """Compare the new run with the old one."""
+    """Compare two reports. The sources name their files in the result."""
     count, figures = _figures(old, new)
     changes = [
         *_verdict(old, new),
@@ -117,7 +117,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
-    """UNKNOWN is worse than FIT, and after UNFIT it is no improvement."""
+    """Yield the change of the verdict, if any. UNKNOWN is worse than FIT, and is no improvement after UNFIT."""
     if old.verdict_text == new.verdict_text:
         return
     better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
@@ -138,25 +138,25 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
 
 
 _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
-# They are about the run of ddpdiag, and no fault of the machine.
+# Codes of findings about ddpdiag's run, which are no fault of the machine.
 _MINOR = ("RUN004.", "CMP001.")
-# Findings from times alone: where these are not judged, since others used the cores, neither are they.
+# Codes of findings from times alone: they are not judged if other processes used the cores, as the times are not.
 _OF_TIMES = ("TRN003.straggler",)
-# It judges how the trials of all checks ended.
+# The check that judges how the trials of all other checks ended.
 _OF_ALL_TRIALS = ("RUN003",)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def changed_findings(old: Report, new: Report) -> Iterator[Change]:
     """The findings that are new or changed, then those that are gone."""
-    # Whether the ranks of both runs had enough of their cores; not where no check looked.
+    # False if no check measured whether the ranks of both runs had enough of their cores.
     times_are_judged = least_busy(old.snapshot, new.snapshot) >= LEAST_BUSY
     minor = _MINOR if times_are_judged else (*_MINOR, *_OF_TIMES)
-    then, here = _looked(old, new), _looked(new, old)
+    conclusive_then, conclusive_now = _conclusive(old, new), _conclusive(new, old)
     pairs = list(_pairs(old.findings, new.findings))
     for was, now in pairs:
         if was is None and now is not None:
-            if _code(now) in then:
+            if _check_code(now) in conclusive_then:
                 yield _change(now, "new", Direction.REGRESSION, minor)
             else:
                 yield _change(now, "not checked in the old run", Direction.NEUTRAL, minor)
@@ -164,7 +164,7 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
             direction = Direction.REGRESSION if _rank(now) > _rank(was) else Direction.IMPROVEMENT
             yield _change(now, f"changed from {was.severity.value}", direction, minor)
     for was in (was for was, now in pairs if was is not None and now is None):
-        if _code(was) not in here:
+        if _check_code(was) not in conclusive_now:
             yield _change(was, "not checked in the new run", Direction.NEUTRAL, minor)
         elif new.verdict is Verdict.UNKNOWN:
             yield _change(was, "not seen again", Direction.NEUTRAL, minor)
@@ -173,7 +173,7 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
 
 
 def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
-    """Notes are neither better nor worse, nor are codes that begin like `minor`."""
+    """The change for a finding: neutral for a note, and for a code that begins with one of `minor`."""
     is_minor = finding.severity is Severity.NOTE or finding.code.startswith(minor)
     return Change(
         direction=Direction.NEUTRAL if is_minor else direction,
@@ -184,8 +184,8 @@ def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str,
     )
 
 
-def _looked(report: Report, other: Report) -> frozenset[str]:
-    """Codes of the checks that looked in this report, as far as the other one needs them."""
+def _conclusive(report: Report, other: Report) -> frozenset[str]:
+    """The codes of checks that are conclusive in `report`, compared with `other` (see the module)."""
     measured, wanted = _measured(report), _measured(other)
     missed = {line.stage for line in report.checks if line.code in wanted - measured}
     failed = {line.code for line in other.checks if line.statuses.keys() - {Status.DONE.value}}
@@ -197,30 +197,30 @@ def _looked(report: Report, other: Report) -> frozenset[str]:
 
 
 def _measured(report: Report) -> frozenset[str]:
-    """Checks that were tried, and whose trials were done on all ranks."""
+    """The codes of checks that had trials, all of them done on all ranks."""
     done = (line for line in report.checks if line.measures and line.skipped_because is None and line.statuses)
     return frozenset(line.code for line in done if line.statuses.keys() == {Status.DONE.value})
 
 
-def _code(finding: Finding) -> str:
+def _check_code(finding: Finding) -> str:
     return finding.code.partition(".")[0]
 
 
 def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:
-    """The same finding then and now; None where a run has fewer of them. The gravest are paired first."""
-    for was, now in _alike(old, new, lambda own: (own.code, own.ranks, own.hosts, own.gpus, own.links)):
+    """Pair the same findings of both runs, with None if a run lacks one. The gravest of several are paired first."""
+    for was, now in _alike(old, new, lambda each: (each.code, each.ranks, each.hosts, each.gpus, each.links)):
         if len(was) <= 1 and len(now) <= 1:
             yield from zip_longest(was, now)
             continue
-        was, now = (sorted(own, key=_rank, reverse=True) for own in (was, now))
-        for same, again in _alike(was, now, lambda own: _NUMBER.sub("#", own.title)):
+        was, now = (sorted(each, key=_rank, reverse=True) for each in (was, now))
+        for same, again in _alike(was, now, lambda each: _NUMBER.sub("#", each.title)):
             yield from zip_longest(same, again)
 
 
 def _alike(
     old: Sequence[Finding], new: Sequence[Finding], key: Callable[[Finding], object]
 ) -> Iterator[tuple[list[Finding], list[Finding]]]:
-    """The findings of both runs that have the same key, in the order of the new ones."""
+    """For each key, the findings of the old and of the new run that have it, in the order of the new findings."""
     groups: dict[object, tuple[list[Finding], list[Finding]]] = {}
     for findings, side in ((new, 1), (old, 0)):
         for finding in findings:

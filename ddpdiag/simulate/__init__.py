@@ -1,4 +1,4 @@
-"""`ddpdiag simulate`, for fleets that do not exist: seeded runs, planned and judged as real ones. Its options."""
+"""The options of `ddpdiag simulate`: seeded runs of invented fleets, planned and judged as real runs are."""
 
 from dataclasses import dataclass
 

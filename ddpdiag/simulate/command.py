@@ -1,4 +1,4 @@
-"""`ddpdiag simulate`: a fleet that does not exist, judged as a real one."""
+"""`ddpdiag simulate`: record a run of an invented fleet, and judge it as a real one."""
 
 import gc
 import math
@@ -23,7 +23,7 @@ def run(wanted: SimulateOptions, outputs: Outputs) -> int:
             raise UsageError(f"--{name} nan: expected a share, such as 0.02")
     faults = Faults(tuple(_faults(wanted.fault)), wanted.slower)
     outputs.check()
-    gc.disable()  # nothing here is dropped in circles, and to look for such takes a tenth of the time of a large fleet
+    gc.disable()  # a run leaves no reference cycles, and searching for them takes a tenth of the time of a large fleet
     with counter(quiet=outputs.quiet) as progress:
         progress.tell(f"simulating {count(wanted.hosts, 'host')} ...")
         recording = _recorded(wanted, faults)
@@ -34,7 +34,7 @@ def run(wanted: SimulateOptions, outputs: Outputs) -> int:
 
 
 def _recorded(wanted: SimulateOptions, faults: Faults) -> Recording:
-    """The recording of a run of the wanted fleet."""
+    """Simulate a run of the wanted fleet, and return its recording."""
     noise = Noise(sigma=wanted.noise, transients=wanted.transients, congested=wanted.congestion)
     fleet = Fleet(wanted.hosts, faults, noise, seed=wanted.seed, hosts_per_leaf=wanted.hosts_per_leaf)
     leaves = {host_name(host): f"leaf{fleet.leaf_of(host)}" for host in range(wanted.hosts)}
@@ -43,7 +43,7 @@ def _recorded(wanted: SimulateOptions, faults: Faults) -> Recording:
 
 
 def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
-    """KIND or KIND:COUNT."""
+    """Parse words of the form KIND or KIND:COUNT. UsageError for any other word."""
     known = [fault.value for fault in Fault]
     for word in words:
         kind, colon, count = word.partition(":")

@@ -1,9 +1,9 @@
-"""A fleet of hosts with faults and noise: what a group of them would reach, and the recording of a whole run.
+"""A model of a fleet with faults and noise: the rate that a group of hosts would reach, and the recording of a run.
 
-Seeded, so that a run can be repeated. A group is as slow as its slowest member or link, times noise. Transients halve a
-test at random; a congested leaf halves, for as long as it lasts, all that goes there. A leaf with
-narrow uplinks is congested by the tests themselves: it carries half of what its hosts can send. Nothing is measured and
-nothing waits; the recording is one as any other: `ddpdiag judge` reads it.
+The seed makes a run repeatable. A group is as slow as its slowest host or link, times noise. Transients halve the rate
+of a test at random. A congested leaf switch halves the rates of all groups with a host on it, as long as the congestion
+lasts. The uplinks of a narrow leaf carry half of what its hosts can send, so the tests themselves congest them. Nothing
+is measured and nothing waits. `ddpdiag judge` reads the recording as that of a real run.
 """
 
 from collections import Counter
@@ -25,13 +25,13 @@ from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Skip, Sta
 from ddpdiag.model.recording import End, Header
 from ddpdiag.stats import Samples
 
-# A leaf switch has so many hosts by default.
+# The hosts on a leaf switch by default.
 HOSTS_PER_LEAF = 32
-# On a host that is slow inside it is the GPU of this local rank.
+# The local rank of the slow GPU on a host with the fault SLOW_INSIDE.
 SLOW_LOCAL_RANK = 1
 _TRANSIENT_SHARE = 0.5
 _CONGESTED_SHARE = 0.5
-# A narrow uplink carries what so many of its hosts can send.
+# A narrow uplink carries what this share of its hosts can send.
 _NARROW_SHARE = 0.5
 
 
@@ -39,17 +39,17 @@ class Fault(Enum):
     """The faults of a fleet."""
 
     NONE = "none"
-    SLOW_HOST = "slow-host"  # with every partner; its ranks among themselves are as quick as others
-    SLOW_INSIDE = "slow-inside"  # one of its GPUs: alone and with every partner
+    SLOW_HOST = "slow-host"  # slow with every other host; its ranks among themselves are as quick as others
+    SLOW_INSIDE = "slow-inside"  # one GPU of the host is slow, in tests of this host alone and with every other host
     DEAD_HOST = "dead-host"  # its processes end in the first test
-    HANG = "hang"  # no test with it ends
-    SLOW_LINK = "slow-link"  # one pair of hosts
+    HANG = "hang"  # no test with this host ends
+    SLOW_LINK = "slow-link"  # one pair of hosts is slow together
     UPLINK = "uplink"  # the uplinks of one leaf carry half of what its hosts can send; no host is at fault
     LEAF = "leaf"  # half of the hosts of one leaf are slow
 
 
 class Faults(NamedTuple):
-    """The number of each fault, and the slowdown of slow hosts as a share."""
+    """The number of each fault, and the slowdown of slow hosts, GPUs and links as a share."""
 
     kinds: tuple[tuple[Fault, int], ...] = ()
     slower: float = 0.25
@@ -73,7 +73,7 @@ USUAL_NOISE = Noise()
 
 
 class Fleet:
-    """Hosts numbered from 0, of `hosts_per_leaf` on each leaf switch. `usual` is bus bandwidth in bytes per second."""
+    """Hosts numbered from 0. `usual` is the bus bandwidth of healthy hosts in bytes per second."""
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class Fleet:
         self.narrow: set[int] = set()
         self._random = Random(seed)
         self._congested: set[int] = set()
-        self._leaving: Counter[int] = Counter()
+        self._loads: Counter[int] = Counter()  # for each narrow leaf, the groups that use its uplinks in this round
         for kind, count in faults.kinds:
             self._break(kind, count)
 
     @property
     def failing(self) -> frozenset[int]:
-        """The hosts that should be blamed."""
+        """The hosts that a correct judgement blames."""
         return frozenset(self.slow | self.slow_inside | self.hanging | self.dead)
 
     def _break(self, kind: Fault, count: int) -> None:
@@ -147,13 +147,13 @@ class Fleet:
         return -(-self.hosts // self.hosts_per_leaf)
 
     def leaf_of(self, host: int) -> int:
-        """The number of its leaf switch."""
+        """The number of the leaf switch of a host."""
         return host // self.hosts_per_leaf
 
     def next_round(self, groups: Sequence[Sequence[int]] = ()) -> None:
-        """Congestion goes on or ends, and begins elsewhere; these groups of hosts communicate at the same time."""
+        """Begin a round in which these groups of hosts communicate; choose the leaves that are congested in it."""
         if self.narrow:
-            self._leaving = Counter(leaf for group in groups for leaf in self._left_by(group))
+            self._loads = Counter(leaf for group in groups for leaf in self._narrow_leaves(group))
         if not self.noise.congested:
             return
         self._congested = {
@@ -162,8 +162,8 @@ class Fleet:
             if self._random.random() < (self.noise.lasting if leaf in self._congested else self.noise.congested)
         }
 
-    def _left_by(self, group: Sequence[int]) -> set[int]:
-        """The narrow leaves that a group leaves: once each, as the ring of an all-reduce does."""
+    def _narrow_leaves(self, group: Sequence[int]) -> set[int]:
+        """The narrow leaves whose uplinks a group uses, each once, as the ring of an all-reduce does."""
         leaves = set(map(self.leaf_of, group))
         return leaves & self.narrow if len(leaves) > 1 else set()
 
@@ -172,9 +172,9 @@ class Fleet:
         return self.hanging.isdisjoint(group) and self.dead.isdisjoint(group)
 
     def rate(self, group: Sequence[int], inside: Sequence[int] = ()) -> float:
-        """The rate of these hosts together in this test, in bytes per second of bus bandwidth.
+        """The bus bandwidth of one test of these hosts in this round, in bytes per second, with random noise.
 
-        Of one host it may be some of its ranks, by their local ranks.
+        For a test within one host, `inside` are the local ranks that take part; empty means all.
         """
         rate = self.usual * self.level
         if not self.slow_inside.isdisjoint(group):
@@ -188,14 +188,14 @@ class Fleet:
             rate *= _CONGESTED_SHARE
         if self.narrow:
             carried = self.hosts_per_leaf * _NARROW_SHARE
-            rate *= min((carried / max(carried, self._leaving[leaf]) for leaf in self._left_by(group)), default=1.0)
+            rate *= min((carried / max(carried, self._loads[leaf]) for leaf in self._narrow_leaves(group)), default=1.0)
         if self._random.random() < self.noise.transients:
             rate *= _TRANSIENT_SHARE
         return rate * max(0.01, 1 + self.noise.sigma * self._random.gauss(0, 1))
 
 
 _BYTES = 64 << 20
-# What a pair of hosts needs, beside the calls: to meet, to open a group, to connect.
+# The seconds of a test: its ranks meet, open a group and connect. The calls are not counted.
 _ROUND_SECONDS = 3.0
 _HANG_SECONDS = 10.0
 
@@ -203,7 +203,7 @@ _HANG_SECONDS = 10.0
 def simulate(
     fleet: Fleet, *, ranks_per_host: int = 1, options: Options | None = None, run_id: str = "sim"
 ) -> Recording:
-    """The recording of one run; the same for the same fleet, seed and run id."""
+    """Plan and simulate one run, and return its recording; equal for equal fleets, seeds and run ids."""
     ranks = fleet.hosts * ranks_per_host
     wanted = options or Options(stages=("fabric",), backend="nccl")
     header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created="", version="")
@@ -217,16 +217,16 @@ def simulate(
             )
             continue
         while planned := check.plan(Seen(world, check, known)):
-            known, seconds = _tried(fleet, known, planned, ranks_per_host, seconds)
-    # No budget ends what takes no time, so the run had at least what it took.
+            known, seconds = _with_trials(fleet, known, planned, ranks_per_host, seconds)
+    # The simulation ignores the budget. The recording gets one that covers the simulated seconds.
     given = structs.replace(wanted, budget_seconds=max(wanted.budget_seconds, seconds))
     return structs.replace(known, header=structs.replace(header, options=given), end=End(seconds=seconds))
 
 
-def _tried(
+def _with_trials(
     fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int, begin: float
 ) -> tuple[Recording, float]:
-    """The run after these trials as well, and how long it has taken."""
+    """Simulate the planned trials: the recording with them added, and the seconds of the run at their end."""
     trials, outcomes = [*known.trials], [*known.outcomes]
     for trial in planned:
         numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
@@ -238,7 +238,7 @@ def _tried(
 
 
 def host_name(host: int) -> str:
-    """Such as "n0007"."""
+    """The name of a host, such as "n0007"."""
     return f"n{host:04d}"
 
 
@@ -260,7 +260,7 @@ def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]
 
 
 def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
-    """The outcomes of every rank of a trial, in order."""
+    """Simulate a trial as a new round of the fleet, and yield the outcome of each of its ranks, in order."""
     fleet.next_round([sorted({rank // ranks_per_host for rank in group}) for group in trial.groups])
     for group in trial.groups:
         hosts = sorted({rank // ranks_per_host for rank in group})
@@ -280,7 +280,7 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
         inside = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
         seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, inside)
         samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
-        # Not the codec's encode, which spells numbers that JSON has not: these are finite, and many.
+        # msgspec's encode is enough for these many numbers: only the codec's encode writes nan and infinity.
         data = Raw(json.encode(Data(len(group), _BYTES, samples)))
         for rank in group:
             yield Outcome(

@@ -1,1 +1,1 @@
-"""`ddpdiag train`: training by several strategies, and by several launchers."""
+"""`ddpdiag train`: train by several strategies, or start one training by several launchers."""

@@ -1,4 +1,4 @@
-"""The blocks of a training by strategies and of a comparison of launchers."""
+"""The report's tables and texts for trainings by strategies, and for a comparison of launchers."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,22 +19,22 @@ _MARKS = {
 
 
 def ended(value: Ended) -> Cell:
-    """The outcome of a row; the reason is below the table."""
+    """The cell for an outcome; `reasons` gives its reason below the table."""
     return Cell("not here" if value is Ended.NOT_POSSIBLE else value.value, _MARKS[value])
 
 
 def reasons(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
-    """The reasons why rows (name, outcome, reason) do not work, each once."""
+    """A text for each outcome and reason of the rows (name, outcome, reason) that do not work, with their names."""
     names: dict[tuple[Ended, str], list[str]] = {}
     for name, outcome, reason in rows:
         if outcome is not Ended.WORKS:
             names.setdefault((outcome, reason), []).append(name)
-    for (outcome, reason), alike in names.items():
-        yield Text(f"{', '.join(alike)} {outcome.value}: {reason}", mark=_MARKS[outcome])
+    for (outcome, reason), group in names.items():
+        yield Text(f"{', '.join(group)} {outcome.value}: {reason}", mark=_MARKS[outcome])
 
 
 def blocks(report: Report) -> Iterator[Section]:
-    """The table of strategies, and why some of them do not work."""
+    """The section with the table of strategies, and why some do not work; nothing if the report has no training."""
     train = report.train
     if train is not None:
         torch = f"torch {train.torch_version}" if train.torch_version else ""

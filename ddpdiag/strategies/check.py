@@ -62,18 +62,18 @@ FINDINGS = {
     ),
 }
 
-# What a strategy needs of torch, as users search for it.
+# The part of torch that a strategy needs, under the name that users search for.
 _NEEDS = {
     Strategy.FSDP: "torch.distributed.fsdp.fully_shard",
     Strategy.TENSOR_PARALLEL: "torch.distributed.tensor.parallel",
     Strategy.PIPELINE: "torch.distributed.pipelining",
 }
-# A strategy gets at least so much, even if others that hang have spent their share.
+# The shortest deadline of a strategy, even if strategies that hung before it have used up the budget.
 _LEAST_SECONDS = 8.0
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One training after the other, each with its share of what the budget leaves."""
+    """The trial of the next strategy, with an equal share of the time that the budget leaves; empty after the last."""
     to_come = [strategy for strategy in strategies_of(seen.world) if trial_of(seen, strategy) is None]
     if not to_come:
         return ()
@@ -107,7 +107,7 @@ def measure(ctx: Context) -> Data:
     ctx.step("read the digits")
     digits = mnist.load()
     try:
-        # ImportError where this torch lacks the strategy: nothing was trained then.
+        # Raises ImportError if this torch lacks the strategy; then nothing was trained.
         backend = str(ctx.trial.params["backend"])
         more = (asked.group_size,) if strategy is Strategy.MODEL_PARALLEL else ()
         code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
@@ -120,7 +120,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Report each training that does not work, with the ranks to blame."""
+    """Yield a finding for each training that does not work, with the ranks to blame."""
     yield from findings(seen)
 
 
@@ -129,13 +129,13 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The speed of each strategy."""
+    """Images per second of each strategy that had a trial."""
     rows = train_of(seen).rows
     return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
 
 
 def section(seen: Seen[Data]) -> Section | None:
-    """The table, if the run was made for it."""
+    """The section with the table of strategies; None unless this is a run of `ddpdiag train`."""
     if seen.options.train is None:
         return None
     train = train_of(seen)
@@ -163,7 +163,8 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(figures=figures(seen), section=section(seen))
 
 
-# In nats, where the loss begins at ln 10 = 2.3. Sums in another order differ by the last bits: the largest deviations
-# that were measured, of all strategies over 200 steps on a CPU, are a fifth of this or less.
+# The largest difference of a loss from that of single, in nats; the loss begins at ln 10 = 2.3. Sums in another order
+# differ in the last bits: the largest deviations measured, of all strategies over 200 steps on a CPU, are a fifth of
+# this or less.
 SETTINGS = {"tolerance": 1e-4}
 CHECK: Check[Data] = Check(__name__, "TRN002", "strategies", Stage.TRAINING, Scope.WORLD, Kind.TORCH, deadline=30)

@@ -1,5 +1,5 @@
-"""`ddpdiag train`: a run whose only measurement is the training by strategies; with --compare-launchers one training,
-started by each launcher.
+"""`ddpdiag train`: a run that only measures trainings by strategies. With --compare-launchers, start one training by
+each launcher.
 """
 
 import os
@@ -25,12 +25,12 @@ from ddpdiag.strategies.blocks import launcher_blocks
 from ddpdiag.strategies.launchers import Training, judge
 from ddpdiag.strategies.launching import Starts
 
-# Membership, versions, cores, the trainings, and the events of the run.
+# The checks of a run: membership and versions (LCH), cores, the trainings, and the events of the run (RUN).
 CODES = ("LCH", "HST001", "TRN002", "RUN")
 
 
 def run(launch: LaunchArgs, train: Train, options: CheckOptions, outputs: Outputs) -> int:
-    """Take part in a training, or start one on this host; the exit code."""
+    """Run as a rank of a launched job, or start all ranks on this host; the exit code."""
     refuse_nccl_without_gpus(options.backend)
     return check.run(launch, replace(options, select=CODES, budget=train.budget), outputs, train=train)
 
@@ -41,7 +41,7 @@ _LEAST_BUDGET = 60.0
 
 
 def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptions, outputs: Outputs) -> int:
-    """Start the training by each launcher; the exit code."""
+    """Start the training by each launcher, show the table, and write the JSON report if requested; the exit code."""
     launch = check.launched(launch_args)
     refuse_launched(launch)
     training = training_of(train, options, len(launch.ranks))
@@ -50,7 +50,7 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
         files.check_writable(json)
     begin = time.monotonic()
     signals = Signals(children=True)
-    # Only this user may read it, and it is removed afterwards with all files that launchers left in it.
+    # Only this user may read the folder. It is removed afterwards with all files that launchers left in it.
     with (
         counter(quiet=outputs.quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
@@ -79,7 +79,7 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
 
 
 def refuse_launched(launch: Launch) -> None:
-    """UsageError in a process that a launcher started: every rank would start all ranks, by each launcher."""
+    """Raise UsageError in a process that a launcher started, since every rank would start all ranks."""
     place = launch.place
     if place.launcher == "standalone":
         return
@@ -91,7 +91,7 @@ def refuse_launched(launch: Launch) -> None:
 
 
 def training_of(train: Train, options: CheckOptions, ranks: int) -> Training:
-    """The training to compare, if it makes sense; UsageError otherwise. `ranks` are those of the launch."""
+    """The training to start by each launcher on `ranks` ranks. UsageError for options that make no comparison."""
     for name, value, least in (
         ("--steps", train.steps, _LEAST_STEPS),
         ("--batch-size", train.batch_size, ranks),

@@ -26,10 +26,10 @@ from ddpdiag.text import begun
 
 
 class Run(NamedTuple):
-    """One training by a strategy.
+    """One training by a strategy, with its outcome.
 
-    `blame` is there if it failed, `deviation` (the largest of a loss from that of single) if it was compared;
-    `bad_step` is the first step beyond the tolerance.
+    `blame` is set if a rank failed or hung, `deviation` (the largest difference of a loss from that of single) if the
+    losses were compared. `bad_step` is the first step beyond the tolerance.
     """
 
     strategy: Strategy
@@ -45,15 +45,15 @@ class Run(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """Images per second of all ranks; they wait for each other, so the slowest sets the time."""
-        seconds = max((own.seconds for own in self.data.values()), default=0.0)
+        """Images per second of all ranks, by the time of the slowest rank; None if no rank trained to the end."""
+        seconds = max((data.seconds for data in self.data.values()), default=0.0)
         if self.ended not in (Ended.WORKS, Ended.WRONG) or seconds <= 0:
             return None
         return self.batch * next(iter(self.data.values())).timed_steps / seconds
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The loss of each step over all images: that of each rank counts as much as the images that it saw."""
+        """The mean loss over all images in each step: the ranks' losses, weighted by their numbers of images."""
         trained = [data for data in self.data.values() if data.losses]
         images = sum(data.images for data in trained)
         steps = range(min((len(data.losses) for data in trained), default=0))
@@ -67,17 +67,18 @@ def run_of(seen: Seen[Data], strategy: Strategy) -> Run | None:
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
     run = Run(strategy, int(trial.params["batch"]), trial, data, outcomes, Ended.WORKS)
-    return _compared(seen, _ended(seen, run))
+    return _compared_with_single(seen, _with_end(seen, run))
 
 
 def runs(seen: Seen[Data]) -> tuple[Run, ...]:
-    """All trainings, in the order in which they were tried."""
+    """All trainings with their outcomes, in the order in which they ran."""
     found = (run_of(seen, Strategy(trial.params["strategy"])) for trial in seen.trials)
     return tuple(run for run in found if run is not None)
 
 
-def _ended(seen: Seen[Data], run: Run) -> Run:
-    lacks = [own.not_possible for own in run.data.values() if own.not_possible]
+def _with_end(seen: Seen[Data], run: Run) -> Run:
+    """The run with its outcome before any comparison of losses, with the reason and the blame."""
+    lacks = [data.not_possible for data in run.data.values() if data.not_possible]
     if lacks := lacks or [*without_backend(run.outcomes).values()]:
         return run._replace(ended=Ended.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(lacks)))
     if why := _why_ended_early(seen, run):
@@ -91,28 +92,28 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
         return run._replace(ended=Ended.UNFINISHED, reason=reason, blame=blame)
     if blame.status is Status.HUNG:
         return run._replace(ended=Ended.HANGS, reason=blame.why, blame=blame)
-    # The error of the first rank that failed by itself.
+    # The reason is the error of the first blamed rank.
     failed = [o for o in run.outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
     reason = next((o.error.splitlines()[0] for o in failed if o.error), blame.why)
     return run._replace(ended=Ended.FAILS, reason=reason, blame=blame)
 
 
 def _why_ended_early(seen: Seen[Data], run: Run) -> str:
-    """The reason of the run, not of the training, for which it ended early; empty if there is none."""
+    """The reason if the run, not the training, caused its early end (a rank left, no time); empty if there is none."""
     lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
     if lost:
         return f"{ranks_text(lost)} left the run before the training ended"
     reported = {outcome.rank for outcome in run.outcomes if outcome.status is not Status.SKIPPED}
     if not reported.issuperset(run.trial.ranks):
         return "the run ended before the training did"
-    hurried = next((o for o in run.outcomes if o.status is Status.HUNG and run.trial.hurried and not o.told), None)
-    if hurried is not None:
-        return f"the budget left {run.trial.deadline_seconds:.1f} s for it, after which it was at '{hurried.at}'"
+    hung = next((o for o in run.outcomes if o.status is Status.HUNG and run.trial.hurried and not o.told), None)
+    if hung is not None:
+        return f"the budget left {run.trial.deadline_seconds:.1f} s for it, after which it was at '{hung.at}'"
     return ""
 
 
-def _compared(seen: Seen[Data], run: Run) -> Run:
-    """The same run, compared with single; single itself need only be finite."""
+def _compared_with_single(seen: Seen[Data], run: Run) -> Run:
+    """The run with its losses compared with those of single. The losses of single need only be finite."""
     if run.ended is not Ended.WORKS:
         return run
     losses = run.losses
@@ -124,9 +125,9 @@ def _compared(seen: Seen[Data], run: Run) -> Run:
         return run
     if not (alone := reference(seen)):
         return run._replace(ended=Ended.UNFINISHED, reason="single gave no losses to compare with")
-    apart = [abs(loss - right) for loss, right in zip(losses, alone, strict=False)]
-    run = run._replace(deviation=max(apart, default=math.inf))
-    bad_step = next((step for step, each in enumerate(apart) if each > seen.number("tolerance")), None)
+    differences = [abs(loss - right) for loss, right in zip(losses, alone, strict=False)]
+    run = run._replace(deviation=max(differences, default=math.inf))
+    bad_step = next((step for step, each in enumerate(differences) if each > seen.number("tolerance")), None)
     if bad_step is None:
         return run
     reason = f"its loss differs from that of single by {run.deviation:.2g}"
@@ -134,14 +135,14 @@ def _compared(seen: Seen[Data], run: Run) -> Run:
 
 
 def reference(seen: Seen[Data]) -> tuple[float, ...]:
-    """The losses of single, if it trained."""
+    """The losses of single; empty if it did not train, or a loss is not finite."""
     trial = trial_of(seen, Strategy.SINGLE)
     found = (row.data.losses for row in seen.rows if trial is not None and row.trial.number == trial.number)
     return next((losses for losses in found if all(map(math.isfinite, losses))), ())
 
 
 def train_of(seen: Seen[Data]) -> TrainReport:
-    """One row for each requested strategy, and one for single, where it was run."""
+    """The table with a row for each requested strategy, and one for single if it ran."""
     asked = asked_of(seen.options)
     alone = run_of(seen, Strategy.SINGLE)
     names = dict.fromkeys((Strategy.SINGLE, *asked.strategy) if alone is not None else asked.strategy)
@@ -176,14 +177,14 @@ def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow
         samples_per_second=run.rate,
         speedup=speedup,
         efficiency=speedup / devices if speedup is not None else None,
-        peak_bytes=max((own.peak_bytes for own in run.data.values() if own.peak_bytes is not None), default=None),
-        state_bytes=max((own.state_bytes for own in run.data.values() if own.state_bytes is not None), default=None),
+        peak_bytes=max((data.peak_bytes for data in run.data.values() if data.peak_bytes is not None), default=None),
+        state_bytes=max((data.state_bytes for data in run.data.values() if data.state_bytes is not None), default=None),
         deviation=run.deviation,
     )
 
 
 def _sentence(rows: Sequence[StrategyRow]) -> str:
-    """Name the strategies that work, and the fastest one."""
+    """A sentence that names the strategies that work, and the fastest one with several processes."""
     worked = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
     if not worked:
         return "No strategy trained to the end."
@@ -207,9 +208,9 @@ _CHECK = (
 
 
 def findings(seen: Seen[Data]) -> Iterator[Finding]:
-    """One for each training that fails, and one where nothing could be tried."""
-    tried = runs(seen)
-    for run in tried:
+    """Yield a finding for each training that does not work, and one if no requested strategy or backend is possible."""
+    trainings = runs(seen)
+    for run in trainings:
         match run.ended:
             case Ended.WRONG:
                 yield _wrong(seen, run)
@@ -223,11 +224,11 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 yield _unmeasured(seen, f"{run.strategy.value} was not finished", run.reason, fix)
             case _:
                 pass
-    lacking = {run.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
+    lacking = {run.strategy: run.reason for run in trainings if run.ended is Ended.NOT_POSSIBLE}
     whys = {each: why_not(each, seen.world) or lacking.get(each) for each in asked_of(seen.options).strategy}
-    nothing_was_tried = bool(tried) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
-    absent = [text for run in tried for text in without_backend(run.outcomes).values()]
-    if nothing_was_tried and all(whys.values()):
+    is_known = bool(trainings) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
+    absent = [text for run in trainings for text in without_backend(run.outcomes).values()]
+    if is_known and all(whys.values()):
         reasons = "; ".join(f"{why} ({strategy.value})" for strategy, why in whys.items())
         fix = "Choose other strategies (--strategy), or run this where these are possible."
         yield _unmeasured(seen, "no requested strategy is possible here", reasons, fix)
@@ -242,14 +243,14 @@ def _unmeasured(seen: Seen[Data], title: str, reason: str, fix: str) -> Finding:
 
 def _wrong(seen: Seen[Data], run: Run) -> Finding:
     alone = run.strategy is Strategy.SINGLE
-    sentences, odd = _other_weights(run)
+    sentences, odd_ranks = _other_weights(run)
     return seen.finding(
         "wrong",
         "one process alone does not train"
         if alone
         else f"{run.strategy.value} does not give the same result as one process",
         " ".join((_numbers(seen, run), *sentences)),
-        ranks=odd,
+        ranks=odd_ranks,
         evidence={
             "trial": run.trial.number,
             "first_bad_step": run.bad_step + 1,
@@ -261,36 +262,36 @@ def _wrong(seen: Seen[Data], run: Run) -> Finding:
 
 
 def _numbers(seen: Seen[Data], run: Run) -> str:
-    """The loss of the first bad step, that of single, and how much they may differ."""
+    """A sentence with the loss in the first bad step, that of single, and the tolerance."""
     losses, alone, step = run.losses, reference(seen), run.bad_step
-    own = f"{losses[step]:.6g}" if step < len(losses) else "missing"
+    loss = f"{losses[step]:.6g}" if step < len(losses) else "missing"
     where = f"In step {step + 1} of {asked_of(seen.options).steps}"
     if not alone or run.strategy is Strategy.SINGLE:
-        return f"{where} its loss is {own}; a finite number is expected."
+        return f"{where} its loss is {loss}; a finite number is expected."
     return (
-        f"{where} the loss of {ranks_text(run.trial.ranks)} is {own}; in one process (single) it is "
+        f"{where} the loss of {ranks_text(run.trial.ranks)} is {loss}; in one process (single) it is "
         f"{alone[step]:.6g}. The largest difference of any step is {run.deviation:.2g}; at most "
         f"{seen.number('tolerance'):.2g} is expected."
     )
 
 
 def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Ranks that began or ended with other parameters than most, in sentences and as ranks to blame.
+    """Sentences on the ranks that began or ended with other parameters than most, and these ranks, to be blamed.
 
-    Gradients are the same on all ranks once they are averaged, so in ddp all ranks end alike.
+    Averaged gradients are the same on all ranks, so in ddp all ranks must end with the same parameters.
     """
-    said: list[str] = []
+    sentences: list[str] = []
     for word, values in (
-        ("began", {rank: own.start for rank, own in run.data.items() if own.start}),
-        ("ended", {rank: own.end for rank, own in run.data.items() if own.end}),
+        ("began", {rank: data.start for rank, data in run.data.items() if data.start}),
+        ("ended", {rank: data.end for rank, data in run.data.items() if data.end}),
     ):
         odd = odd_ones_out(values)
         if odd is not None and odd.ranks:
-            said.append(f"{ranks_text(odd.ranks).capitalize()} {word} with other parameters than most ranks.")
-            return tuple(said), odd.ranks
+            sentences.append(f"{ranks_text(odd.ranks).capitalize()} {word} with other parameters than most ranks.")
+            return tuple(sentences), odd.ranks
         if odd is not None:
-            said.append(f"The ranks {word} with {len(odd.groups)} different sets of parameters.")
-    return tuple(said), ()
+            sentences.append(f"The ranks {word} with {len(odd.groups)} different sets of parameters.")
+    return tuple(sentences), ()
 
 
 def _broken(seen: Seen[Data], run: Run) -> Finding:
@@ -304,8 +305,8 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
     evidence |= bundle(ranks, run.outcomes)
-    if said := last_words(first.detail):
-        evidence["output"] = said
+    if output := last_words(first.detail):
+        evidence["output"] = output
     host = seen.world.host_of(first.rank)
     alone = f"Run `ddpdiag check` on {host} alone: no other host took part."
     return seen.finding(

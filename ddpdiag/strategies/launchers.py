@@ -1,6 +1,6 @@
-"""The launchers of PyTorch training: what each start gives, and the table.
+"""The launchers of PyTorch training: the times of a training started by each, and the table with a verdict.
 
-Times are seconds; `None` is a time that was not measured.
+Times are in seconds; None is a time that was not measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class LaunchMethod(Enum):
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """The training that every launcher starts. `batch_size` counts images of a step over all ranks."""
+    """The training that every launcher starts. `batch_size` is the number of images of a step over all ranks."""
 
     ranks: int
     steps: int
@@ -38,8 +38,8 @@ class Training(Struct, frozen=True, kw_only=True):
 class RankTimes(Struct, frozen=True, kw_only=True):
     """One rank's record of a training.
 
-    At `group_at`, of time.monotonic(), one clock for all processes of a host, all ranks had answered in the process
-    group. `step_seconds` is the median of the timed steps, `threads` is torch.get_num_threads().
+    `group_at` is the end of the first all-reduce, when all ranks are in the group, by time.monotonic(), one clock for
+    all processes of a host. `step_seconds` is the median of the timed steps, `threads` is torch.get_num_threads().
     """
 
     rank: int
@@ -53,10 +53,10 @@ class RankTimes(Struct, frozen=True, kw_only=True):
 
 
 class LauncherRow(Struct, frozen=True, kw_only=True):
-    """One start, a line of the table.
+    """A line of the table: one start of the training.
 
-    `start_seconds` pass from the command's start until the slowest rank is in the group. `step_seconds` is that of the
-    slowest rank. `threads` are those of each rank, by rank.
+    `start_seconds` pass from the start of the command until the last rank is in the group. `step_seconds` is the median
+    step of the slowest rank. `threads` has the number of threads of each rank, by rank.
     """
 
     method: LaunchMethod
@@ -68,7 +68,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
 
 class LaunchersReport(Struct, frozen=True, kw_only=True):
-    """The table, judged. `setting` are the device and the versions of the ranks, in words."""
+    """The table with its verdict. `setting` names the backend, the device and torch's version."""
 
     training: Training
     host: str
@@ -91,7 +91,7 @@ def judge(
     setting: str,
     stop_signal: int | None,
 ) -> LaunchersReport:
-    """The table of the starts on this host; `stop_signal` is the signal that ended them early."""
+    """The report of the starts on this host; `stop_signal` is the signal that ended the comparison early, or None."""
     no_start = "no time was left; give more --budget"
     if stop_signal is not None:
         no_start = "the run was interrupted before its turn"
@@ -113,7 +113,7 @@ def judge(
 
 
 def _verdict(rows: Sequence[LauncherRow], training: Training) -> tuple[str, ExitCode]:
-    """The sentence and the exit code: UNFIT if one fails or hangs, else UNKNOWN if one was not started."""
+    """The sentence and the exit code: UNFIT if a start failed or hung, else UNKNOWN if one is unfinished, else FIT."""
     failed = [row.method.value for row in rows if row.ended in (Ended.FAILS, Ended.HANGS)]
     unfinished = [row.method.value for row in rows if row.ended is Ended.UNFINISHED]
     good = len(rows) - len(failed) - len(unfinished)

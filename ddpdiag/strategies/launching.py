@@ -1,7 +1,7 @@
-"""Start a training by each launcher, wait for it, and leave no process and no file behind.
+"""Start a training by each launcher, wait for its end, and leave no process and no file behind.
 
 torchrun puts every rank into a separate session, so ending a process group is not enough. All descendants of a command
-inherit a mark in their environment; they are found and ended by that mark.
+inherit a mark in their environment, by which they are found and ended.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
 from ddpdiag.strategies.launchers import LauncherRow, LaunchMethod, RankTimes, Training
 
-# How long the end of a training may take: torchrun needs some of it to end its ranks.
+# The times for ending a training: from SIGTERM to SIGKILL, in which torchrun ends its ranks, and after SIGKILL.
 _GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
 END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
-# By hand no launcher ends the others when one has failed; ranks whose group reports it exit by then.
+# After a failure the other commands have this time to exit. By hand no launcher ends them, but their process group may.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _MARK = "DDPDIAG_LAUNCHED"
-# The prefix is that of torch's own hook for exceptions.
+# A line with an error. torch's hook for exceptions puts the prefix [rank0] before it.
 _ERROR_LINE = re.compile(r"(?:\[rank\d+\]: )?((?:[\w.]*(Error|Exception|Interrupt): \S|.*: error: ).*)")
 _LONGEST_REASON = 300
 
@@ -46,7 +46,7 @@ Processes = Sequence[subprocess.Popen[bytes]]
 
 MODULE = "ddpdiag.strategies.workloads.launched"
 LOOPBACK = "127.0.0.1"
-# The launcher of a rank sets these again: what an earlier job left in the shell must not decide.
+# Variables that an earlier job may have left in the shell. They are removed, and the launcher sets new ones.
 _STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -58,15 +58,15 @@ class Command(Struct, frozen=True):
 
 
 def find_torchrun() -> str:
-    """The `torchrun` beside this Python, else the one on PATH."""
-    beside = Path(sys.executable).with_name("torchrun")
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("torchrun") or "torchrun"
+    """The path of `torchrun` in the folder of this Python, else of the one on PATH, else just its name."""
+    sibling = Path(sys.executable).with_name("torchrun")
+    return str(sibling) if os.access(sibling, os.X_OK) else shutil.which("torchrun") or "torchrun"
 
 
 def commands(
     method: LaunchMethod, torchrun: str, training: Training, *, port: int, out: str, seconds: float
 ) -> tuple[Command, ...]:
-    """The commands to start, in this order. All methods but "by hand" are one command."""
+    """The commands to start, in order: one for each rank by hand, else one. `seconds` is the group's time-out."""
     program = (MODULE, out, f"{seconds:.0f}", encode(training).decode())
     where = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     match method:
@@ -85,19 +85,19 @@ def commands(
 
 
 def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
-    """The user's environment without variables of an earlier launch; `folder` takes temporary files of launchers."""
+    """The user's environment without variables of an earlier launch, and with `folder` for temporary files."""
     return {
         **{name: value for name, value in env.items() if name not in _STALE},
-        # A module in the user's current directory must not take the place of one of the standard library.
+        # A module in the user's current directory must not replace one of the standard library.
         "PYTHONSAFEPATH": "1",
-        # torchrun's ranks run under the Python that runs this, wherever torchrun is from.
+        # torchrun's ranks run under this Python, even if torchrun belongs to another one.
         "PYTHON_EXEC": sys.executable,
         "TMPDIR": folder,
     }
 
 
 class Starts:
-    """All trainings of a comparison, in `rows`; the launchers write into `folder`."""
+    """The trainings of a comparison. `run` fills `rows` and `setting`; launchers write their files into `folder`."""
 
     def __init__(self, training: Training, folder: str, signals: Signals, budget_seconds: float) -> None:
         self.rows: dict[LaunchMethod, LauncherRow] = {}
@@ -107,14 +107,14 @@ class Starts:
         self._end = time.monotonic() + budget_seconds
 
     def run(self, tell: Callable[[LaunchMethod], None]) -> None:
-        """Start a training by each method; the first one twice, since the first start of all reads torch's files."""
+        """Run a training by each method. The first one runs twice, since the very first start reads torch's files."""
         order = (LaunchMethod.TORCHRUN, *LaunchMethod)
         for index, method in enumerate(order):
             tell(method)
             self._start(method, (self._end - time.monotonic()) / (len(order) - index))
 
     def _start(self, method: LaunchMethod, seconds: float) -> None:
-        """One training; none if there is no time, or a signal asked to stop."""
+        """Run one training, and set its row; neither if there is no time, or if a signal asked to stop."""
         seconds -= END_SECONDS
         if seconds <= 0 or self._signals.received is not None:
             return
@@ -125,13 +125,13 @@ class Starts:
         begin = time.monotonic()
         ended, reason = self._run(to_run, out, seconds)
         ranks = _read_all(out)
-        if ended is Ended.WORKS and {(own.rank, own.world_size) for own in ranks} != {
+        if ended is Ended.WORKS and {(times.rank, times.world_size) for times in ranks} != {
             (rank, self._training.ranks) for rank in range(self._training.ranks)
         }:
-            trained = ", ".join(f"{own.rank} of {own.world_size}" for own in ranks) or "none"
+            trained = ", ".join(f"{times.rank} of {times.world_size}" for times in ranks) or "none"
             ended = Ended.FAILS
             reason = f"there was no error, but the ranks that trained are {trained}; expected {self._training.ranks}"
-        if self._signals.received is not None:  # this process ended it, and the outcome is not known
+        if self._signals.received is not None:  # this process ended the training, so the outcome is not known
             return
         if ended is not Ended.WORKS:
             self.rows[method] = LauncherRow(method=method, ended=ended, reason=with_meaning(reason))
@@ -140,20 +140,20 @@ class Starts:
         self.rows[method] = LauncherRow(
             method=method,
             ended=ended,
-            threads=tuple(own.threads for own in ranks),
-            start_seconds=max(own.group_at for own in ranks) - begin,
-            step_seconds=max(own.step_seconds for own in ranks),
+            threads=tuple(times.threads for times in ranks),
+            start_seconds=max(times.group_at for times in ranks) - begin,
+            step_seconds=max(times.step_seconds for times in ranks),
         )
 
     def _run(self, to_run: Sequence[Command], out: Path, limit: float) -> tuple[Ended, str]:
-        """Run the commands for at most `limit` seconds, or until a signal: the outcome, and why it did not work."""
+        """Run the commands for `limit` seconds at most, and end all processes: the outcome, and why it did not work."""
         environ = environment(with_home(os.environ), folder=self._folder)
         log = Log()
         processes: list[subprocess.Popen[bytes]] = []
         in_time, reason = True, ""
         try:
             for command in to_run:
-                # Its own session: Ctrl-C is handled here. If this process is killed, the command is asked to stop.
+                # In a new session, Ctrl-C reaches only this process. If it is killed, the kernel sends SIGTERM.
                 process = subprocess.Popen(
                     command.words,
                     stdin=subprocess.DEVNULL,
@@ -168,7 +168,7 @@ class Starts:
         except OSError as error:
             reason = f"it cannot be started: {error}"
         finally:
-            output = log.tail(1 << 16)  # before the processes are ended, and print messages about that
+            output = log.tail(1 << 16)  # read before the processes are ended, which makes them print messages
             failed = next((process.returncode for process in processes if process.returncode), 0)
             left = _end_all(processes, out.name)
         log.close()
@@ -184,7 +184,7 @@ class Starts:
 
 
 def _wait(processes: Processes, end: float, signals: Signals) -> bool:
-    """Whether all ended before `end`; ranks whose group reports that another one failed are not waited for."""
+    """Wait for all processes: False if `end` or a signal comes first. After a failure, wait _ECHO_SECONDS at most."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
@@ -200,7 +200,7 @@ def _wait(processes: Processes, end: float, signals: Signals) -> bool:
 
 
 def _end_all(processes: Processes, mark: str) -> list[int]:
-    """End the commands with SIGTERM, then their descendants with SIGKILL; the pids that cannot be ended."""
+    """End the commands with SIGTERM, then all marked processes with SIGKILL; the pids that survive."""
     for process in processes:
         if process.poll() is None:
             signal_process(process.pid, signal.SIGTERM)
@@ -218,7 +218,7 @@ def _end_all(processes: Processes, mark: str) -> list[int]:
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """The living processes that carry the mark; a zombie has no environment."""
+    """The pids of living processes with this mark in their environment. A zombie has no environment."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(_MARK) == mark:
@@ -226,7 +226,7 @@ def _marked(mark: str) -> Iterator[int]:
 
 
 def first_error(output: str) -> str:
-    """A known cause in the output, else its first line that looks like an error, else its last one."""
+    """The text of a known error in the output, else the first line that looks like an error, else the last line."""
     if (known := known_error(output)) is not None:
         return known.quote[:_LONGEST_REASON]
     lines = [line.strip() for line in output.splitlines() if line.strip(" \t=-")]
@@ -235,7 +235,7 @@ def first_error(output: str) -> str:
 
 
 def _read_all(out: Path) -> list[RankTimes]:
-    """The records that the ranks wrote, by rank; a truncated file is ignored."""
+    """Read the records that the ranks wrote, in the order of ranks. A truncated file is ignored."""
     records: list[RankTimes] = []
     for path in out.glob("rank-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):

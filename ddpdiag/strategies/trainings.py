@@ -1,4 +1,4 @@
-"""The trainings of TRN002: the data of a rank, and the ranks and devices of each."""
+"""The trainings of TRN002: the data that a rank reports, and the ranks and devices of each strategy."""
 
 import math
 
@@ -11,10 +11,10 @@ from ddpdiag.model.train import BLOCKS, Strategy, Train
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's part in one trial. `not_possible` is what this torch lacks; then nothing was trained.
+    """One rank's results of one trial. `not_possible` says what this torch lacks; then nothing was trained.
 
-    `losses` are the mean loss over the `images` that this rank saw in a step. `start` and `end` are the SHA-256 of the
-    first and the last weights. `seconds` are those of `timed_steps`.
+    `losses` has the mean loss of each step over the `images` that this rank saw. `start` and `end` are the SHA-256 of
+    the first and the last weights. `seconds` is the time of all `timed_steps`.
     """
 
     device: str
@@ -30,16 +30,16 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def asked_of(options: Options) -> Train:
-    """The options of `ddpdiag train`; the defaults for a check that was selected by its code."""
+    """The options of `ddpdiag train`, or their defaults if `ddpdiag check` selected TRN002."""
     return options.train if options.train is not None else Train()
 
 
-# As in the task; tensor-parallel cuts it evenly.
+# The width of the last layers, as in `Task`, before it is rounded up for tensor-parallel.
 _HIDDEN = 128
 
 
 def strategies_of(world: World) -> tuple[Strategy, ...]:
-    """The trainings in their order: single first, for the comparison; empty where no requested one is possible."""
+    """The strategies to train by, in order: single first, for comparison. Empty if no requested one is possible."""
     asked = asked_of(world.options).strategy
     if all(why_not(each, world) for each in asked):
         return ()
@@ -47,7 +47,7 @@ def strategies_of(world: World) -> tuple[Strategy, ...]:
 
 
 def ranks_of(strategy: Strategy, world: World) -> tuple[int, ...]:
-    """The ranks that train by a strategy; none where it is not possible here."""
+    """The ranks that train by a strategy; empty if it is not possible here."""
     if why_not(strategy, world):
         return ()
     match strategy:
@@ -62,12 +62,12 @@ def ranks_of(strategy: Strategy, world: World) -> tuple[int, ...]:
 
 
 def batch_of(world: World) -> int:
-    """The images of a step: the requested number, and at least one for each rank."""
+    """The number of images of a step: the requested one, but at least one for each rank."""
     return max(asked_of(world.options).batch_size, world.size)
 
 
 def hidden_of(world: World) -> int:
-    """The width of the last layers: a multiple of the ranks, for tensor-parallel to cut."""
+    """The width of the last layers: a multiple of the number of ranks, so that tensor-parallel cuts it evenly."""
     return math.ceil(_HIDDEN / world.size) * world.size
 
 
@@ -77,7 +77,7 @@ def trial_of(seen: Seen[Data], strategy: Strategy) -> Trial | None:
 
 
 def devices_of(strategy: Strategy, world: World) -> int:
-    """The number of devices on which a strategy computes."""
+    """The number of devices on which a strategy computes, over all its ranks."""
     ranks = ranks_of(strategy, world)
     match strategy:
         case Strategy.DP:
@@ -89,7 +89,7 @@ def devices_of(strategy: Strategy, world: World) -> int:
 
 
 def _with_own_devices(world: World) -> tuple[int, ...]:
-    """On each host, as many ranks as it has groups of GPUs."""
+    """The ranks that get a group of GPUs (--group-size): on each host, as many ranks as its GPUs form groups."""
     groups = {rank: world.arrivals[rank].gpus // asked_of(world.options).group_size for rank in world.living}
     return tuple(rank for rank in world.living if (world.places[rank].local_rank or 0) < groups[rank])
 

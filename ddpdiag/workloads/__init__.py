@@ -1,1 +1,1 @@
-"""The only room that imports torch: collectives and training, over a process group that is already open."""
+"""Code that a worker runs with torch: collectives, copies and training, most of it over an open process group."""

@@ -1,4 +1,4 @@
-"""All-reduce: whether its values are right, its seconds on this rank, and the ranks whose values are wrong."""
+"""All-reduces and broadcasts with known values: their seconds on this rank, and the ranks whose values are wrong."""
 
 import time
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from torch.distributed.distributed_c10d import _get_default_store
 from ddpdiag.model.trial import CONNECT_STEP, Context
 from ddpdiag.workloads.devices import synchronize, timed
 
-# Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to
-# 37,000 ranks.
+# The values of a tensor repeat after _PERIOD elements, and those of rank r are equal to those of rank r + RANK_PERIOD:
+# sums stay exact in float32 up to 37,000 ranks.
 _PERIOD = 7
 RANK_PERIOD = 64
 
 
 class Checked(NamedTuple):
-    """One all-reduce: bytes per rank, seconds on this rank, and how many elements were wrong here."""
+    """One all-reduce: bytes per rank, seconds on this rank, and the number of wrong elements in this rank's result."""
 
     bytes: int
     seconds: float
@@ -26,12 +26,12 @@ class Checked(NamedTuple):
 
 
 def connect(ctx: Context, device: torch.device) -> None:
-    """One tiny all-reduce, counted as opening the group: in the first one NCCL connects its ranks, for seconds."""
+    """Run one tiny all-reduce. NCCL connects its ranks in the first one, for seconds, so it counts as group opening."""
     begin = time.perf_counter()
     ctx.step(f"{CONNECT_STEP}: post")
     work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
     if dist.get_backend() != "gloo":
-        # A rank that has posted waits, in its first use as well, until the slowest rank has.
+        # Wait until the slowest rank has posted, as the all-reduce itself would.
         ctx.step(f"{CONNECT_STEP}: posted")
         store = dist.PrefixStore("ddpdiag-posted", _get_default_store())
         if store.add("ranks", 1) == dist.get_world_size():
@@ -46,7 +46,7 @@ def connect(ctx: Context, device: torch.device) -> None:
 
 
 def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
-    """All-reduce `size` bytes of float32 whose sum is known."""
+    """All-reduce `size` bytes of float32, and compare the result with the known sum."""
     count = max(1, size // 4)
     tensor = pattern(count, dist.get_rank(), device)
     begin = time.perf_counter()
@@ -57,9 +57,9 @@ def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
 
 
 def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[int, int]) -> list[float]:
-    """Seconds on this rank for each all-reduce of `size` bytes.
+    """Time all-reduces of `size` bytes: the seconds of each on this rank.
 
-    `calls` are how many warm up, and how many are timed; of the ranks' numbers, the smallest are taken.
+    `calls` are the numbers of untimed and of timed all-reduces. All ranks use the smallest numbers of any rank.
     """
     label = f"all_reduce {size} B"
     ctx.step(f"{label}: agree on the number of calls")
@@ -71,33 +71,33 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[
     return [timed(lambda: dist.all_reduce(tensor), device) for _ in range(iterations)]
 
 
-def fewest(ctx: Context, own: int, device: torch.device) -> int:
-    """The smallest number of any rank; below 2^31."""
+def fewest(ctx: Context, number: int, device: torch.device) -> int:
+    """The smallest `number` of any rank, below 2^31. A collective: all ranks call it."""
     ctx.step("agree on the size")
-    return least([own], device)[0]
+    return least([number], device)[0]
 
 
-def least(own: Sequence[int], device: torch.device) -> list[int]:
-    """The smallest value of each number over all ranks, below 2^31: all ranks must do the same."""
-    numbers = torch.tensor(own, dtype=torch.int32, device=device)
-    dist.all_reduce(numbers, op=dist.ReduceOp.MIN)
-    return [int(number) for number in numbers.tolist()]
+def least(numbers: Sequence[int], device: torch.device) -> list[int]:
+    """For each of these numbers (below 2^31), the smallest of any rank. A collective: all ranks call it."""
+    smallest = torch.tensor(numbers, dtype=torch.int32, device=device)
+    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+    return [int(number) for number in smallest.tolist()]
 
 
-def on_any_rank(ctx: Context, here: bool) -> bool:
-    """Whether `here` is true on any rank. It uses the store, since values may arrive wrong in a collective."""
+def on_any_rank(ctx: Context, condition: bool) -> bool:
+    """Whether `condition` is true on any rank. Compared through the store, since a collective may give wrong values."""
     ctx.step("compare notes")
     store = dist.PrefixStore(f"ddpdiag-notes-{ctx.trial.number}", _get_default_store())
-    store.add("holds", int(here))
+    store.add("holds", int(condition))
     if store.add("told", 1) == dist.get_world_size():
         store.set("answer", str(store.add("holds", 0)))
     return int(store.get("answer")) > 0
 
 
 def broadcasts(ctx: Context, size: int, device: torch.device, most: int) -> tuple[int, tuple[int, ...]]:
-    """Let one rank after the other broadcast its pattern: how many did, and whose came out wrong on this rank.
+    """Let one rank after the other broadcast its pattern: the number of senders, and those with a wrong pattern here.
 
-    Rank 0 says how many there is time for. The sender looks at its own copy as well.
+    `most` of rank 0 limits the number of senders. A sender checks its local copy as well.
     """
     count, wrong = max(1, size // 4), []
     store = dist.PrefixStore(f"ddpdiag-broadcasts-{ctx.trial.number}", _get_default_store())
@@ -115,7 +115,7 @@ def broadcasts(ctx: Context, size: int, device: torch.device, most: int) -> tupl
 
 
 def _step_by_step(ctx: Context, tensor: torch.Tensor, label: str) -> None:
-    """One all-reduce in two steps: a rank that never posts it can be distinguished from those that wait for it."""
+    """Run an all-reduce in two announced steps: a rank that never posts it differs from ranks that wait for it."""
     ctx.step(f"{label}: post")
     work = dist.all_reduce(tensor, async_op=True)
     ctx.step(f"{label}: wait")
@@ -125,12 +125,12 @@ def _step_by_step(ctx: Context, tensor: torch.Tensor, label: str) -> None:
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
-    """This rank's part: `count` small integers, exact in float32: the ramp 1, 2, ... 7, 1, 2, ... times its weight."""
+    """The input of `rank`: `count` small integers, 1, 2, ... 7, 1, 2, ... times the rank's weight; exact in float32."""
     return _ramp(count, device).mul_(rank % RANK_PERIOD + 1)
 
 
 def total(count: int, world_size: int, device: torch.device) -> torch.Tensor:
-    """The sum of all ranks' parts."""
+    """The sum of the inputs (`pattern`) of all ranks."""
     return _ramp(count, device).mul_(sum(rank % RANK_PERIOD + 1 for rank in range(world_size)))
 
 

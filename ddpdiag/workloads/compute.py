@@ -17,7 +17,7 @@ from ddpdiag.workloads.devices import describe, first_line, synchronize
 
 
 class Pace(NamedTuple):
-    """Seconds of warm products, which raise the clocks, and of each batch of products and of copies."""
+    """Seconds of the untimed products, which raise the clocks, of a batch of products, and of a batch of copies."""
 
     warm: float
     products: float
@@ -25,16 +25,16 @@ class Pace(NamedTuple):
 
 
 _BATCHES = 5
-# Less than half a second of a GPU. Deep is long enough for heat to show.
+# The first two keep a GPU busy for less than half a second. DEEP is long enough for a hot GPU to lower its clocks.
 PACES = {
     Depth.QUICK: Pace(0.08, 0.025, 0.008),
     Depth.STANDARD: Pace(0.08, 0.025, 0.008),
     Depth.DEEP: Pace(0.5, 0.8, 0.2),
 }
-# Rows of the largest matrices: large enough for nearly the highest rate, and 1.5 ms of an H100.
+# Rows of the largest matrices: large enough for nearly the highest rate. One product takes an H100 1.5 ms.
 MOST_ROWS, MOST_ROWS_ON_CPU = 8192, 1024
-# A device on which one product of that size would take longer gets smaller ones: a sixth of a T4, the slowest card with
-# tensor cores.
+# If one product of MOST_ROWS would take longer, the device gets smaller matrices. A device that takes this long has a
+# sixth of the rate of a T4, the slowest card with tensor cores.
 _LONGEST_SECONDS = 0.1
 _PROBE_ROWS, _PROBE_ROWS_ON_CPU = 1024, 256
 # Much more than any L2 cache holds (126 MB on a B200).
@@ -42,7 +42,7 @@ COPY_BYTES, COPY_BYTES_ON_CPU = 256 << 20, 32 << 20
 
 
 def compute(ctx: Context, device: torch.device) -> Compute:
-    """Measure this device; `unmeasured` says what torch or cuBLAS cannot do here."""
+    """Measure the rates of products and copies on `device`; `unmeasured` is the reason if torch or cuBLAS cannot."""
     ctx.step(CONTEXT_STEP)
     about = describe(device)
     result = Compute(
@@ -65,26 +65,26 @@ def compute(ctx: Context, device: torch.device) -> Compute:
             return structs.replace(result, unmeasured=first_line(error))
         finally:
             if device.type == "cuda":
-                torch.cuda.empty_cache()  # what this needed is the next trial's
+                torch.cuda.empty_cache()  # the next trial needs this memory
         return structs.replace(result, pids=gpu.pids())
 
 
 def unusable(device: torch.device) -> str:
-    """The reason why the device cannot multiply at its full speed (no cuBLAS), or nothing."""
+    """The reason why the device cannot multiply at its full speed (cuBLAS does not start), or "". Starts cuBLAS."""
     if device.type != "cuda":
         return ""
-    torch.zeros(1, device=device)  # makes the context, which the handle belongs to
+    torch.zeros(1, device=device)  # creates the CUDA context, to which the handle of cuBLAS belongs
     try:
         torch.cuda.current_blas_handle()
     except RuntimeError as error:
         if "CUBLAS_STATUS" not in str(error):
-            raise  # what CUDA itself says of the GPU
+            raise  # an error of CUDA about the GPU
         return f"cuBLAS does not start ({first_line(error)})"
     return ""
 
 
 def _products(ctx: Context, device: torch.device, gpu: Watched, result: Compute) -> Compute:
-    """Batches of products, after some that load kernels and raise the clocks."""
+    """Add the rate of each batch of products and the GPU's load in it, after untimed products that raise the clocks."""
     # Tensor cores multiply bf16 from Ampere on.
     has_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
     dtype = torch.bfloat16 if has_bf16 else torch.float16
@@ -109,7 +109,7 @@ def _products(ctx: Context, device: torch.device, gpu: Watched, result: Compute)
 
 
 def _rows(device: torch.device, dtype: torch.dtype) -> int:
-    """Rows of the largest matrices that do not take too long, as small ones show."""
+    """Rows of the largest matrices whose product takes at most _LONGEST_SECONDS, estimated from a small product."""
     probe = _PROBE_ROWS if device.type == "cuda" else _PROBE_ROWS_ON_CPU
     some = torch.rand((probe, probe), dtype=dtype, device=device)
     _seconds(device, 1, lambda: some @ some)  # loads the kernels
@@ -121,7 +121,7 @@ def _rows(device: torch.device, dtype: torch.dtype) -> int:
 
 
 def _copies(device: torch.device, batch_seconds: float) -> tuple[float, ...]:
-    """Rates of copies within the device's memory."""
+    """The rate of each batch of copies within the device's memory, in bytes read and written per second."""
     size = COPY_BYTES if device.type == "cuda" else COPY_BYTES_ON_CPU
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     calls = _calls(batch_seconds, _seconds(device, 1, lambda: target.copy_(source)))
@@ -132,7 +132,7 @@ def _copies(device: torch.device, batch_seconds: float) -> tuple[float, ...]:
 def _seconds(
     device: torch.device, calls: int, work: Callable[[], object], during: Callable[[], object] = lambda: None
 ) -> float:
-    """Seconds of so many calls on the device; `during` is called once while a GPU works."""
+    """Seconds of `calls` calls of `work` on the device. `during` is called once while a GPU works, never on a CPU."""
     synchronize(device)
     if device.type != "cuda":
         begin_seconds = time.perf_counter()

@@ -1,13 +1,13 @@
 """Copies between GPUs and the host's memory: their rate, and whether what arrives is what was sent.
 
-Every word of a copy depends on its position and on the link, so that what is missing, shifted or left over from another
-copy shows. The target is spoilt before each copy that is looked at: once alone, once after the timed ones.
+Every word of a copy depends on its position and on the link, so that words that are missing, shifted or left over from
+another copy are found. Of each link the first and the last copy are checked; both overwrite wrong words in the target.
 
-A step is announced before each link, and what is known so far handed over after it, so that a hang names its GPUs and
-costs nothing else.
+A step is announced before each link, and the results are reported after each job. So a hang names its GPUs, and the
+results of earlier jobs are kept.
 
 A copy through the host cannot be faster than the links of its two GPUs to the host, which are measured first. It is
-measured only where it could matter: the direct copy is slower than these links, is wrong, or has no peer access.
+measured only if the direct copy is slower than these links, gives wrong words, or has no peer access.
 """
 
 import os
@@ -29,20 +29,20 @@ from ddpdiag.workloads.devices import describe
 PAIR_BYTES = 64 << 20
 # The host fills and compares these words with one thread.
 HOST_BYTES = 32 << 20
-# Decides how much more there is time for.
+# The seconds of a copy of this size decide how many words are copied.
 PROBE_BYTES = 1 << 20
-# For one link; 8 GPUs have 16 to and from the host and 56 pairs: less than 6 s.
+# Measuring time of one link. 8 GPUs have 16 links to and from the host and 56 pairs: less than 6 s in all.
 LINK_SECONDS = 0.04
-# Kept for the answer itself.
+# Time before the trial's end that is kept for sending the result.
 _RESERVE_SECONDS = 1.5
 _BATCHES = 3
 _MOST_CALLS = 20
 _WORD_BYTES = 4
-# Odd numbers, so that both are one to one modulo 2**32; each link has a part of its own.
+# Factors of `_words`. They are odd, so that different positions, and different links, give different words (mod 2**32).
 _PER_POSITION = 0x01000193
 _PER_LINK = 0x3C6EF35F
 _HOST = 255
-# Pieces on the way through the host: long enough for the rate of PCIe, short enough for two to overlap.
+# A copy through the host is cut into pieces: long enough for the rate of PCIe, short enough for two to overlap.
 _PIECE_WORDS = (4 << 20) // 4
 
 
@@ -53,17 +53,17 @@ class Buffer(NamedTuple):
     words: torch.Tensor
 
     def first(self, count: int) -> "Buffer":
-        """The beginning of it."""
+        """The first `count` words, as a view of the same memory."""
         return Buffer(self.gpu, self.words[:count])
 
 
 class CudaDevices:
-    """The GPUs that torch shows to this process; of these the first `most`, if that is known.
+    """The GPUs that torch shows to this process, or the first `most` of these.
 
-    All that touches a GPU for copies is here: tests put a stand-in in its place. Copies are in order on each GPU.
+    Only this class calls torch for copies between GPUs; tests replace it. The copies of each GPU run in order.
     torch puts a copy between GPUs on the source's current stream, and lets both GPUs' streams wait for it (aten
-    native/cuda/Copy.cu); so an event on the source's stream sees its end. torch enables peer access by itself where
-    CUDA offers it, and offers no way to disable it again in this process.
+    native/cuda/Copy.cu), so an event on the source's stream marks its end. torch enables peer access automatically if
+    CUDA offers it, and has no way to disable it again in this process.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -74,27 +74,27 @@ class CudaDevices:
         self._started: list[int] = []
 
     def about(self, gpu: int) -> GpuCopies:
-        """As the driver names it."""
+        """The GPU's index, UUID, PCI address and name, still without rates."""
         found = describe(torch.device("cuda", gpu))
         return GpuCopies(index=gpu, uuid=found.uuid, pci=found.pci, name=found.name)
 
     def start(self, gpu: int) -> None:
-        """Make its context, which its first use does."""
+        """Create the GPU's CUDA context: its first use does so."""
         torch.cuda.synchronize(gpu)
         self._started.append(gpu)
 
     def can_access(self, source: int, target: int) -> bool:
-        """cudaDeviceCanAccessPeer."""
+        """Whether `source` has peer access to `target` (cudaDeviceCanAccessPeer)."""
         return bool(torch.cuda.can_device_access_peer(source, target))
 
     def buffer(self, gpu: int | None, count: int) -> Buffer:
-        """On the GPU, or pinned: the driver copies what is not pinned by another, slower way."""
+        """Allocate words on the GPU, or for None in pinned memory of the host, which the driver copies fastest."""
         if gpu is None:
             return Buffer(None, torch.empty(count, dtype=torch.int32, pin_memory=True))
         return Buffer(gpu, torch.empty(count, dtype=torch.int32, device=torch.device("cuda", gpu)))
 
     def host_buffer(self, gpu: int, count: int) -> Buffer:
-        """Pinned, and of the NUMA node of that GPU. Kept: torch hands out again what was freed, of whatever node."""
+        """Pinned memory on that GPU's NUMA node. It is kept: torch may reuse freed memory for a GPU of another node."""
         pci, root = self.about(gpu).pci, sys_root(os.environ)
         node = slot_of(pci, root).numa_node if pci else None
         if node not in self._of_node or len(self._of_node[node].words) < count:
@@ -103,11 +103,11 @@ class CudaDevices:
         return self._of_node[node].first(count)
 
     def copy(self, source: Buffer, target: Buffer) -> None:
-        """On the current stream of the source, or of the target where the source is the host."""
+        """Start a copy on the current stream of the source, or of the target if the source is the host."""
         target.words.copy_(source.words, non_blocking=True)
 
     def through_host(self, source: Buffer, target: Buffer) -> None:
-        """Two pieces of pinned memory in turn; in the end the source's stream waits for the target's."""
+        """Start a copy by way of two pinned pieces in turn; the source's stream waits for its end."""
         if not self._pieces:
             self._pieces = tuple(self.buffer(None, _PIECE_WORDS).words for _ in range(2))
         out, into = torch.cuda.current_stream(source.gpu), torch.cuda.current_stream(target.gpu)
@@ -124,7 +124,7 @@ class CudaDevices:
         out.wait_event(arrived[-1])
 
     def seconds(self, gpu: int | None, work: Callable[[], None]) -> float:
-        """Between two events on the GPU's stream; by the clock for work of the host."""
+        """Run `work`: its seconds between two events on the GPU's stream, or by the clock if `gpu` is None."""
         self._finish()
         if gpu is None:
             start = time.perf_counter()
@@ -147,12 +147,12 @@ class CudaDevices:
 Copy = Callable[[Buffer, Buffer], None]
 
 
-# One thing to try. Of one GPU: its links with the host; of two: a copy.
+# One measurement: (GPU,) for its two links with the host, (source, target) for a copy between two GPUs.
 Job = tuple[int, ...]
 
 
 def jobs(count: int) -> tuple[Job, ...]:
-    """All that is tried with so many GPUs, in order."""
+    """The measurements for `count` GPUs, in the order in which they run."""
     return (*((gpu,) for gpu in range(count)), *permutations(range(count), 2))
 
 
@@ -163,9 +163,9 @@ def copies(
     only: Collection[tuple[int, ...]] = (),
     indirect_ratio: float = 1.0,
 ) -> Copies:
-    """Try all jobs, or `only` some of them, until the trial's end.
+    """Run all jobs, or those in `only`, and report the results after each. Stops shortly before the trial's end.
 
-    Copies through the host are left out where the direct copy reaches `indirect_ratio` of the links to the host.
+    Copies through the host are left out if the direct copy reaches `indirect_ratio` of the rate of the host's links.
     """
     gpus: list[GpuCopies] = []
     for gpu in range(devices.count):
@@ -185,15 +185,15 @@ def copies(
         left = ctx.end - time.monotonic() - _RESERVE_SECONDS
         if left <= 0:
             break
-        # Half is measured, half is spent on filling, comparing and memory.
+        # Half of a job's time goes into copies, half into filling, comparing and allocating; a job has up to two links.
         bench = _Bench(devices, ctx, min(LINK_SECONDS, left / (len(todo) - number) / 4), indirect_ratio)
-        known = structs.replace(bench.tried(known, job), done=number + 1)
+        known = structs.replace(bench.with_result(known, job), done=number + 1)
         ctx.report(known, f"{known.done} of {known.jobs} paths")
     return known
 
 
 class _LinkRate(NamedTuple):
-    """The result of one link: its rate, the words compared, and how many were wrong."""
+    """The result of one link: its rate, the words in a copy, and the wrong words in the worse of two checked copies."""
 
     bytes_per_s: float
     words: int
@@ -201,7 +201,7 @@ class _LinkRate(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Copies over one link."""
+    """Copies over one link: from `source` to `target` with `copy`."""
 
     devices: CudaDevices
     copy: Copy
@@ -209,7 +209,7 @@ class _Run(NamedTuple):
     target: Buffer
 
     def timed(self, count: int, calls: int) -> float:
-        """Seconds of one call of so many words."""
+        """Mean seconds of copying `count` words, over `calls` copies."""
         here, there = self.source.first(count), self.target.first(count)
         gpu = here.gpu if here.gpu is not None else there.gpu
 
@@ -220,27 +220,27 @@ class _Run(NamedTuple):
         return self.devices.seconds(gpu, work) / calls
 
     def checked(self, count: int, calls: int) -> tuple[float, int]:
-        """Seconds of one call into a target that was spoilt before, and words that are wrong afterwards."""
+        """Write wrong words into the target, and copy: mean seconds of a copy, and the words still wrong afterwards."""
         words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
-        words.copy_(_words(words, *ends).bitwise_not_())  # no word is what it should become
+        words.copy_(_words(words, *ends).bitwise_not_())  # every word differs from the expected one
         seconds = self.timed(count, calls)
         return seconds, int((words != _words(words, *ends)).sum())
 
 
 class _Bench(NamedTuple):
-    """Measures one link after the other, each in about `link_seconds`."""
+    """The measurement of one job: the copies over each link take about `link_seconds`."""
 
     devices: CudaDevices
     ctx: Context
     link_seconds: float
     indirect_ratio: float
 
-    def tried(self, known: Copies, job: Job) -> Copies:
-        """The results after this job."""
+    def with_result(self, known: Copies, job: Job) -> Copies:
+        """Run one job, and return `known` with its result added."""
         match job:
             case (gpu,):
-                own = self._host(known.gpus[gpu])
-                return structs.replace(known, gpus=tuple(own if own.index == g.index else g for g in known.gpus))
+                done = self._host(known.gpus[gpu])
+                return structs.replace(known, gpus=tuple(done if done.index == g.index else g for g in known.gpus))
             case (source, target):
                 try:
                     return structs.replace(known, pairs=(*known.pairs, self._pair(known, source, target)))
@@ -255,15 +255,15 @@ class _Bench(NamedTuple):
         words = HOST_BYTES // _WORD_BYTES
         host, device = self.devices.host_buffer(gpu, words), self.devices.buffer(gpu, words)
         self.ctx.step(f"copy host -> GPU {gpu}")
-        there = self._link_rate(host, device, self.devices.copy)
+        to_gpu = self._link_rate(host, device, self.devices.copy)
         self.ctx.step(f"copy GPU {gpu} -> host")
-        back = self._link_rate(device, host, self.devices.copy)
+        to_host = self._link_rate(device, host, self.devices.copy)
         return structs.replace(
             known,
-            to_bytes_per_s=there.bytes_per_s,
-            from_bytes_per_s=back.bytes_per_s,
-            wrong_to=there.wrong,
-            wrong_from=back.wrong,
+            to_bytes_per_s=to_gpu.bytes_per_s,
+            from_bytes_per_s=to_host.bytes_per_s,
+            wrong_to=to_gpu.wrong,
+            wrong_from=to_host.wrong,
         )
 
     def _pair(self, known: Copies, source: int, target: int) -> PairCopies:
@@ -287,7 +287,7 @@ class _Bench(NamedTuple):
         return structs.replace(pair, through_host_bytes_per_s=indirect.bytes_per_s, wrong_through_host=indirect.wrong)
 
     def _link_rate(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkRate:
-        """Check one copy, time some, and check the last of these."""
+        """Check one copy, time several batches, and check the last copy of the last batch."""
         run = _Run(self.devices, copy, source, target)
         count = self._words_in_time(run)
         source.words[:count].copy_(_words(source.words[:count], source.gpu, target.gpu))
@@ -300,7 +300,7 @@ class _Bench(NamedTuple):
         return _LinkRate(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
 
     def _words_in_time(self, run: _Run) -> int:
-        """Return how many words to copy: what takes a quarter of the time there is, going by a probe."""
+        """The number of words whose copy takes a quarter of `link_seconds`, estimated from a small copy."""
         most = len(run.source.words)
         probe = min(PROBE_BYTES // _WORD_BYTES, most)
         run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
@@ -308,7 +308,7 @@ class _Bench(NamedTuple):
 
 
 def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:
-    """The words that are sent over this link: position x a + link x b, modulo 2**32."""
+    """The expected words of the copy from `source` to `target`: position x a + link x b, modulo 2**32."""
     link = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
     ramp = torch.arange(len(like), dtype=torch.int32, device=like.device)
     # The same 32 bits as a signed number.

@@ -1,4 +1,4 @@
-"""The devices of a rank: which it uses with a backend, what their links can carry, and a product on each."""
+"""The device that a rank uses with a backend, the nominal rates of its links, and a matrix product on each device."""
 
 import os
 import time
@@ -20,7 +20,7 @@ from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.probes.net.adapters import route_out
 
-# Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
+# Device types of two backends. Others use the first type that they are registered for; gloo is registered for GPUs too.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}
 SIZE = 512
 # Products of such integers stay below 2^24, so float32 holds every partial sum exactly, in whatever order they are
@@ -29,7 +29,7 @@ _LARGEST = 8
 
 
 class Device(NamedTuple):
-    """The device of a rank; `number`, `uuid` and `pci` are None on a CPU."""
+    """The device of a rank; `number`, `uuid` and `pci` are None unless it is a CUDA device."""
 
     name: str
     number: int | None
@@ -38,19 +38,19 @@ class Device(NamedTuple):
 
 
 def device_type(backend: str) -> str:
-    """ "cuda", "cpu" or another type of torch's: the table's, else the first that the backend was registered for."""
+    """The torch device type of a backend: that of `_USUAL`, else the first that the backend was registered for."""
     registered = dist.Backend.backend_capability.get(backend, [])
     return _USUAL.get(backend) or next(iter(registered), "cpu")
 
 
 def choose_device(backend: str, local_rank: int | None) -> torch.device:
-    """The device that a rank uses with a backend: the accelerator of its number, or the CPU; RuntimeError without."""
+    """Select the rank's device: the accelerator of its local rank (RuntimeError if torch sees none), or the CPU."""
     kind = device_type(backend)
     if kind == "cpu":
         return torch.device("cpu")
     module = torch.get_device_module(kind)
     if kind == "cuda" and module.device_count():
-        # Before that, torch counts the GPUs that NVML lists, where CUDA may show one slice of one of them (MIG).
+        # Without init, torch counts the GPUs that NVML lists, although CUDA may show only one slice of one GPU (MIG).
         module.init()
     index = device_index(local_rank, module.device_count())
     if index is None:
@@ -62,7 +62,7 @@ def choose_device(backend: str, local_rank: int | None) -> torch.device:
 
 
 def describe(device: torch.device) -> Device:
-    """The device, as its driver names it."""
+    """The name, index, UUID and PCI address of a device, as its driver reports them."""
     if device.type != "cuda":
         return Device("CPU" if device.type == "cpu" else device.type, None, None, None)
     about = torch.cuda.get_device_properties(device)
@@ -76,7 +76,7 @@ def describe(device: torch.device) -> Device:
 def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     """The nominal rates of the network card, and of a GPU's NVLinks and slot.
 
-    `overrides` are variables that were set for an experiment and say nothing of what is there.
+    `overrides` are environment variables to ignore: they were set for an experiment, and do not describe the hardware.
     """
     env = {name: value for name, value in os.environ.items() if name not in set(overrides)}
     nic = route_out("nccl" if device.type == "cuda" else "gloo", env, sys_root(os.environ))
@@ -97,20 +97,20 @@ def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
         limits,
         **structs.asdict(links) | {"nvlink_domain": links.nvlink_domain if allows_mnnvl(env) else None},
         uuid=uuid,
-        # A switch joins all of them alike.
+        # Behind an NVSwitch all pairs of GPUs have the same rate, so the paths between pairs are not needed.
         peers={} if links.nvlink_switched else peers_of(uuid, [own for own in shown if own is not None]),
         processor=processor_maker(proc_root(os.environ)),
     )
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its work: it works while Python continues, so a clock would stop too early."""
+    """Wait until a GPU has finished its queued work, which runs while Python continues. On a CPU, do nothing."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
-    """The seconds of a call, until a GPU has finished it, without the work that was queued before."""
+    """Run `call`: the seconds until the device has finished it, without work that was queued before."""
     synchronize(device)
     begin = time.perf_counter()
     call()
@@ -119,7 +119,7 @@ def timed(call: Callable[[], object], device: torch.device) -> float:
 
 
 def products(ctx: Context) -> Iterator[Product]:
-    """One on each GPU that torch shows; on the CPU where it shows none."""
+    """Multiply on each GPU that torch shows, or on the CPU if it shows none, and yield the result of each device."""
     left, right = factors()
     exact = left.to(torch.int64) @ right.to(torch.int64)
     count = torch.cuda.device_count() if torch.version.cuda or torch.version.hip else 0
@@ -139,7 +139,7 @@ def factors() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def multiplied(device: torch.device, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> Product:
-    """The product on one device, held against the exact one; what torch raises is an answer."""
+    """Multiply on one device, and compare with the `exact` product; torch's RuntimeError becomes `Product.error`."""
     name = "the CPU" if device.type == "cpu" else f"GPU {device.index}"
     begin = time.perf_counter()
     try:
@@ -153,5 +153,5 @@ def multiplied(device: torch.device, left: torch.Tensor, right: torch.Tensor, ex
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says; else its name."""
+    """The first line of an exception's message without its full stop, or the name of its class if that is empty."""
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__

@@ -24,19 +24,19 @@ from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.collectives import connect
 from ddpdiag.workloads.devices import choose_device
 
-# torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.
+# torch's time-outs end this long after the trial's deadline: an earlier one would destroy the evidence of a hang.
 _BEYOND_DEADLINE_SECONDS = 60.0
 
 
 def group_timeout(ctx: Context) -> timedelta:
-    """The time-out to give to torch: beyond this trial, and beyond later ones of the run, which may share the group."""
+    """The time-out for torch: longer than this trial, and than the run, whose later trials may share the group."""
     return timedelta(seconds=max(ctx.trial.limit_seconds, ctx.options.budget_seconds) + _BEYOND_DEADLINE_SECONDS)
 
 
 def unknown_backend(backend: str) -> AbsentBackend | None:
-    """The reason why this torch has no such backend, or None; backends of others must be registered first."""
-    dist.is_backend_available(backend)  # from torch 2.15 on this registers other classes of its own, such as nccl2
-    # The list has names that were not built in; `fake` moves nothing.
+    """The reason why this torch has no such backend, or None. Backends of other packages must be registered before."""
+    dist.is_backend_available(backend)  # from torch 2.15 on this call registers more backends of torch, such as nccl2
+    # The list also has backends that this torch was built without. `fake` transfers nothing.
     listed = [name for name in dist.Backend.backend_list if name not in (dist.Backend.UNDEFINED, "fake")]
     known = [name for name in listed if dist.is_backend_available(name)]
     if backend in known:
@@ -46,22 +46,22 @@ def unknown_backend(backend: str) -> AbsentBackend | None:
     return AbsentBackend(f"torch {torch.__version__} knows no backend {backend}, only {', '.join(known)}")
 
 
-# NCCL's own log: all of these are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
+# Subsystems for NCCL's log: NCCL knows them since 2.18, and BOOTSTRAP since 2.21; older versions skip it (debug.cc).
 _LOGGED = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS"
-# A line for each collective, on rank 0: a benchmark of many thousand calls goes without.
+# It logs a line for each collective on rank 0, and is left out in a benchmark, which has many thousand calls.
 _LOGGED_CALLS = ",TUNING"
-# Backends whose group over all ranks is open in this worker; one at most.
+# The backend whose group over all ranks is still open in this worker; at most one.
 _kept: set[str] = set()
 
 
 @contextmanager
 def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
-    """The default group over the trial's group of ranks; yields this rank's device.
+    """Open the default process group over the trial's group of ranks, and yield this rank's device.
 
-    A group over all ranks stays open, and the next trial over all ranks shares it, with its communicator: making one
-    takes NCCL seconds. Rank 0 replaces the workers where not every rank has it, or where another group is needed
-    (`KeptGroup`). Groups of gloo are closed: they are open in milliseconds, and would be in the way of NCCL's.
-    AbsentBackend where torch has no such backend.
+    A group over all ranks stays open, and the next trial over all ranks shares it with its communicator, which takes
+    NCCL seconds to create. Rank 0 replaces the workers if not every rank has this group, or if another one is needed
+    (`KeptGroup`). Groups of gloo are closed: they open in milliseconds, and an open one would prevent a group of NCCL.
+    Raises AbsentBackend if torch has no such backend.
     """
     if (unknown := unknown_backend(backend)) is not None:
         raise unknown
@@ -78,8 +78,8 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
         _open_group(ctx, backend, device)
         connect(ctx, device)
     yield device
-    # After a failure it is neither kept nor closed: closing may wait for peers, and an error would become a hang. That
-    # worker is replaced anyway.
+    # After an exception the group is neither kept nor closed: closing may wait for peers, and an error would become a
+    # hang. Rank 0 replaces that worker anyway.
     if backend != "gloo" and len(ctx.group) == ctx.place.world_size:
         _kept.add(backend)
     else:
@@ -88,7 +88,7 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
 
 
 def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
-    """Open the default group, with a store of its own."""
+    """Open the default group with a new store."""
     store = open_store(ctx)
     if backend != "gloo" and len(ctx.group) > 1:
         _start_log(ctx)
@@ -100,7 +100,7 @@ def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
         rank=ctx.group_rank,
         world_size=len(ctx.group),
         timeout=group_timeout(ctx),
-        # NCCL then creates its communicator here and not in the first collective.
+        # With a device_id, NCCL creates its communicator in this call and not in the first collective.
         device_id=device if backend.startswith("nccl") else None,
     )
     seconds = time.perf_counter() - begin
@@ -110,17 +110,17 @@ def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
 
 
 def nccl_log(ctx: Context) -> Path:
-    """The file of this worker in which NCCL writes its log."""
+    """The file for NCCL's log of this worker."""
     return Path(ctx.scratch) / f"nccl-{os.getpid()}.log"
 
 
 def _start_log(ctx: Context) -> None:
-    """Let NCCL write its log: it costs a healthy job nothing, and shows the paths between the ranks.
+    """Set the variables that make NCCL write its log, which shows the paths between the ranks and takes no time.
 
-    NCCL reads these variables once in a process, with its first message; a user's own values are for the job.
+    NCCL reads them once in a process, with its first message. The user's values, meant for the job, are overwritten.
     """
     per_call = _LOGGED_CALLS if ctx.options.bench is None else ""
-    # NCCL expands %h and %p in the name.
+    # NCCL would replace %h and %p in the name of the file.
     file = str(nccl_log(ctx)).replace("%", "%%")
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS=_LOGGED + per_call, NCCL_DEBUG_FILE=file)
 
@@ -133,7 +133,7 @@ def close_group() -> None:
     object releases the GIL (IntrusivePtrNoGilDestructor in torch's init.cpp), so that object must be the last one.
     """
     group = dist.group.WORLD
-    # A backend that is written in Python is itself the group, and has no other object.
+    # For a backend written in Python, the backend's object is the group itself.
     backends = [] if group is None else [group._get_backend(device) for device in group._device_types]
     del group
     dist.destroy_process_group()
@@ -141,7 +141,7 @@ def close_group() -> None:
 
 
 def open_store(ctx: Context) -> dist.Store:
-    """The group's store: served by the first rank, on any free port (or one that `--port-range` allows)."""
+    """Open the group's store: its first rank serves it on a free port (of `--port-range`), the others connect to it."""
     size, timeout = len(ctx.group), group_timeout(ctx)
     if ctx.group_rank == 0:
         ctx.step("open the store")
@@ -164,26 +164,26 @@ _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class Meeting(NamedTuple):
-    """Seconds until the group stood, and keys of torch that the agent's store held before (rank 0 looks)."""
+    """Seconds until the group was open, and on rank 0 up to 3 keys of an earlier group in the agent's store."""
 
     seconds: float
     stale: tuple[str, ...] = ()
 
 
 def meet(ctx: Context, method: str, backend: str, nonce: str) -> Meeting:
-    """Open the default group as `method` says, pass a barrier, and close it.
+    """Open the default group with a rendezvous by `method` ("tcp", "env" or "file"), run a barrier, and close it.
 
-    `method` is tcp, env or file; a folder in the shared directory whose name ends with `nonce` is the run's own.
-    The barrier comes before the rendezvous, so the seconds are the rendezvous' own.
+    Files are created in the folder of the shared directory whose name ends with `nonce`, if there is one.
+    Before the rendezvous the ranks wait for each other, so `seconds` are those of the rendezvous alone.
     """
     choose_device(backend, ctx.place.local_rank)
     if method == "env" and ctx.trial.params.get("agent_store"):
-        return _by_agent(ctx, backend)
-    return Meeting(_passed(ctx, _by_url(ctx, method, backend, nonce)))
+        return _meet_by_agent(ctx, backend)
+    return Meeting(_pass_barrier(ctx, _open_by_url(ctx, method, backend, nonce)))
 
 
-def _passed(ctx: Context, begin: float) -> float:
-    """Seconds since `begin`; then a barrier, and the end of the group."""
+def _pass_barrier(ctx: Context, begin: float) -> float:
+    """Run a barrier in the group that was just opened, and close it. Returns the seconds from `begin` to this call."""
     seconds = time.perf_counter() - begin
     ctx.timed("group", seconds)
     work = dist.barrier(async_op=True)
@@ -195,28 +195,28 @@ def _passed(ctx: Context, begin: float) -> float:
     return seconds
 
 
-# The keys of torch's default group begin with it, behind the prefix of an attempt in older versions.
+# The keys of torch's default group begin with this, in older versions after the prefix of torchrun's attempt.
 _DEFAULT_GROUP = "default_pg/"
-# Names of so many keys say what is there.
+# The most keys of an earlier group that are reported.
 _KEYS_SHOWN = 3
 
 
-def _by_agent(ctx: Context, backend: str) -> Meeting:
-    """Through the store of torchrun's agent, as the job does it.
+def _meet_by_agent(ctx: Context, backend: str) -> Meeting:
+    """Open the group through the store of torchrun's agent, as the job does, run a barrier, and close the group.
 
-    The agent keeps all keys of an attempt in one store: whoever opens a group in it after another process reads the
-    addresses of that one. So the keys of a trial have a prefix that no other process has, and rank 0 deletes them.
+    The agent keeps all keys of an attempt in one store. A process that opens a group in it reads the addresses of any
+    earlier group. So the keys of a trial have a random prefix, and rank 0 deletes them at the end.
     """
     prefix = f"ddpdiag-{ctx.barrier(os.urandom(8).hex() if ctx.group_rank == 0 else '').offer}"
     timeout = group_timeout(ctx)
     begin = time.perf_counter()
     ctx.step("init_process_group env://")
-    with _agent_store():
+    with _using_agent_store():
         store, rank, size = next(rendezvous("env://", ctx.group_rank, len(ctx.group), timeout=timeout))
     keys = _keys(store) if rank == 0 else []
     stale = [key for key in keys if _DEFAULT_GROUP in key and not key.startswith("ddpdiag-")]
     dist.init_process_group(backend, store=dist.PrefixStore(prefix, store), rank=rank, world_size=size, timeout=timeout)
-    seconds = _passed(ctx, begin)
+    seconds = _pass_barrier(ctx, begin)
     for key in _keys(store) if rank == 0 else ():
         if key.startswith(prefix):
             store.delete_key(key)
@@ -224,13 +224,14 @@ def _by_agent(ctx: Context, backend: str) -> Meeting:
 
 
 def _keys(store: dist.Store) -> list[str]:
-    """All keys, whatever their prefix; nothing where this torch cannot list them (before 2.9)."""
+    """All keys of a store, with any prefix; an empty list if this torch cannot list them (before 2.9)."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return list(store.list_keys()) if hasattr(store, "list_keys") else []
 
 
-def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
+def _open_by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
+    """Open the default group as init_method does; return when the rendezvous began, by time.perf_counter()."""
     if method == "file":
         url = f"file://{_fresh_file(ctx, nonce)}"
     elif method == "env":
@@ -243,8 +244,8 @@ def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
     begin = time.perf_counter()
     ctx.step(f"init_process_group {method}://")
     timeout = group_timeout(ctx)
-    # What init_process_group(init_method=url) does, with a prefix for each trial: a process that serves the store of
-    # two groups on one port keeps the keys of the first.
+    # As init_process_group(init_method=url) does, but with a prefix for each trial: a process that serves the stores of
+    # two groups on one port would still have the keys of the first.
     store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=timeout))
     own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
@@ -252,15 +253,15 @@ def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
 
 
 def _opening(ctx: Context) -> Opening:
-    """The address where rank 0 will listen; another process may take its port in between, as in every job."""
+    """Agree on the address at which rank 0 will listen. Another process may take the port first, as in every job."""
     return ctx.barrier(str(free_port(ports=allowed_ports(ctx.options))) if ctx.group_rank == 0 else "")
 
 
 def _fresh_file(ctx: Context, nonce: str) -> str:
-    """Its path, also as a part of a URL: a stale one of an earlier job makes ranks connect to the dead.
+    """Agree on the path of a new rendezvous file. With a file of an earlier job ranks would connect to ended processes.
 
-    By a descriptor of its folder, which stays open: other users may write to the one above it, and the name of $TMPDIR
-    is no matter of the job.
+    The path, which becomes a part of a URL, names the folder by an open descriptor in two cases: in the shared
+    directory, since other users may write to the folder above it, and if the folder's name is not fit for a URL.
     """
     folder = Path(ctx.options.shared_dir or ctx.scratch)
     if nonce and ctx.group_rank == 0:
@@ -276,7 +277,7 @@ def _fresh_file(ctx: Context, nonce: str) -> str:
 
 
 @contextmanager
-def _agent_store() -> Iterator[None]:
+def _using_agent_store() -> Iterator[None]:
     before = os.environ.get(_AGENT_STORE)
     os.environ[_AGENT_STORE] = "True"
     try:

@@ -1,4 +1,4 @@
-"""The handwritten digits of MNIST that ship with ddpdiag, a tenth of them. Nothing is ever downloaded.
+"""Load the tenth of MNIST's handwritten digits that ships with ddpdiag. Nothing is ever downloaded.
 
 The format is IDX: two zero bytes, a type byte (8 = unsigned byte), the number of dimensions, each dimension as a
 big-endian 32-bit integer, then the values, last dimension fastest.
@@ -28,15 +28,15 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """The digits. A damaged or missing file is an exception of this rank, with the name of the file."""
+    """Read the digits. OSError with the name of the file if it is damaged or missing."""
     names = [f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     return Digits(*(read_idx(SHIPPED / f"{name}-ubyte.gz") for name in names))
 
 
 def read_idx(path: Path) -> Tensor:
-    """The array in a packed IDX file, with the shape that its header gives."""
+    """Read the array of a gzipped IDX file, with the shape from its header. OSError if it is damaged or missing."""
     try:
-        # Writable, because torch.frombuffer warns of memory that it must not write.
+        # A bytearray, because torch.frombuffer warns of read-only memory.
         content = bytearray(gzip.decompress(path.read_bytes()))
         shape = struct.unpack_from(f">{content[3]}I", content, 4)
     except (OSError, EOFError, zlib.error, IndexError) as error:

@@ -1,14 +1,14 @@
 """One step of DistributedDataParallel, compared with one process that has all images.
 
 DDP promises that every rank's gradient is the mean over all images of the step, as if one process had seen them all. So
-each rank computes that gradient alone as well, and compares. The network has GroupNorm: BatchNorm sees other images on
-each rank, and its gradients rightly differ from those of one process. It has GELU and mean pooling: cuDNN may choose
-another algorithm for another batch size or GPU, and where that rounds differently, ReLU and max pooling can switch an
-activation, which changes the gradient by up to a hundredth of its largest element (tests/benchmarks/rounding.py).
+each rank also computes this mean gradient alone, and compares. The network has GroupNorm, because BatchNorm normalises
+over the images of one rank, so its gradients rightly differ from those of one process. It has GELU and mean pooling:
+for another batch size or GPU cuDNN may choose an algorithm that rounds differently, and ReLU and max pooling can then
+switch an activation, which changes the gradient by up to 1 % of its largest element (tests/benchmarks/rounding.py).
 
-A communication hook keeps the gradient that each rank hands to DDP, and two other ranks compute it again from the same
-images, so that a wrong one has a name. They are compared by sketches, a few numbers each: whole they would fit no
-report.
+A communication hook keeps the gradient that each rank passes to DDP. Two other ranks compute the same gradient from the
+same images, so that the rank with a wrong gradient can be named. The ranks report sketches of the gradients, a few
+numbers each, because whole gradients are too large for a report.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,20 +31,20 @@ from ddpdiag.workloads.training import checksum, network, prepared
 
 SEED = 0
 IMAGES_PER_RANK = 4
-# All images at once would not fit a GPU of a large world.
+# The images of a large world do not fit a GPU at once: this many are computed at a time.
 _CHUNK = 1024
 # The number of sums in a sketch.
 _SUMS = 4
 
 
 def seeded(device: torch.device) -> nn.Sequential:
-    """The training's network in a smooth form without BatchNorm, with the same first weights on every rank."""
+    """The training's network with GroupNorm, GELU and mean pooling, and the same first weights on every rank."""
     torch.manual_seed(SEED)
     return network(partial(nn.GroupNorm, 4), nn.GELU, nn.AvgPool2d).to(device)
 
 
 def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
-    """One step of DDP over the default process group; every rank of it calls this. Errors are torch's own."""
+    """Run one step of DDP over the default process group. All its ranks call this; torch's errors are not caught."""
     with without_tf32():
         rank, world_size = dist.get_rank(), dist.get_world_size()
         alone = seeded(device)
@@ -72,7 +72,7 @@ def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Switch TensorFloat-32 off, whose rounding to 10 bits is no fault, and fix cuDNN's algorithms; it stays on."""
+    """Disable TensorFloat-32, whose rounding to 10 bits is no fault, and let cuDNN use deterministic algorithms."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -83,19 +83,19 @@ def without_tf32() -> Iterator[None]:
 
 
 def shard(rank: int) -> range:
-    """The images that a rank has in this step."""
+    """The numbers of the images that a rank has in this step."""
     return range(rank * IMAGES_PER_RANK, (rank + 1) * IMAGES_PER_RANK)
 
 
 def others(rank: int, world_size: int) -> list[int]:
-    """The two ranks whose gradients a rank computes again, for a majority: far away, since a bad host's ranks are
-    neighbours."""
+    """The two ranks (fewer in a small world) whose gradients `rank` computes again, so that a majority decides: ranks
+    far away, because the ranks of one bad host are neighbours."""
     steps = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
     return [(rank + step) % world_size for step in sorted(steps) if step < world_size]
 
 
 def gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:
-    """The gradient of the mean loss over these images, flat [parameters], computed here alone."""
+    """The gradient of the mean loss over these images, flat [parameters], computed without other ranks."""
     model.zero_grad()
     for start in range(0, len(images), _CHUNK):
         inputs, labels = batch(digits, images[start : start + _CHUNK], device)
@@ -104,13 +104,13 @@ def gradient(model: nn.Module, digits: Digits, images: range, device: torch.devi
 
 
 def batch(digits: Digits, images: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """These training images, over again where there are too few, with their labels."""
+    """These training images with their labels; numbers beyond the last image start again at the first."""
     numbers = [image % len(digits.train_images) for image in images]
     return prepared(digits.train_images[numbers], digits.train_labels[numbers], device)
 
 
 def step_of_ddp(model: nn.Module, digits: Digits, images: range, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The gradient that this rank passed to the all-reduce, over the world size, and the mean that DDP made."""
+    """Run a step of DDP: this rank's gradient before the all-reduce, divided by the world size, and DDP's mean."""
     ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     kept: dict[nn.Parameter, Tensor] = {}
 
@@ -132,12 +132,12 @@ def flat(parts: Sequence[Tensor | None]) -> Tensor:
 
 
 def random_signs(count: int) -> Tensor:
-    """The same signs on every rank: float64 [sums, count] of +1 and -1."""
+    """Random signs, the same on every rank: float64 [sums, count] of +1 and -1."""
     generator = torch.Generator().manual_seed(SEED)
     signs = torch.randint(0, 2, (_SUMS, count), generator=generator)
     return signs.mul_(2).sub_(1).to(torch.float64)
 
 
 def sketch(signs: Tensor, vector: Tensor) -> tuple[float, ...]:
-    """A few sums of all elements under random signs: linear, and another one where one element is another."""
+    """A few sums of all elements, each with random signs: linear in `vector`, and different if one element differs."""
     return tuple((signs @ vector.cpu().to(torch.float64)).tolist())  # not every device has float64

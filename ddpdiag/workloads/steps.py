@@ -1,10 +1,9 @@
-"""The phases of a training step on this rank, and the rank that all others wait for.
+"""The seconds of each phase of a training step on this rank, which show the rank that all others wait for.
 
-All ranks leave an all-reduce together, so a rank that comes late waits least: the time in the all-reduce is short for
-the one at fault and long for the others. DDP hides it behind the backward pass, so here the gradients are kept back
-(`no_sync`) and averaged by an all-reduce of their own, which can be timed.
+All ranks finish an all-reduce together, so the rank that starts last has a short time in it, and the others have long
+ones. DDP runs it during the backward pass; these steps average the gradients afterwards instead (`no_sync`), timed.
 
-The gradients of a small network say nothing about bandwidth: a bucket of DDP's own size is averaged as well.
+The gradients of a small network say nothing about bandwidth, so a message as large as a bucket of DDP is timed as well.
 """
 
 import time
@@ -25,19 +24,19 @@ from ddpdiag.workloads.devices import synchronize, timed
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.proof import batch, seeded
 
-# A rank that shares its cores is late in some steps only, so that a window must have several.
+# A rank that shares its cores is late in some steps only, so a window is the mean of several steps.
 STEPS_PER_WINDOW, WARMUP_STEPS = 5, 3
 IMAGES = 16
 # DDP's default bucket_cap_mb.
 BUCKET_BYTES = 25 << 20
 _BUCKET_CALLS = 3
-# A bucket that would take longer is made smaller, and no smaller than this.
+# If the all-reduce of a bucket would take longer, a smaller one is timed, but of at least _LEAST_BUCKET_BYTES.
 _BUCKET_SECONDS, _LEAST_BUCKET_BYTES = 1.0, 1 << 20
 _OVERLAP_STEPS = 5
 
 
 def watch_steps(ctx: Context, digits: Digits, device: torch.device, windows: int) -> Steps:
-    """So many windows of steps over the default process group; every rank of it calls this. Errors are torch's own."""
+    """Time `windows` windows of steps, the overlap and a bucket. All ranks call this; torch's errors are not caught."""
     model = DistributedDataParallel(seeded(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     laps = [
@@ -58,10 +57,7 @@ def watch_steps(ctx: Context, digits: Digits, device: torch.device, windows: int
 def watched_step(
     ctx: Context, model: DistributedDataParallel, optimizer: Optimizer, digits: Digits, step: int, device: torch.device
 ) -> Window:
-    """One training step, with its gradients averaged by hand.
-
-    The device is waited for at the end of each lap, so that a lap is what was done in it.
-    """
+    """Run one step with the gradients averaged after the backward pass: the seconds of each phase on the device."""
     moments: list[float] = []
 
     def lap() -> None:
@@ -75,7 +71,7 @@ def watched_step(
     first = (step * dist.get_world_size() + dist.get_rank()) * IMAGES
     images, labels = batch(digits, range(first, first + IMAGES), device)
     lap()
-    with model.no_sync():  # no all-reduce of DDP's own
+    with model.no_sync():  # without DDP's all-reduce
         loss = cross_entropy(model(images), labels)
         lap()
         optimizer.zero_grad()
@@ -91,7 +87,7 @@ def watched_step(
 
 
 def average(model: nn.Module) -> None:
-    """Average all ranks' gradients in one message, as DDP does during the backward pass."""
+    """Replace the gradients by their means over all ranks, in one message, as DDP does during the backward pass."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     together = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(together)
@@ -101,14 +97,14 @@ def average(model: nn.Module) -> None:
 
 
 def window(laps: list[Window]) -> Window:
-    """The means of some steps."""
+    """The mean of each phase over some steps."""
     return Window(*(fmean(getattr(lap, name) for lap in laps) for name in Window.__struct_fields__))
 
 
 def overlap_of(
     ctx: Context, model: DistributedDataParallel, optimizer: Optimizer, digits: Digits, device: torch.device
 ) -> float | None:
-    """Some ordinary steps, in which DDP averages the gradients while others are still computed, and times itself."""
+    """Run ordinary steps: the share of communication during the backward pass by DDP's times; None without these."""
     ctx.step("ordinary steps, for the overlap")
     model._set_ddp_runtime_logging_sample_rate(1)
     for step in range(_OVERLAP_STEPS):
@@ -124,7 +120,7 @@ def overlap_of(
 
 
 def bucket(ctx: Context, device: torch.device) -> tuple[int, float]:
-    """The bytes and the shortest seconds of an all-reduce as large as one of DDP's buckets, or as there is time for."""
+    """Time all-reduces of the size of a DDP bucket, or less on a slow network: the bytes, and the shortest seconds."""
     ctx.step("a small bucket")
     seconds = reduced(_LEAST_BUCKET_BYTES, 2, device)
     affords = int(_LEAST_BUCKET_BYTES * _BUCKET_SECONDS / max(seconds, 1e-6))
@@ -134,6 +130,6 @@ def bucket(ctx: Context, device: torch.device) -> tuple[int, float]:
 
 
 def reduced(size: int, calls: int, device: torch.device) -> float:
-    """The shortest seconds of some all-reduces of so many bytes."""
+    """The shortest seconds of `calls` all-reduces of `size` bytes."""
     tensor = torch.zeros(size // 4, device=device)
     return min(timed(lambda: dist.all_reduce(tensor), device) for _ in range(calls))

@@ -1,8 +1,7 @@
 """Training with DistributedDataParallel, from the first weight to the last metric.
 
 The ConvNet of the classic MNIST tutorials learns handwritten digits for a fixed number of steps, over a process group
-that is already open. Start it as one process per GPU and it is a training script: every line here is one that a job
-needs too.
+that is already open. The code is that of an ordinary training script with one process per GPU.
 """
 
 import hashlib
@@ -29,16 +28,16 @@ from ddpdiag.workloads.mnist import CLASSES, Digits
 
 # Mean and standard deviation of the pixels of MNIST's training set, between 0 and 1: every tutorial's numbers.
 MEAN, DEVIATION = 0.1307, 0.3081
-# One step's loss is noisy: the last one reported is the mean over this many.
+# The loss of one step is noisy: `last_loss` is the mean of this many last steps.
 LAST_STEPS = 5
 EVALUATION_BATCH = 100
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """The length of a training: the same images, steps and learning rates whatever the world size.
+    """The steps, batch and learning rates of a training, which are the same for any world size.
 
-    `global_batch` counts images over all ranks; the learning rate climbs to `learning_rate` over the first
-    `warmup` share of the steps and falls to zero over the rest.
+    `global_batch` counts images over all ranks. The learning rate rises to `learning_rate` over the first `warmup`
+    share of the steps, and falls to zero over the rest.
     """
 
     steps: int
@@ -48,7 +47,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def rank_batch(self, world_size: int) -> int:
-        """Images per rank and step: an equal share for all, so that the mean over ranks is the mean over images."""
+        """Images per rank and step: the same on all ranks, so that the mean over ranks is the mean over images."""
         return math.ceil(self.global_batch / world_size)
 
     def rate(self, step: int) -> float:
@@ -72,7 +71,7 @@ def network(
 ) -> nn.Sequential:
     """The ConvNet of the tutorials: images [n, 1, 28, 28] to logits [n, 10]; 29,034 parameters.
 
-    `norm` makes the normalisation of so many channels, `pool` the pooling of so many pixels in a row.
+    `norm(channels)` and `pool(pixels)` create layers: a normalisation, and a pooling of `pixels` x `pixels`.
     """
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=5, padding=2),
@@ -89,9 +88,9 @@ def network(
 
 
 def seeded_network(schedule: Schedule, device: torch.device) -> nn.Module:
-    """The network with the schedule's own first weights, the same on every rank."""
+    """The network with first weights from the schedule's seed, the same on every rank."""
     torch.manual_seed(schedule.seed)
-    # Channels last: a third faster on CPUs, and what tensor cores like.
+    # Channels last is a third faster on CPUs, and suits tensor cores.
     return network().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
@@ -104,12 +103,12 @@ def optimizer_of(
 
 
 def batches(images: int, schedule: Schedule, rank: int, world_size: int) -> Iterator[list[int]]:
-    """Without end, the indices of the images that `rank` takes in each step.
+    """Yield the indices of the images that `rank` takes in each step, without end.
 
-    An epoch that ends within a batch is followed by the next one, in a new order (`set_epoch`), so that a small set of
-    images serves any number of ranks.
+    If an epoch ends within a batch, the next epoch follows in a new order (`set_epoch`). So a small set of images is
+    enough for any number of ranks.
     """
-    numbers = cast("Dataset[int]", range(images))  # all that the sampler wants of it is its length
+    numbers = cast("Dataset[int]", range(images))  # the sampler reads nothing but its length
     sampler: DistributedSampler[int] = DistributedSampler(
         numbers, num_replicas=world_size, rank=rank, seed=schedule.seed
     )
@@ -125,16 +124,16 @@ def batches(images: int, schedule: Schedule, rank: int, world_size: int) -> Iter
 
 
 def prepared(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """uint8 images [n, 28, 28] and labels [n], as the network and the loss want them: [n, 1, 28, 28] and int64 [n]."""
+    """Scaled images float32 [n, 1, 28, 28] and labels int64 [n] on `device`, from uint8 [n, 28, 28] and [n]."""
     scaled = (images.to(device).float() / 255 - MEAN) / DEVIATION
     return scaled.unsqueeze(1), labels.to(device).long()
 
 
 def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
-    """A sum that stops being finite when a gradient of this rank, before the all-reduce, is not.
+    """Register hooks that add this rank's gradients, before the all-reduce, to the returned sum.
 
-    After the all-reduce every rank has the NaN of one, and its origin is lost. A sum takes a quarter of the
-    time that `isfinite` takes for each gradient, and a NaN or an infinity never leaves it.
+    The sum stops being finite when a gradient is not, and stays so. After the all-reduce every rank would have the NaN,
+    and its origin would be lost. Adding takes a quarter of the time of `isfinite` for each gradient.
     """
     total = torch.zeros((), device=device)
 
@@ -152,9 +151,9 @@ def all_agree(yes: bool, device: torch.device) -> bool:
 
 
 def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device) -> tuple[tuple[float, ...], Training]:
-    """Train and evaluate over the default process group; every rank of it calls this. Errors are torch's own.
+    """Train and evaluate over the default process group: the mean loss over all ranks in each step, and the results.
 
-    The losses are means over all ranks, one per step.
+    Every rank of the group calls this function. torch's errors are raised unchanged.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ctx.step("build DistributedDataParallel")
@@ -165,9 +164,9 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
     losses, first_bad_step, seconds = learn(ctx, model, digits, schedule, indices)
 
     ctx.step("send rank 0's BatchNorm statistics to all")
-    # As DDP does before each of its forward passes. Until then they rightly differ: each rank has seen its own images.
-    # The ranks evaluate the bare network, because a forward pass of DDP is a collective, and shards of unequal size
-    # need unequal numbers of them.
+    # DDP does the same before each forward pass. The statistics rightly differ until then, because each rank has seen
+    # other images. The ranks evaluate the network without DDP: a forward pass of DDP is a collective, and ranks with
+    # shards of unequal size run unequal numbers of forward passes.
     for buffer in model.module.buffers():
         dist.broadcast(buffer, src=0)
     ctx.step("evaluate")
@@ -197,8 +196,9 @@ def learn(
     schedule: Schedule,
     indices: Iterator[list[int]],
 ) -> tuple[Tensor, int | None, float]:
-    """The training loop: this rank's loss in each step, the first step in which its own numbers were not finite, and
-    the seconds of all steps but the first, which also loads kernels, builds DDP's buckets and opens connections."""
+    """Run the training loop: this rank's losses, the first step in which its loss or a gradient was not finite (None:
+    never), and the seconds of all steps but the first, which also loads kernels, builds buckets and opens connections.
+    """
     device = next(model.parameters()).device
     optimizer, scheduler = optimizer_of(model, schedule)
     gradients = watch_gradients(model, device)
@@ -226,7 +226,7 @@ def learn(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, digits: Digits, rank: int, world_size: int, device: torch.device) -> Tensor:
-    """The scores of this rank's share of the test images: number recognised, summed loss, number; float [3]."""
+    """Scores of this rank's share of the test images: images recognised, sum of losses, images; float [3]."""
     model.eval()
     scores = torch.zeros(3, device=device)
     shard = range(rank, len(digits.test_images), world_size)

@@ -1,4 +1,4 @@
-"""One trial of the benchmark on one rank: a sweep, and the rates of the rank's own copies."""
+"""One trial of the benchmark on one rank: a sweep, and the rates at which this rank copies within its memory."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_
 from ddpdiag.text import rate_text, size_text
 from ddpdiag.workloads.devices import gpu_limits, synchronize
 
-# 250 ms for both limits of a CPU; moments all along show whether one rank is slower all the time.
+# 250 ms for both limits of a CPU. Copies at moments of the whole sweep show whether one rank is slower all the time.
 _LOOPBACK_SECONDS = 0.2
 _COPY_SECONDS = 0.05
 _MOMENT_SECONDS = 0.02
@@ -25,20 +25,20 @@ _ROWS_PER_MOMENT = 4
 _MOMENTS_AT_END = 4
 # Smaller copies in a GPU's memory are too short for a clock.
 _GPU_COPY_BYTES = 256 << 20
-# Closing the group and sending the result.
+# Time before the trial's end for closing the group and sending the result.
 _SHUTDOWN_SECONDS = 2.0
-# Each report sends all rows of all ranks again, some 300 bytes each, while rank 0 measures, too.
+# The least time between reports: each sends all rows of all ranks again, 300 bytes each, to rank 0, which measures too.
 _REPORT_SECONDS = 0.5
 _REPORT_SECONDS_PER_ROW = 300 / 5e6
 
 
 def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Data:
-    """A sweep over the open group within `seconds`, which adds to `known`; it reports its rows from time to time."""
-    # Before the trial's deadline, on the monotonic clock.
+    """Run a sweep over the open group within `seconds`, report its rows from time to time, and add them to `known`."""
+    # The end of the sweep on the monotonic clock, before the trial's deadline.
     end = min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
     ctx.step("measure this rank's own limits")
     copies = _Copies(device)
-    # All ranks measure at the same time: behind a barrier, as in the collective itself.
+    # The barriers let all ranks measure at the same time, as they copy at the same time in a collective.
     dist.barrier()
     copy = copies.take(_COPY_SECONDS)
     dist.barrier()
@@ -71,7 +71,7 @@ def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Da
 
 
 class _Copies:
-    """Rates of this rank's copies in the memory of the CPU, or of the GPU."""
+    """The rates of this rank's copies within the memory of its CPU or GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.rates: list[float] = []
@@ -97,7 +97,7 @@ class _Copies:
 
 
 def _free_bytes(ctx: Context, device: torch.device) -> int:
-    """This rank's share of the free memory."""
+    """The free bytes for this rank: all of its GPU's, or an equal share of the host's (or cgroup's) free memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     host, group = memory(proc_root(os.environ)), cgroup(proc_root(os.environ), sys_root(os.environ)).memory

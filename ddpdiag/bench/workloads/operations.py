@@ -1,9 +1,9 @@
-"""The collectives with their buffers, and the values in these.
+"""The collectives with their buffers and known values.
 
-Inputs and sums are exact in every dtype, in bfloat16 (whole numbers up to 256) and int8 (up to 127) too, in any order
-of adding and for any number of ranks. So 16 ranks contribute to an element (a weight from 1 to 7), the next 16 to the
-next element; the others contribute 0. A rank that is left out, counted twice or confused with another one changes the
-result.
+Inputs and sums are exact in every dtype, also in bfloat16 (whole numbers up to 256) and int8 (up to 127), in any order
+of adding and for any number of ranks. For this, only 16 ranks contribute to an element (weights from 1 to 7), and the
+other ranks contribute 0. The window of 16 ranks moves by one rank from element to element. A rank that is left out,
+counted twice or confused with another one changes the result.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ddpdiag.model.bench import IN_PLACE
 
 ACTIVE = 16
 _WEIGHTS = 7
-# Elements that are compared at once: a comparison must not need as much memory as its operands.
+# Elements that are filled or compared at once, so that a comparison needs less memory than its operands.
 _CHUNK = 1 << 22
 
 DTYPES = {
@@ -40,7 +40,7 @@ class Missing(Exception):
 class Operation(NamedTuple):
     """A collective with its buffers in the default group.
 
-    `fill` writes this rank's values, `wrong` counts the incorrect elements of this rank's result.
+    `call` runs the collective once, `wrong` counts the incorrect elements of this rank's result.
     """
 
     call: Callable[[], object]
@@ -48,18 +48,18 @@ class Operation(NamedTuple):
     buffers: tuple[torch.Tensor, ...]
 
     def fill(self) -> None:
-        """Write this rank's values into the first buffer; an earlier result must not pass for that of the next call."""
+        """Write this rank's values into the first buffer, and zero the other one, which may hold an earlier result."""
         self.clear()
         put(values(dist.get_rank(), dist.get_world_size()), self.buffers[0])
 
     def clear(self) -> None:
-        """Zero all buffers: sums of sums never overflow while calls are timed."""
+        """Zero all buffers, so that repeated sums in place do not overflow while calls are timed."""
         for buffer in self.buffers:
             buffer.zero_()
 
 
 def prepare(collective: str, dtype: str, counts: Counts, device: torch.device) -> Operation:
-    """Buffers and calls on this rank; Missing if torch lacks the function."""
+    """Allocate buffers for a collective, and return it with them. Raises Missing if torch lacks the function."""
     given = torch.zeros(counts.send, dtype=DTYPES[dtype], device=device)
     if collective in IN_PLACE:
         return Operation(_call(collective, given, given), partial(_wrong, collective, given), (given,))
@@ -68,7 +68,7 @@ def prepare(collective: str, dtype: str, counts: Counts, device: torch.device) -
 
 
 def _call(collective: str, given: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
-    """The collective as a script would call it; rank 0 is the root."""
+    """A function that runs the collective once, with rank 0 as its root."""
     match collective:
         case "all_reduce":
             return partial(dist.all_reduce, given)
@@ -95,7 +95,7 @@ def _function(*names: str) -> Callable[..., object]:
 
 
 def _send_recv(given: torch.Tensor, result: torch.Tensor) -> None:
-    """Send to the next rank, and receive from the one before, as nccl-tests' sendrecv."""
+    """Send to the next rank, and receive from the previous rank, as nccl-tests' sendrecv does."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     sends = dist.P2POp(dist.isend, given, (rank + 1) % ranks)
     receives = dist.P2POp(dist.irecv, result, (rank - 1) % ranks)
@@ -124,21 +124,21 @@ def _wrong(collective: str, result: torch.Tensor) -> int:
 
 
 def values(rank: int, ranks: int) -> torch.Tensor:
-    """One period of a rank's input, int64; it repeats along the tensor."""
+    """One period of a rank's input as int64. The input is this period, repeated along the tensor."""
     index = torch.arange(2 * _WEIGHTS * _WEIGHTS * ranks)
     given = _weights(index, torch.full_like(index, rank))
     return torch.where((index - rank) % ranks < ACTIVE, given, torch.zeros_like(given))
 
 
 def total(ranks: int) -> torch.Tensor:
-    """One period of the sum of all inputs, int64."""
+    """One period of the sum of all ranks' inputs as int64."""
     index = torch.arange(2 * _WEIGHTS * _WEIGHTS * ranks)
     parts = (_weights(index, (index - back) % ranks) for back in range(min(ACTIVE, ranks)))
     return sum(parts, torch.zeros_like(index))
 
 
 def _weights(index: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-    # Ranks that are equal modulo 7 differ in the next seven elements, up to 49 ranks; windows distinguish more.
+    # Ranks that are equal modulo 7 differ in the next seven elements, up to 49 ranks; others differ by their window.
     turn = index // _WEIGHTS * (1 + rank // _WEIGHTS)
     return 1 + (index + 3 * rank + turn) % _WEIGHTS
 

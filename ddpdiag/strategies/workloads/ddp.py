@@ -24,8 +24,8 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         trainer = Trainer(ctx, task, digits, [device], rank, world_size)
         for images, labels in trainer:
             losses = cross_entropy(model(images), labels, reduction="none")
-            # DDP averages gradients over the ranks. Sums over the share, divided by the batch of one rank in the mean,
-            # are right even where the batch does not divide evenly.
+            # DDP averages the gradients over the ranks. So each rank divides the sum over its images by the mean number
+            # of images of a rank, which is right even if the batch does not divide evenly.
             loss = losses.sum() * world_size / task.batch
             optimizer.zero_grad()
             loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks

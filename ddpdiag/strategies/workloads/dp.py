@@ -1,6 +1,6 @@
 """nn.DataParallel: one process cuts each batch over all its GPUs, and copies the network to them in every step.
 
-torch's own manual recommends DistributedDataParallel, even on one host: this shows the difference.
+torch's manual recommends DistributedDataParallel instead, even on one host: this strategy shows the difference.
 """
 
 import torch
@@ -21,7 +21,7 @@ def train(ctx: Context, task: Task, digits: Digits, _backend: str) -> Data:
     optimizer = task.optimizer(model.parameters())
     trainer = Trainer(ctx, task, digits, devices, part=0, parts=1)
     for images, labels in trainer:
-        loss = cross_entropy(model(images), labels)  # its output is gathered on the first GPU
+        loss = cross_entropy(model(images), labels)  # the model gathers its output on the first GPU
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,5 +1,5 @@
-"""Fully sharded data parallel: as ddp, but of every parameter, its gradient and its optimizer state each rank keeps its
-part only, and the ranks gather the whole parameter shortly before they need it.
+"""Fully sharded data parallel: as ddp, but each rank keeps only a part of every parameter, of its gradient and of its
+optimizer state. The ranks gather a whole parameter shortly before they need it.
 """
 
 import torch
@@ -18,7 +18,7 @@ from ddpdiag.workloads.mnist import Digits
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
-    """Train on this rank's share of the images, with its share of the network."""
+    """Train on this rank's share of the images, with this rank's part of the network."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         mesh = init_device_mesh(device.type, (world_size,))
@@ -28,9 +28,9 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         ctx.step("shard the network")
         model = task.network().to(device)
         for block in model:
-            fully_shard(block, mesh=mesh)  # each block is gathered by itself, and let go after use
+            fully_shard(block, mesh=mesh)  # each block is gathered separately, and freed after use
         fully_shard(model, mesh=mesh)
-        optimizer = task.optimizer(model.parameters())  # after sharding: it must see the parts
+        optimizer = task.optimizer(model.parameters())  # created after sharding, since it must see the parts
         trainer = Trainer(ctx, task, digits, [device], rank, world_size)
         for images, labels in trainer:
             losses = cross_entropy(model(images), labels, reduction="none")
@@ -43,7 +43,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
 
 
 def lack_of(mesh: DeviceMesh) -> str:
-    """Describe what this torch lacks for fully_shard, by sharding one layer whose gradient is 1 on every rank.
+    """Shard one layer whose gradient is 1 on every rank: what this torch lacks for fully_shard, or "".
 
     torch.cpu.Stream of torch 2.6 lacks methods that fully_shard calls. Over gloo reduce_scatter ignores ReduceOp.AVG in
     torch 2.6 to 2.8 (measured: it gives the sum, and no error).

@@ -30,12 +30,13 @@ from ddpdiag.workloads.devices import choose_device, describe, synchronize
 from ddpdiag.workloads.group import close_group
 from ddpdiag.workloads.mnist import load
 
-# Threads that compete for cores make steps dozens of times slower; that must be measured, and not look like a hang.
+# The share of the time-out for the timed steps: fewer run if threads compete for cores, which makes steps dozens of
+# times slower, so that this is measured and does not look like a hang.
 STEPS_SHARE = 0.3
 
 
 class Arguments(argparse.Namespace):
-    """The command line."""
+    """The parsed command line."""
 
     out: Path
     seconds: float
@@ -45,29 +46,29 @@ class Arguments(argparse.Namespace):
 
 
 def read_arguments() -> Arguments:
-    """The command line, with `--local-rank`, which torch.distributed.launch adds."""
+    """Parse the command line, to which torch.distributed.launch adds `--local-rank`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the times of each rank")
     parser.add_argument("seconds", type=float, help="time-out of the process group")
     parser.add_argument("training", type=lambda text: decode(text.encode(), Training), help="what is trained, as JSON")
     parser.add_argument("--spawn", action="store_true", help="start all ranks with torch.multiprocessing.spawn")
-    # Until torch 2.0 it was spelt with an underscore.
+    # Before torch 2.0 the launcher passed the option with an underscore.
     parser.add_argument("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
     return parser.parse_args(namespace=Arguments())
 
 
 def take_part(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> None:
-    """Train, write the times to a file, and exit."""
+    """Train, write the times to a file, and exit this process with 0."""
     times = train(arguments, rank, local_rank, world_size)
     (arguments.out / f"rank-{rank}.json").write_bytes(encode(times))
-    # At Python's exit torch's threads may abort the process ("terminate called ..."), after all work was done.
+    # os._exit, because at Python's exit torch's threads may abort the process ("terminate called ...").
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def train(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> RankTimes:
-    """Train DistributedDataParallel on MNIST's digits, from the process group's opening to its end."""
+    """Open the process group, train DistributedDataParallel on MNIST, and close the group; return this rank's times."""
     asked = arguments.training
     backend = ("nccl" if torch.cuda.is_available() else "gloo") if asked.backend == "auto" else asked.backend
     device = choose_device(backend, local_rank)
@@ -102,35 +103,35 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> 
         threads=torch.get_num_threads(),
         backend=backend,
         device=describe(device).name,
-        torch_version=str(torch.__version__),  # it is no plain string
+        torch_version=str(torch.__version__),  # torch's own type becomes a plain string
         group_at=group_at,
         step_seconds=statistics.median(seconds[WARMUP_STEPS:]),
     )
 
 
 def agreed_steps(step_seconds: float, seconds: float, device: torch.device) -> int:
-    """The number of steps like the slowest rank's that fit into `seconds`, at least three; the same on all ranks."""
+    """The number of steps, 3 or more, that fit into `seconds` with the slowest rank's step time; equal on all ranks."""
     slowest = torch.tensor(step_seconds, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return max(3, int(seconds / slowest.item()))
 
 
 def spawned(index: int, arguments: Arguments) -> None:
-    """A process of torch.multiprocessing.spawn: its rank is the first argument; the environment holds none."""
+    """Run one process of torch.multiprocessing.spawn, which passes the rank as `index` and sets no variables."""
     world_size = arguments.training.ranks
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world_size))
     take_part(arguments, index, index, world_size)
 
 
 def main() -> None:
-    """One rank, or with `--spawn` the process that starts them all."""
+    """Run one rank, or with `--spawn` start all ranks."""
     arguments = read_arguments()
     if arguments.spawn:
         mp.spawn(spawned, args=(arguments,), nprocs=arguments.training.ranks)
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = arguments.local_rank  # scripts for the old launcher read its argument, those for torchrun the variable
-    if local_rank is None:  # by hand, LOCAL_RANK may be unset; on a single host it is the rank
+    local_rank = arguments.local_rank  # torch.distributed.launch passes an argument, torchrun sets LOCAL_RANK
+    if local_rank is None:  # by hand, LOCAL_RANK may be unset; on a single host the local rank is the rank
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
     take_part(arguments, rank, local_rank, world_size)
 

@@ -1,7 +1,7 @@
 """A network that is cut over several devices of one process, and copied over the processes by DistributedDataParallel.
 
-The first blocks lie on the first device, the next ones on the next; an image goes from one to the other. Only one
-device of a process is busy at a time: this is for networks that do not fit on one device, not for speed.
+The first blocks are on the first device, the next blocks on the next one, and images pass through them in this order.
+Only one device of a process is busy at a time: this is for networks that do not fit on one device, not for speed.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ddpdiag.workloads.training import checksum
 
 
 class SplitNetwork(nn.Module):
-    """Blocks, spread over devices in their order; what one device gives is copied to the next."""
+    """A network of blocks that are spread over devices in order. The output of each device is copied to the next."""
 
     def __init__(self, blocks: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class SplitNetwork(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images on any device; logits on the last one."""
+        """The logits, on the last device, of images on any device."""
         for part, device in zip(self.parts, self._devices, strict=True):
             images = part(images.to(device))
         return images
 
 
 def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device]:
-    """The devices of a rank: on a host, each rank takes the next `group_size` of them. On a CPU all parts are there."""
+    """Select the devices of a rank: each rank of a host takes the next `group_size` of its devices, or only the CPU."""
     if kind == "cpu":
         return [torch.device("cpu")] * group_size
     module = torch.get_device_module(kind)
@@ -51,12 +51,12 @@ def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str, group_size: int) -> Data:
-    """Train on this rank's share of the images, over `group_size` devices of its own."""
+    """Train on this rank's share of the images, with the network on `group_size` devices that no other rank uses."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         devices = devices_of(device.type, ctx.place.local_rank or 0, group_size)
         ctx.step("build DistributedDataParallel over several devices")
-        # No device_ids: the network itself knows where its inputs go.
+        # No device_ids: the network moves its inputs to its devices.
         model = DistributedDataParallel(SplitNetwork(list(task.network()), devices), device_ids=None)
         optimizer = task.optimizer(model.parameters())
         trainer = Trainer(ctx, task, digits, devices, rank, world_size)

@@ -1,7 +1,7 @@
 """Pipeline parallelism: each rank has some of the blocks, and the batch goes through the ranks in small pieces (GPipe).
 
-While the last rank works on the first piece, those before it work on the next ones. At the beginning and the end of
-each step ranks wait for each other: the bubble, (stages - 1) / (pieces + stages - 1) of the time (Huang et al., 2019).
+While the last rank computes the first piece, the ranks before it compute the next pieces. At the beginning and the end
+of each step ranks wait for each other: this bubble is (stages - 1) / (pieces + stages - 1) of the time (Huang, 2019).
 """
 
 from functools import partial
@@ -20,12 +20,12 @@ from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import SIDE, Digits
 
-# More make the bubble smaller, and each piece less worth its messages.
+# More pieces make the bubble smaller, but each piece has less computation for its messages.
 MOST_PIECES = 8
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
-    """Train this rank's blocks; there must be as many blocks as ranks, or more."""
+    """Train this rank's blocks. There must be at least as many blocks as ranks."""
     with process_group(ctx, backend) as device:
         stage, stages = dist.get_rank(), dist.get_world_size()
         ctx.step("build the stage")
@@ -41,7 +41,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
             """The loss of one piece; the sum over all pieces is the mean of the batch."""
             return cross_entropy(logits, labels, reduction="sum") / task.batch
 
-        # Since torch 2.7 gradients are divided by the number of pieces, unless that is off; before, they never were.
+        # From torch 2.7 on, gradients are divided by the number of pieces unless scale_grads is off; before, never.
         scales = "scale_grads" in signature(ScheduleGPipe).parameters
         gpipe = partial(ScheduleGPipe, scale_grads=False) if scales else ScheduleGPipe
         # Without these PipelineStage sends shapes as Python objects, which needs NumPy.
@@ -54,7 +54,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         for images, labels in trainer:
             losses: list[Tensor] = []
             optimizer.zero_grad()
-            # Forward and backward of all pieces. The first stage gives the images, the last one knows the labels.
+            # Run forward and backward of all pieces. Only the first stage passes images, only the last uses labels.
             schedule.step(*([images] if stage == 0 else []), target=labels, losses=losses)
             optimizer.step()
             if stage == stages - 1:
@@ -63,12 +63,12 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
 
 
 def pieces(batch: int) -> int:
-    """The largest number of equal pieces, up to MOST_PIECES."""
+    """The largest number of equal pieces into which a batch can be cut, up to MOST_PIECES."""
     return max(number for number in range(1, MOST_PIECES + 1) if batch % number == 0)
 
 
 def lack_of(stage: PipelineStage) -> str:
-    """Describe what this torch lacks for a stage over gloo, where neighbours connect by messages of one size.
+    """What this torch lacks for a stage over gloo, where neighbours connect with messages of equal sizes; else "".
 
     torch 2.9 sends an int64 where a float32 is received (stage.py, _get_init_p2p_neighbors_ops), and gloo ends the
     process with SIGABRT: "Received data size doesn't match expected size".

@@ -1,4 +1,4 @@
-"""One process on one device: the reference for all others."""
+"""One process on one device: the reference for all other strategies."""
 
 from torch.nn.functional import cross_entropy
 

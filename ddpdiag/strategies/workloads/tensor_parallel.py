@@ -1,7 +1,7 @@
-"""Tensor parallelism: every rank computes all images, but of the two large matrices each rank has a part.
+"""Tensor parallelism: every rank computes all images, but has only a part of each of the two large matrices.
 
-The first is cut by columns, so each rank computes some of the hidden values; the second by rows, so each rank adds what
-its hidden values give to the output, and one all-reduce adds that up.
+The first matrix is cut by columns, so each rank computes some of the hidden values. The second is cut by rows, so each
+rank computes the part of the output that comes from its hidden values, and one all-reduce adds the parts.
 """
 
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from ddpdiag.workloads.mnist import Digits
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
-    """Train on all images, with a part of the last two layers; `task.hidden` must be a multiple of the ranks."""
+    """Train on all images with a part of the last two layers. `task.hidden` must be a multiple of the world size."""
     with process_group(ctx, backend) as device:
         ctx.step("cut the matrices")
         model = task.network().to(device)

@@ -20,7 +20,7 @@ from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepared
 
-# Wide enough that a matrix is worth cutting, and quick on a CPU.
+# The width of the last layers: large enough that cutting a matrix is useful, and quick on a CPU.
 HIDDEN = 128
 # Found by trial: 30 steps are enough to see the loss fall to a tenth.
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
@@ -29,8 +29,8 @@ LEARNING_RATE, MOMENTUM = 0.05, 0.9
 class Task(Struct, frozen=True, kw_only=True):
     """The network and its batches. `batch` counts images of a step over all ranks; `hidden` is the last layers' width.
 
-    GroupNorm takes the place of BatchNorm: it normalises each image by itself, so that it does not matter which
-    rank has which images. Nothing is random after the first weights.
+    The network has GroupNorm and not BatchNorm, because GroupNorm normalises each image separately, so the division of
+    the images over the ranks does not matter. Nothing is random after the first weights.
     """
 
     steps: int
@@ -39,7 +39,7 @@ class Task(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def network(self) -> nn.Sequential:
-        """Images [n, 1, 28, 28] to logits [n, 10], in four blocks; with the same weights wherever it is called."""
+        """Create the network: images [n, 1, 28, 28] to logits [n, 10], in four blocks. All calls give equal weights."""
         torch.manual_seed(self.seed)
         blocks = OrderedDict[str, nn.Module](
             near=nn.Sequential(nn.Conv2d(1, 16, 5, padding=2), nn.GroupNorm(4, 16), nn.GELU(), nn.AvgPool2d(2)),
@@ -50,14 +50,13 @@ class Task(Struct, frozen=True, kw_only=True):
         return nn.Sequential(blocks)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
-        """SGD with momentum."""
-        # One tensor at a time: torch's foreach kernels do not take plain tensors and DTensors together.
+        # foreach=False: torch's foreach kernels do not take plain tensors and DTensors together.
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM, foreach=False)
 
     def batches(self, digits: Digits, part: int, parts: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Without end, this part's images and labels of each step, ready for the network.
+        """Yield the images and labels of one part of each step, prepared for the network, without end.
 
-        The images of a step are the same however many parts there are: part r takes number r, r + parts, ...
+        The images of a step do not depend on the number of parts: part r takes images r, r + parts, ...
         """
         count = len(digits.train_images)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))
@@ -71,16 +70,16 @@ class Task(Struct, frozen=True, kw_only=True):
 def exact() -> None:
     """Compute float32 as float32, for the rest of this process.
 
-    GPUs round the inputs of convolutions to TF32's 10 bits, which is right for a job, and hides differences here.
+    GPUs round the inputs of convolutions to TF32's 10 bits. That is right for a job, but would hide differences.
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
 
 
 def agreed_lack(ctx: Context, lack: str) -> str:
-    """The reason why the ranks' torch cannot train by a strategy, from the lack of each rank; empty if all can.
+    """Compare what each rank's torch lacks: the reason why the ranks cannot train by a strategy, or "" if all can.
 
-    A rank that went on alone would wait for the others until its deadline, and look hung.
+    Without this, a rank that can train would wait for the others until the deadline, and be reported as hung.
     """
     elsewhere = on_any_rank(ctx, bool(lack))
     return f"torch {torch.__version__}: {lack}" if lack else "another rank's torch cannot" if elsewhere else ""
@@ -91,10 +90,11 @@ WARMUP_STEPS = 3
 
 
 class Trainer:
-    """Iterate over it for the images and labels of each step; `note` the loss; `trained` gives the measurements.
+    """The steps of a training, with measurements. Iterate over a trainer for the images and labels of each step, call
+    `note` with the loss in each step, and `trained` after the last one.
 
-    `part` of `parts` selects this rank's images of a step; every rank has all of them where parts is 1.
-    The first of `devices` gets the images.
+    `part` of `parts` selects this rank's images of a step; if `parts` is 1, these are all images. They are on the first
+    of `devices`.
     """
 
     def __init__(
@@ -109,7 +109,6 @@ class Trainer:
         self._peak_bytes = 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The steps of the task."""
         begin = 0.0
         for step in range(self._task.steps):
             self._ctx.step(f"training step {step + 1} of {self._task.steps}")
@@ -125,15 +124,15 @@ class Trainer:
             self._peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
 
     def note(self, loss: Tensor) -> None:
-        """The mean loss of this step's images, as this rank saw them.
+        """Keep the mean loss over this rank's images of this step.
 
-        Nothing is read from the device here: that would wait for it in every step.
+        The loss is not read from the device, because reading would wait for the device in every step.
         """
         if len(self._losses) < self._task.steps:
             self._losses.append(loss.detach())
 
     def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Data:
-        """The measurements; `parameters` are those that this rank holds, `end` is their checksum if these are all."""
+        """The measurements. `parameters` are those that this rank holds; `end` is their checksum if it holds all."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return Data(
             start=checksum(self._task.network()),
@@ -154,7 +153,7 @@ class Trainer:
 
 
 def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
-    """Bytes of the parameters, their gradients and the optimizer's state that lie on this rank."""
+    """Bytes on this rank of the parameters, their gradients and the optimizer's state."""
     tensors: list[Tensor] = []
     for parameter in parameters:
         state = (value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
@@ -163,6 +162,6 @@ def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank: of a DTensor its shard, else all of it."""
+    """The part of a tensor on this rank: the shard of a DTensor, or the whole of a plain tensor."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
