@@ -1,6 +1,6 @@
-"""Every time-out of a run, with its reason; those of the control channel are with it.
+"""All time-outs of a run, with their reasons; the control channel has some more (membership.Patience).
 
-The budget of the run and the deadline of each trial bound all of them.
+None of them can extend a run: the budget of the run and the deadline of each trial are the limits.
 """
 
 import os
@@ -13,73 +13,73 @@ from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 class Deadlines:
     """Time-outs in seconds."""
 
-    # The first trial with torch waits for its import: 1-2 s from a local disk, more than 10 s from a busy file server.
+    # The first trial with torch waits for the import: 1-2 s from a local disk, more than 10 s from a busy file server.
     import_torch: float = 30.0
-    # With less than this, no trial is begun.
+    # No trial begins with less time left.
     least_trial: float = 1.0
-    # What a trial that the budget cuts short may take beyond its deadline.
+    # A trial that the budget cuts short may go on this long after its deadline.
     cut_short: float = 1.5
-    # What a supervisor needs after its deadline: 3 s for dump and NCCL's report, 2 s for the kill, and the way here.
+    # Time until a supervisor has reported a late trial: 0.6 s for evidence, 2 s for the kill, the way to rank 0, slack.
     outcome: float = 6.5
-    # No group is late sooner than this, however quick others are.
+    # No group counts as late before this time, however fast the other groups are.
     late_group: float = 5.0
 
-    # Ranks of one host start within seconds of each other, also where Python is on a busy file server.
+    # Ranks of one host start within seconds of each other, even if Python is on a busy file server.
     find_relay: float = 10.0
-    # A rank asks it so often for an answer. With half a second until the supervisor looks, a rank behind one that was
-    # stopped sends to rank 0 again after 2.5 s: rank 0 waits 6 s for it, and it waits at least 4 s for rank 0.
+    # Interval at which a rank asks its relay for an answer. After `relay` seconds without one, noticed within 0.5 s
+    # more, it connects to rank 0: after 2.5 s in all. Rank 0 waits 6 s for a rank, and a rank at least 4 s for rank 0.
     ask_relay: float = 0.5
     relay: float = 1.5
-    # After a signal: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
+    # `relay` after a signal to end: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
     relay_leaving: float = 0.25
 
-    # A fork takes 25 ms. A server that is stopped (SIGSTOP) is replaced after this time.
+    # A fork takes 25 ms. A fork server that is stopped (SIGSTOP) is replaced after this time.
     fork: float = 2.0
 
-    # A worker that is stopped, or in uninterruptible sleep without a moment on a core, at every look. A healthy disk or
-    # file server answers within a second; the kernel repeats a request after 30 s (SCSI) or 60 s (nfs(5), timeo).
+    # A worker is stuck if at every look it is stopped, or in uninterruptible sleep and never on a core. A healthy disk
+    # or file server answers within a second; the kernel repeats a request after 30 s (SCSI) or 60 s (nfs(5), timeo).
     stuck: float = 10.0
     dump: float = 0.5
-    # Ten clock ticks: a process that computes uses one of them, even beside many others.
+    # Ten clock ticks: a process that computes uses one of them, even if many others compete for the cores.
     busy: float = 0.1
     kill: float = 2.0
-    # For a CUDA process the driver ends kernels, unmaps peers and, without persistence mode, stops the GPUs: about a
-    # second each (docs.nvidia.com/deploy/driver-persistence); twice that for eight. Only the next worker of an
-    # exclusive GPU waits meanwhile.
+    # When a CUDA process ends, the driver ends kernels, unmaps peers and, without persistence mode, stops the GPUs:
+    # about a second each (docs.nvidia.com/deploy/driver-persistence); twice that for eight. Only the next worker of an
+    # exclusive GPU waits.
     kill_gpu: float = 20.0
     reap: float = 1.0
 
-    # A rank alone has joined already.
+    # A single rank (single_rank.py) has joined before the wait begins.
     own_hello: float = 1.0
-    # Kept back from trials for judgement, report and shutdown.
+    # Reserved at the end of the budget for judgement, report and shutdown.
     reserve: float = 3.0
-    # A large world is judged and written within a few seconds.
+    # Judging a large world and writing its report takes a few seconds.
     publish: float = 30.0
-    # Rank 0's supervisor kills its children within this time, or they cannot be killed.
+    # Rank 0's supervisor needs less to kill its children, unless they cannot be killed.
     own_supervisor: float = 3.0
     # Rank 0 exits last, within a second or two of the others; a rank that stays longer is stopped or stuck.
     straggler: float = 3.0
-    # Beyond the budget and the wait for ranks (--join-timeout): time to judge, to report and to leave.
+    # Added to the budget and to the wait for ranks (--join-timeout): time to judge, to report and to exit.
     beyond_budget: float = 30.0
     # A rank that got a signal to end waits for rank 0's end of the run.
     leave: float = 2.0
 
-    # TERM, then KILL: the first half may still say something.
+    # A call gets SIGTERM, then SIGKILL: after SIGTERM it may still report.
     call_term: float = 0.25
-    # A process that survives SIGKILL is stuck in the kernel, and is not waited for any longer.
+    # A process that survives SIGKILL this long is stuck in the kernel. No more time is spent on it.
     call_kill: float = 0.25
-    # A reader that is only slow is given so much, also at the end of the time.
+    # A slow reader gets this much time for the output, even if the time of the call is over.
     call_read: float = 0.25
 
-    # A process that opens a record locks the folder for a moment; one that is stopped there must delay no other.
+    # A process locks the run's folder briefly to open its record; one that is stopped then must not delay the others.
     open_record: float = 1.0
-    # The end of what a thread still writes to a file server, or removes there.
+    # Wait for a thread that still writes to a file server, or removes files there.
     tidy: float = 2.0
-    # A kernel answers within milliseconds, for closed ports, too.
+    # A host answers within milliseconds, with a refusal if the port is closed.
     host_answer: float = 1.0
-    # slurmctld answers within milliseconds; one that is busy is not worth waiting for.
+    # slurmctld answers within milliseconds. If it is busy, the run goes on without its answer.
     scontrol: float = 2.0
-    # Left before the end of a Slurm job for the launcher to end, and for the files to reach the disk.
+    # Kept before the end of a Slurm job, for the launcher to end and for the files to reach the disk.
     leave_job: float = 5.0
     least_budget: float = 5.0
 
@@ -87,22 +87,22 @@ class Deadlines:
 DEADLINES = Deadlines()
 
 
-# Rank 0 beats every second, and more slowly in a world of more than 5,000 ranks; on an overloaded machine a healthy one
-# was seen silent for 3 s.
+# Rank 0 sends a heartbeat every second, less often in a world of more than 5,000 ranks; on an overloaded machine a
+# healthy rank 0 was once silent for 3 s.
 LOST_AFTER_SECONDS = 8.0
 LOST_LATE_SECONDS = 4.0  # once the budget is spent
 _FROZEN_SECONDS = 2.0
-# 32 ranks on a core, all of them importing torch: healthy ones came after 15 s, or were silent for more than 6 s.
+# With 32 ranks on one core, all importing torch, healthy ranks joined after 15 s, or were silent for more than 6 s.
 _SILENT_PER_RANK_ON_CORE = 0.5
 
 
-# With 10,000 ranks a beat every second held up those who were still arriving.
+# With 10,000 ranks a heartbeat every second delayed the ranks that were still joining.
 BEAT_PER_RANK = 2e-4
 _BEATS = 5
 
 
 def silence_seconds(world_size: int, *, late: bool = False) -> float:
-    """After which silence rank 0 is lost; `late`: once the budget is spent."""
+    """Seconds of silence after which rank 0 counts as lost; `late`: the budget is spent."""
     return max(LOST_LATE_SECONDS if late else LOST_AFTER_SECONDS, _BEATS * BEAT_PER_RANK * world_size)
 
 
@@ -112,20 +112,21 @@ def answer_seconds(world_size: int) -> float:
 
 
 def relay_seconds(world_size: int) -> float:
-    """Seconds until a rank whose host's relay, local rank 0, has not joined connects to rank 0 itself."""
+    """Seconds that a rank waits for its host's relay (local rank 0) before it connects to rank 0 itself."""
     return max(DEADLINES.find_relay, answer_seconds(world_size))
 
 
 def crowded_silence_seconds(ranks_here: int | None) -> float:
-    """Extra seconds of silence, and of delay at the start, of a healthy process where so many ranks share the cores."""
+    """Extra seconds that a healthy process may be silent, or late at the start, if so many ranks share the cores."""
     cores = len(os.sched_getaffinity(0)) or 1
     return _SILENT_PER_RANK_ON_CORE * max(0.0, (ranks_here or 1) / cores - USUAL_RANKS_PER_CORE)
 
 
 def frozen_seconds(before: float, after: float) -> float:
-    """Seconds in which this process did not run during a wait of half a second at most; short delays count as none.
+    """Seconds between the two times if this process was stopped meanwhile; a gap of 2 s or less counts as 0.
 
-    A process that was stopped (Ctrl-Z, a suspended job) received nothing meanwhile: the other ranks were not silent.
+    The process meant to wait for half a second at most. While it was stopped (Ctrl-Z, a suspended job) it received
+    nothing, so that the silence of the other ranks proves nothing.
     """
     gap = after - before
     return gap if gap > _FROZEN_SECONDS else 0.0

@@ -1,7 +1,7 @@
-"""Each supervisor's own record: written before anything is sent, so that it outlives rank 0.
+"""The record of each supervisor: each line is written before it is sent to rank 0, so that it outlives rank 0.
 
-A living record is locked. Two runs on one host may have the same run id (people start ranks by hand, and it comes from
-the port alone), and then neither touches the files of the other.
+A record is locked while its process lives. Two runs on one host may have the same run id, because it derives from the
+port alone if people start ranks by hand. The locks keep such runs from touching each other's files.
 """
 
 import contextlib
@@ -37,15 +37,15 @@ def folder_name(run_id: str) -> str:
 
 
 def run_folder(run_id: str) -> Path:
-    """The run's folder on this host, `$TMPDIR/ddpdiag-<run id>`, made for this user alone.
+    """Make and return the run's folder on this host, `$TMPDIR/ddpdiag-<run id>`, which only this user can write to.
 
-    If another user owns one of that name, a folder with a random suffix is made.
+    If another user owns that name, the folder gets a random suffix. UsageError if no folder can be made.
     """
     name = folder_name(run_id)
     try:
         folder = Path(tempfile.gettempdir()) / name
         folder.mkdir(mode=0o700, exist_ok=True)
-        # One look, at the name itself: other users cannot replace this user's folder in a folder like /tmp.
+        # lstat follows no link. In a folder like /tmp (sticky) other users cannot replace this user's folder.
         found = folder.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
             return folder
@@ -55,12 +55,12 @@ def run_folder(run_id: str) -> Path:
 
 
 class SharedRecord:
-    """Lines of one rank, or of the coordinator, in `--shared-dir`, where they outlive the loss of rank 0.
+    """A record in `--shared-dir` of one rank or of the coordinator, which outlives the loss of rank 0.
 
-    They are in `ddpdiag-<run id>-<nonce>/` (mode 0700), a folder for each run, which `ddpdiag judge` reads: `run.jsonl`
-    holds the coordinator's lines, `rank-<n>.jsonl` those of another rank. A thread writes them in order, because a file
-    server that does not answer must delay no rank; what cannot be written is left out. Files are closed after each
-    write: NFS shows to other hosts what was written before a close (nfs(5), close-to-open consistency).
+    Each run has a folder `ddpdiag-<run id>-<nonce>/` (mode 0700), which `ddpdiag judge` reads. `run.jsonl` holds the
+    coordinator's lines, `rank-<n>.jsonl` those of another rank. A thread writes the lines in order, so that a file
+    server that does not answer delays no rank. Lines that cannot be written are lost. The file is closed after each
+    write, because NFS shows other hosts only what was written before a close (nfs(5), close-to-open consistency).
     """
 
     def __init__(self, shared_dir: str, run_id: str, file: str) -> None:
@@ -73,22 +73,22 @@ class SharedRecord:
         self.path: Path | None = None
 
     def open(self, nonce: str) -> None:
-        """Write from now on, lines of before first; `nonce` is rank 0's, and names the folder."""
+        """Create the folder, named by the `nonce` of rank 0, and write all lines, including those before this call."""
         if self.path is None:
             self.path = self._shared_dir / f"{folder_name(self._run_id)}-{nonce}"
-            self._do(self._open)
+            self._submit(self._open)
 
     def write(self, line: Line) -> None:
         self._pending.append(line)
         if self.path is not None:
-            self._do(self._append)
+            self._submit(self._append)
 
     def keep(self) -> Path | None:
-        """Wait for what is still to be written; the folder, or None if the file server does not answer."""
+        """Wait until all lines are written; return the folder, or None if the file server does not answer."""
         return self.path if self._wait(self._append) and self._folder >= 0 else None
 
     def remove(self, *, others: bool = False) -> None:
-        """Remove this file and, with `others`, those of ranks that did not; the folder goes once it is empty."""
+        """Remove this file and, with `others`, those of ranks that did not; then remove the folder if it is empty."""
         self._wait(partial(self._remove, others=others))
 
     def _open(self) -> None:
@@ -114,41 +114,41 @@ class SharedRecord:
                     os.unlink(name, dir_fd=self._folder)
             self.path.rmdir()
 
-    def _wait(self, act: Callable[[], object]) -> bool:
+    def _wait(self, call: Callable[[], object]) -> bool:
         try:
-            return self.path is not None and self._do(act).result(DEADLINES.tidy)
+            return self.path is not None and self._submit(call).result(DEADLINES.tidy)
         except TimeoutError:
             return False
 
-    def _do(self, act: Callable[[], object]) -> Future[bool]:
-        return self._executor.submit(_succeeds, act)
+    def _submit(self, call: Callable[[], object]) -> Future[bool]:
+        return self._executor.submit(_succeeds, call)
 
 
-def _succeeds(act: Callable[[], object]) -> bool:
+def _succeeds(call: Callable[[], object]) -> bool:
     try:
-        act()
+        call()
     except OSError:
         return False
     return True
 
 
 class Record:
-    """One rank's lines in `rank-<n>.jsonl` (mode 0600), and its scratch folder beside it; `shared` gets them, too."""
+    """One rank's lines in `rank-<n>.jsonl` (mode 0600), and its scratch folder; `shared` gets a copy of each line."""
 
     def __init__(self, folder: Path, rank: int, header: Header, shared: SharedRecord | None = None) -> None:
         self.rank = rank
         self._run_id = header.run_id
         self._shared = shared
         self.outcomes = 0
-        self.nonce = ""  # rank 0's; it tells this run from others of its run id
+        self.nonce = ""  # of rank 0; no other run with this run id has it
         self._descriptor = -1
-        self._lie_in(folder)
-        with contextlib.suppress(OSError), alone_in(folder):  # a full disk loses the record, not the run
+        self._set_paths(folder)
+        with contextlib.suppress(OSError), alone_in(folder):  # if the disk is full, the run goes on without a record
             if is_held(self.path):
-                self._lie_in(Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent)))
-            shutil.rmtree(self.scratch, ignore_errors=True)  # of a process that was killed
+                self._set_paths(Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent)))
+            shutil.rmtree(self.scratch, ignore_errors=True)  # left by a process that was killed
             self.scratch.mkdir(mode=0o700, exist_ok=True, parents=True)
-            # An earlier run of the same id kept its record: it is evidence, and no part of this run.
+            # A record of an earlier run with the same id is evidence, but not of this run: it is renamed.
             if self.path.exists():
                 stamp = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
                 self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
@@ -157,23 +157,23 @@ class Record:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.write(header)
 
-    def _lie_in(self, folder: Path) -> None:
+    def _set_paths(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / f"rank-{self.rank}.jsonl"
         self.scratch = folder / f"scratch-{self.rank}"
 
     @property
     def is_in_run_folder(self) -> bool:
-        """Whether the other ranks of this host find the record: the run's folder is not that of another run."""
+        """Whether the record is in the folder that this host's other ranks use, not in one with a random suffix."""
         return self.folder == Path(tempfile.gettempdir()) / folder_name(self._run_id)
 
     def offer_port(self, port: int) -> None:
-        """Write the port of rank 0's control server for the ranks of this host; the scratch folder's end removes it."""
+        """Write the port of rank 0's control server to the scratch folder, for the ranks of this host."""
         with contextlib.suppress(OSError):
             (self.scratch / _PORT_FILE).write_text(str(port))
 
     def port_of_rank_0(self) -> int | None:
-        """The port that a living rank 0 wrote into this run's folder, if any."""
+        """The port that a living rank 0 wrote into this run's folder, or None."""
         if not is_held(self.folder / "rank-0.jsonl"):
             return None
         with contextlib.suppress(OSError, ValueError):
@@ -181,7 +181,7 @@ class Record:
         return None
 
     def set_nonce(self, nonce: str) -> None:
-        """Rank 0 sent which of all runs with this run id this one is."""
+        """Set the nonce of rank 0, which tells this run from others with its run id, and open the shared record."""
         self.nonce = nonce
         if self._shared is not None and nonce:
             self._shared.open(nonce)
@@ -194,10 +194,10 @@ class Record:
             self._shared.write(line)
 
     def keep(self) -> None:
-        """Keep the record on disk, and nothing else: not this rank's scratch, and not that of rank 0, which is lost."""
+        """Close and keep the record; remove the scratch folders of this rank and of rank 0, which is lost."""
         self._close()
         shutil.rmtree(self.scratch, ignore_errors=True)
-        if self.nonce and _is_of(self.folder, 0, self.nonce):
+        if self.nonce and _belongs_to(self.folder, 0, self.nonce):
             remove_scratch(self.folder, 0)
 
     def remove(self) -> None:
@@ -206,16 +206,16 @@ class Record:
         _remove_files(self.folder, self.rank)
 
     def remove_others(self, nonces: Mapping[int, str]) -> None:
-        """Remove the files of ranks that cannot do it themselves, by their nonces, whatever host they were on."""
+        """Remove the files in this folder of ranks that cannot do so themselves, given the nonce of each such rank."""
         for rank, nonce in nonces.items():
-            if nonce and _is_of(self.folder, rank, nonce) and not is_held(self.folder / f"rank-{rank}.jsonl"):
+            if nonce and _belongs_to(self.folder, rank, nonce) and not is_held(self.folder / f"rank-{rank}.jsonl"):
                 _remove_files(self.folder, rank)
 
     def remove_killed(self) -> None:
-        """Remove the files of ranks that were killed before they had an outcome: they contain nothing useful."""
+        """Remove the files of ranks that were killed before their first outcome: such records are of no use."""
         for path in self.folder.glob("rank-*.jsonl"):
             rank = path.stem.removeprefix("rank-")
-            if rank.isdecimal() and not is_held(path) and not _has(path, _OUTCOME):
+            if rank.isdecimal() and not is_held(path) and not _contains(path, _OUTCOME):
                 _remove_files(self.folder, int(rank))
 
     def _close(self) -> None:
@@ -225,19 +225,19 @@ class Record:
 
 
 def is_held(path: Path) -> bool:
-    """Whether this is the record of a living process."""
+    """Whether a living process holds the lock of this record."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        return not _locked(descriptor)
+        return not _lock(descriptor)
     finally:
         os.close(descriptor)
 
 
 def remove_scratch(folder: Path, rank: int) -> None:
-    """Remove a rank's scratch folder, whatever torch put into it, and the run's folder if that is empty now."""
+    """Remove a rank's scratch folder with all that torch put into it, and the run's folder if that is now empty."""
     shutil.rmtree(folder / f"scratch-{rank}", ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
@@ -249,12 +249,12 @@ def _remove_files(folder: Path, rank: int) -> None:
     remove_scratch(folder, rank)
 
 
-def _is_of(folder: Path, rank: int, nonce: str) -> bool:
+def _belongs_to(folder: Path, rank: int, nonce: str) -> bool:
     """Whether the rank's record in the folder is of the process with this nonce, and not of another run."""
-    return _has(folder / f"rank-{rank}.jsonl", f'"nonce":"{nonce}"'.encode())
+    return _contains(folder / f"rank-{rank}.jsonl", f'"nonce":"{nonce}"'.encode())
 
 
-def _has(path: Path, text: bytes) -> bool:
+def _contains(path: Path, text: bytes) -> bool:
     try:
         return text in path.read_bytes()
     except OSError:
@@ -263,19 +263,20 @@ def _has(path: Path, text: bytes) -> bool:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[int]:
-    """Hold the lock of a run's folder, for a second at most; yields a descriptor of the folder."""
+    """Lock a run's folder, and yield a descriptor of it. After 1 s without the lock, go on unlocked."""
     folder.mkdir(mode=0o700, exist_ok=True)  # another process may have removed it as empty just now
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + DEADLINES.open_record
-        while not _locked(descriptor) and time.monotonic() < end:
+        while not _lock(descriptor) and time.monotonic() < end:
             time.sleep(0.005)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _lock(descriptor: int) -> bool:
+    """Lock a file without waiting; return False if another process holds its lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

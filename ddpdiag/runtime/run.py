@@ -81,7 +81,7 @@ class Run:
         )
 
     def shared_record(self, file: str) -> SharedRecord | None:
-        """A file in `--shared-dir`, where that is given."""
+        """The record with this file name in `--shared-dir`, or None without that option."""
         shared_dir = self.options.shared_dir
         return None if shared_dir is None else SharedRecord(shared_dir, self.launch.run_id, file)
 
@@ -99,14 +99,14 @@ def prepare(
     control_port: int | None,
     require_auth: bool,
 ) -> Run:
-    """Settle the ports: where one process starts the whole world they are free ones of this host.
+    """Choose the ports and the secret of a run. If one process starts the whole world, the ports are free ones.
 
-    UsageError where /proc is not mounted: without it no process can be looked at.
+    UsageError if /proc is not mounted: without it no process can be examined.
     """
     if not os.path.exists("/proc/self/stat"):
         raise UsageError("/proc is not mounted here, and ddpdiag needs it: run `mount -t proc proc /proc` as root")
     if launch.whole:
-        # Several, because another process may take one before rank 0 binds it.
+        # Three ports, because another process may bind one of them before rank 0 does.
         ports: tuple[int, ...] = (
             (control_port,) if control_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
         )
@@ -134,7 +134,7 @@ def prepare(
 
 
 def follow(run: Run, place: Place, listener: Listener) -> int:
-    """The part of a rank other than 0; the exit code that rank 0 sent. RunLost when the run ends without this rank."""
+    """Run a rank other than 0, and return the exit code that rank 0 sent. RunLost if the run ends without this rank."""
     signals = Signals()
     with _recording(run, place, run.shared_record(f"rank-{place.rank}.jsonl")) as record:
         with _supervising(run, place, record, signals) as supervisor:
@@ -146,7 +146,7 @@ def follow(run: Run, place: Place, listener: Listener) -> int:
 
 
 def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener: Listener) -> ControlClient:
-    """Find rank 0, and show the search."""
+    """Connect to rank 0, and show the search to the user."""
     rank, host = arrival.place.rank, run.endpoint.host
 
     def rank_0() -> Rank0Endpoint | None:
@@ -167,13 +167,13 @@ def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener
 
 @contextlib.contextmanager
 def lead(run: Run, place: Place, listener: Listener) -> Iterator["Leader"]:
-    """The part of rank 0, until its report is written; then every rank gets the exit code, and rank 0 is the last."""
+    """Run rank 0: yields its leader; at the end every rank gets the exit code, and rank 0 is the last to exit."""
     signals = Signals()
     wire = run.secrets.of_rank_0()
     shared = run.shared_record("run.jsonl")
     with _recording(run, place, shared) as record:
         arrival = _arrival(run, place)
-        # Before the supervisor: a second rank 0 must not start anything.
+        # The server is bound before the supervisor starts, so that a second rank 0 of this run starts no process.
         ports = (*run.endpoint.ports, ANY_PORT) if run.any_port and record.is_in_run_folder else run.endpoint.ports
         server = ControlServer(ports, wire, arrival, local_only=run.launch.on_loopback)
         run.secrets.offer(server.port)
@@ -190,7 +190,7 @@ def lead(run: Run, place: Place, listener: Listener) -> Iterator["Leader"]:
 
 
 class Leader:
-    """Rank 0: the coordinator in the main thread, its own supervisor beside it."""
+    """Rank 0: its coordinator runs in the main thread, its supervisor in a second thread."""
 
     def __init__(
         self,
@@ -216,13 +216,13 @@ class Leader:
         self.shutdown = Shutdown(*self._end)
 
     def measure(self) -> list[Line]:
-        """Run all checks; the lines of the recording."""
+        """Run all checks, and return the lines of the recording."""
         self._coordinator.run(self._run.endpoint.wait_seconds)
         self._coordinator.check_not_lost()
         return self.meanwhile(lambda: with_host_answers(self._coordinator.lines(), self._run.port))
 
     def meanwhile(self, call: Callable[[], T]) -> T:
-        """The result of `call`, which runs in a thread: a rank 0 that judges a large world must not look lost."""
+        """Run `call` in a thread, and return its result. Heartbeats go on, so that rank 0 does not look lost."""
         result = self._threads.submit(call)
         end = time.monotonic() + DEADLINES.publish
         while not result.done():
@@ -232,11 +232,11 @@ class Leader:
         return result.result()
 
     def late_signal(self) -> int | None:
-        """The signal to end that came after the last trial, or None."""
+        """The signal by which a rank was asked to end after the last trial, or None."""
         return self._coordinator.late_signal()
 
     def end(self, exit_code: int, sentence: str) -> None:
-        """Set what every rank is sent at the end."""
+        """Set the exit code and the sentence that every rank gets at the end."""
         self._end = (exit_code, sentence)
 
     def __enter__(self) -> Self:
@@ -248,7 +248,7 @@ class Leader:
         if isinstance(error, RunLost):
             self._end = (error.exit_code, str(error))
         self.shutdown = self._coordinator.shut_down(*self._end)
-        # The verdict stands, whatever becomes of the supervisor; but a bug in it is one of ddpdiag.
+        # The verdict does not depend on the supervisor's end; but an exception in the supervisor is a bug of ddpdiag.
         wait([self._supervised], timeout=DEADLINES.own_supervisor)
         if error is None and self._supervised.done():
             bug = self._supervised.exception()
@@ -259,13 +259,13 @@ class Leader:
 
 @contextlib.contextmanager
 def _recording(run: Run, place: Place, shared: SharedRecord | None) -> Iterator[Record]:
-    """This rank's record: removed at the end of the run, and kept where the run ended without this rank."""
-    copied = shared if place.rank != 0 else None  # the coordinator writes rank 0's
+    """Open this rank's record; it is removed at the end, but kept if the run ends without this rank (RunLost)."""
+    copied = shared if place.rank != 0 else None  # the coordinator writes rank 0's lines to it
     record = Record(run_folder(run.launch.run_id), place.rank, run.header(place.rank), copied)
     try:
         yield record
     except RunLost as lost:
-        raise _kept(lost, record, shared) from lost
+        raise _keep_record(lost, record, shared) from lost
     except BaseException:
         record.remove()
         raise
@@ -277,8 +277,8 @@ def _recording(run: Run, place: Place, shared: SharedRecord | None) -> Iterator[
         run.secrets.close()
 
 
-def _kept(lost: RunLost, record: Record, shared: SharedRecord | None) -> RunLost:
-    """The loss with the command that judges the records; one that holds no outcome says nothing and is removed."""
+def _keep_record(lost: RunLost, record: Record, shared: SharedRecord | None) -> RunLost:
+    """Keep a record that holds an outcome, remove any other; return `lost` with the command that judges the records."""
     write_error_file(os.environ, str(lost))
     record.remove_killed()
     folder = None if shared is None else shared.keep()
@@ -297,10 +297,10 @@ def _kept(lost: RunLost, record: Record, shared: SharedRecord | None) -> RunLost
 
 @contextlib.contextmanager
 def _supervising(run: Run, place: Place, record: Record, signals: Signals | None) -> Iterator[Supervisor]:
-    """This rank's supervisor, without a process left behind."""
+    """Make this rank's supervisor, and end its processes afterwards; those that survive are named on standard error."""
     supervisor = Supervisor(
         place,
-        lambda own: worker_variables(run.launch, own, run.port),
+        lambda at_place: worker_variables(run.launch, at_place, run.port),
         record,
         signals=signals,
         trains=run.trains,
@@ -327,20 +327,19 @@ def _arrival(run: Run, place: Place) -> Arrival:
 
 
 def _exit_code(shutdown: Shutdown) -> int:
-    """The exit code that rank 0 sent; torchrun's summary shows the sentence instead of "error_file: <N/A>"."""
+    """The exit code that rank 0 sent. Writes its sentence for torchrun, which else shows "error_file: <N/A>"."""
     if shutdown.exit_code != ExitCode.FIT:
         write_error_file(os.environ, shutdown.sentence)
     return shutdown.exit_code
 
 
 def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
-    """Fork one supervisor for each of the launch's ranks and wait for them; rank 0's exit code, or the worst.
+    """Fork one supervisor for each of the launch's ranks, wait for all, and return their `combined` exit code.
 
-    Nothing here has threads yet, so a fork without exec will do. Raises RunLost when rank 0 was killed, because then
-    no other process says so.
+    A fork without exec is safe, because this process has no threads yet.
     """
     if len(run.launch.ranks) > 1:
-        # As torchrun does: else every rank starts a thread per core, and they fight for the cores.
+        # torchrun sets it, too. Otherwise each rank starts one thread per core, and the threads compete for the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     children = ForkedChildren(Signals(children=True))
     for place in places(run.launch):
@@ -351,7 +350,7 @@ def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
 
 
 def _wait_for_ranks(run: Run, children: ForkedChildren) -> dict[int, int]:
-    """Exit code by rank, negative for a signal; ranks that stay too long are ended."""
+    """Wait for all ranks, and kill those that run too long; return exit code by rank, negative for a signal."""
     end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + DEADLINES.beyond_budget
     while children.running:
         before, ended = time.monotonic(), len(children.exit_codes)
@@ -362,16 +361,16 @@ def _wait_for_ranks(run: Run, children: ForkedChildren) -> dict[int, int]:
         if time.monotonic() > end:
             children.send(signal.SIGKILL)
         if time.monotonic() > end + DEADLINES.kill:
-            break  # stuck in the kernel: no signal ends it
+            break  # a process that is stuck in the kernel survives SIGKILL
     return children.exit_codes | dict.fromkeys(children.running, -signal.SIGKILL)
 
 
 def _patience(run: Run, children: ForkedChildren) -> float:
-    """Seconds that the other ranks may still run, now that one has ended."""
+    """Seconds for which the other ranks may go on, now that one has ended."""
     slower = crowded_silence_seconds(len(run.launch.ranks))
     stragglers = DEADLINES.straggler + slower + (DEADLINES.tidy if run.options.shared_dir is not None else 0.0)
     if 0 in children.exit_codes:
-        # If rank 0 was killed, they must notice its silence first, and say so.
+        # If rank 0 was killed, the others must first notice its silence and report it.
         return stragglers + (LOST_AFTER_SECONDS + slower if children.exit_codes[0] < 0 else 0.0)
     return stragglers if set(children.running) == {0} else float("inf")
 
@@ -383,14 +382,14 @@ def _remove_scratch_of_killed(run: Run, codes: Mapping[int, int]) -> None:
         return
     folder = run_folder(run.launch.run_id)
     for rank in killed:
-        if not is_held(folder / f"rank-{rank}.jsonl"):  # another run's, with this run id
+        if not is_held(folder / f"rank-{rank}.jsonl"):  # a locked record belongs to another run with this run id
             remove_scratch(folder, rank)
-    with contextlib.suppress(OSError):  # it is empty if we have just made it
+    with contextlib.suppress(OSError):  # `run_folder` may have just made it, and then it is empty
         folder.rmdir()
 
 
 def combined(codes: Mapping[int, int]) -> int:
-    """Rank 0's code, since it knows the verdict; where rank 0 is not here, the worst of the others."""
+    """Rank 0's exit code, or without rank 0 the worst of the others. RunLost if rank 0 was killed by a signal."""
     if 0 not in codes:
         return max(abs(code) for code in codes.values())
     if codes[0] >= 0:

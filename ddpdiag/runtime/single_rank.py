@@ -1,8 +1,8 @@
 """A run of one rank alone: no launcher, no control server, no fork server, no record, and no port.
 
-This process is rank 0 and its own supervisor in one. What the coordinator says goes to workers that are forked from
-here: nothing in this process has threads, torch or CUDA, and a fork costs milliseconds. All of it may run in a child
-that is ended when its time is over.
+This process is both rank 0 and its supervisor. It forks its workers itself and passes the coordinator's messages on to
+them: it has no threads, no torch and no CUDA, so that a fork is safe and costs milliseconds. The whole run may be in a
+child process, which is ended when its time is over (`call_with_deadline`).
 """
 
 import contextlib
@@ -44,14 +44,14 @@ from ddpdiag.runtime.supervisor.worker import serve
 from ddpdiag.runtime.supervisor.workers import WorkerProcess
 
 _IDENTITY = b"0"
-# What can be asked of a host alone writes no files, and a Prolog may meet a disk that is full, or read-only.
+# Checks of a single host write no files, because the disk may be full or read-only when a Prolog runs them.
 _NO_SCRATCH = os.devnull
 
 
 def run_alone(
     arrival: Arrival, header: Header, checks: Sequence[Check[Any]], listener: Listener, signals: Signals
 ) -> tuple[Line, ...]:
-    """All lines of a run with this one rank; ends within the budget of the header's options."""
+    """Run the checks on this one rank within the budget of the header's options; return all lines of the recording."""
     with_torch = any(check.kind is Kind.TORCH and check.measure is not None for check in checks)
     rank = OwnRank(arrival, with_torch=with_torch)
     coordinator = Coordinator(rank, header, checks, listener, lambda: signals.received)
@@ -63,17 +63,17 @@ def run_alone(
 
 
 class OwnRank(TrialRunner):
-    """The only rank, as the coordinator's channel. `with_torch` starts the import of torch at once, in a worker."""
+    """The only rank, as the coordinator's channel. `with_torch`: a worker starts to import torch at once."""
 
     def __init__(self, arrival: Arrival, *, with_torch: bool) -> None:
         super().__init__(arrival.place, _NO_SCRATCH)
         self._messages: list[messages.Upward] = [messages.Hello(arrival)]
         self._log = Log()
-        if with_torch:  # the import takes more than a second, and plain trials are first
+        if with_torch:  # the import takes more than a second, and runs beside the plain trials
             self.workers[Kind.TORCH] = self.start_worker(Kind.TORCH, {})
 
     def send(self, _identity: bytes, message: messages.Downward) -> None:
-        """Obey at once."""
+        """Handle a message of the coordinator at once."""
         match message:
             case messages.Start(place, options):
                 self.place, self.options = place, options
@@ -85,11 +85,11 @@ class OwnRank(TrialRunner):
                 pass
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, messages.Upward]]:
-        """Messages of the worker within so many seconds; a deadline that passes ends its trial."""
+        """Messages of the worker that arrive within so many seconds. A deadline that passes ends the trial."""
         if not self._messages:
             self._wait(seconds)
-        taken, self._messages = self._messages, []
-        yield from ((_IDENTITY, message) for message in taken)
+        pending, self._messages = self._messages, []
+        yield from ((_IDENTITY, message) for message in pending)
 
     def close(self) -> None:
         """End the workers."""
@@ -107,11 +107,11 @@ class OwnRank(TrialRunner):
             self.watch(running_trial)
 
     def report(self, message: messages.BarrierReached | messages.Partial | Outcome) -> None:
-        """To the coordinator, in this process."""
+        """Keep a message for the coordinator, which is in this process."""
         self._messages.append(message)
 
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
-        """A fork of this process."""
+        """Fork this process as a worker."""
         worker = OwnFork(kind, overrides, self._log)
         flush_output()
         parent = os.getpid()
@@ -123,18 +123,18 @@ class OwnRank(TrialRunner):
 
 
 class OwnFork(WorkerProcess):
-    """A worker that imports torch itself, where it needs it."""
+    """A forked worker of a single rank, which imports torch itself if its trials need torch."""
 
     @property
     def start_step(self) -> str | None:
-        """The import, until a worker with torch has taken up a trial; it announces a step as soon as it does."""
+        """`IMPORT_STEP` until a worker with torch announces its first step, else None."""
         return IMPORT_STEP if self.kind is Kind.TORCH and self.page.read()[0] == 0 else None
 
 
 def _become_worker(parent: int, worker: WorkerProcess, log: Log) -> NoReturn:
     try:
         die_with_parent(parent)
-        signal.set_wakeup_fd(-1)  # ours would wake the parent
+        signal.set_wakeup_fd(-1)  # the inherited descriptor would wake the parent
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         leave_terminal()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -143,31 +143,31 @@ def _become_worker(parent: int, worker: WorkerProcess, log: Log) -> NoReturn:
         worker.channel.close()
         channel, page, stack_file, questions = worker.descriptors()
         if worker.kind is Kind.TORCH:
-            # Where an import hangs, its stacks can be had.
+            # The stacks are read if the import hangs.
             dump_stacks_to(stack_file)
             import_torch()
         serve(channel, page, stack_file, questions)
     finally:
-        # Never back into the parent's code: the log and the exit code say what ended this worker.
+        # Never return into the parent's code: the log and the exit code say what ended this worker.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
 
 
-# Whatever holds the call up (a file server that does not answer, a driver), the process that watches over it waits on
-# local descriptors only, says where the call stood, and leaves in time. The reader of its output is not held up either
-# by a call that cannot be ended.
+# The call may be held up by a file server or a driver that does not answer. The process that watches the call waits on
+# local descriptors only, so that it can report the step of the call and exit in time. The call writes to logs, so that
+# a call that cannot be killed does not hold up the reader of the output, either.
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 Announce = Callable[[str], None]
 
 
 def call_with_deadline(call: Callable[[Announce], int], seconds: float) -> int:
-    """The exit code of `call`, which runs in a child and announces by its argument what it is about to do.
+    """Run `call` in a child, and return its exit code. `call` gets a function to announce its next step.
 
-    RunLost where it did not end within `seconds`, or was killed; that takes half a second more at most. OSError where
-    standard output could not be written; BrokenPipeError: its reader left.
+    RunLost if the child was killed, or did not end within `seconds` (to end it takes half a second more at most).
+    OSError if standard output cannot be written; BrokenPipeError if its reader has closed it.
     """
     page = StepPage.create()
     end = time.monotonic() + seconds
@@ -183,9 +183,9 @@ def call_with_deadline(call: Callable[[Announce], int], seconds: float) -> int:
 
     child = children.fork(call_with_logs)
     try:
-        code = _wait(children, child, page, seconds)
+        code = _wait_for_child(children, child, page, seconds)
     except RunLost:
-        with contextlib.suppress(OSError, RunLost):  # how the call ended says more
+        with contextlib.suppress(OSError, RunLost):  # the first error says more than one of the output
             _write_out(logs, end)
         raise
     finally:
@@ -195,20 +195,20 @@ def call_with_deadline(call: Callable[[Announce], int], seconds: float) -> int:
 
 
 def _logs() -> dict[tuple[int, ...], Log]:
-    """A log in the place of standard output and error where these are pipes or sockets; one for both if they are one.
+    """Logs in place of standard output and error if these are pipes or sockets; one log for both if they are the same.
 
-    bash's $( ) and subprocess.run read until the last process that has the pipe open has ended. One that survives
-    SIGKILL, stuck in the kernel, would hold them up for ever; it does not have this process's pipe.
+    bash's $( ) and subprocess.run read until every process that holds the pipe has ended. A child that survives SIGKILL
+    would block them for ever; with logs it does not hold the pipe.
     """
     states = {descriptor: os.fstat(descriptor) for descriptor in (1, 2)}
     pipes = tuple(fd for fd, state in states.items() if stat.S_ISFIFO(state.st_mode) or stat.S_ISSOCK(state.st_mode))
     if len(pipes) == 2 and os.path.samestat(states[1], states[2]):
-        return {pipes: Log()}  # lines stay in order
+        return {pipes: Log()}  # one log keeps the order of the lines
     return {(descriptor,): Log() for descriptor in pipes}
 
 
 def _write_out(logs: Mapping[tuple[int, ...], Log], end: float) -> None:
-    """Write the logs to where they belong; RunLost where the reader does not take them in time."""
+    """Copy each log to its descriptor; RunLost if the reader does not read it in time."""
 
     def write() -> None:
         for (descriptor, *_), log in logs.items():
@@ -221,11 +221,11 @@ def _write_out(logs: Mapping[tuple[int, ...], Log], end: float) -> None:
         raise RunLost("the reader of the report did not take it in time") from None
 
 
-def _wait(children: ForkedChildren, child: Child, page: StepPage, seconds: float) -> int:
-    """The child's exit code; RunLost, once it is ended, when its time is over."""
+def _wait_for_child(children: ForkedChildren, child: Child, page: StepPage, seconds: float) -> int:
+    """Wait for the child, and return its exit code. When the time is over, end it and raise RunLost."""
     code = _exit_code(children, seconds - DEADLINES.call_term)
     if code is None:
-        where = f"{_where(child, page)} when its {seconds:g} s were over"  # fixed before anything disturbs it
+        where = f"{_position(child, page)} when its {seconds:g} s were over"  # read before a signal changes it
         children.send(signal.SIGTERM)
         code = _exit_code(children, DEADLINES.call_term)
         if code == ExitCode.TERMINATED and children.signals.received is None:
@@ -235,19 +235,19 @@ def _wait(children: ForkedChildren, child: Child, page: StepPage, seconds: float
             survived = _exit_code(children, DEADLINES.call_kill) is None
             raise RunLost(f"{where}; {'it survived SIGKILL' if survived else 'it was killed'}, nothing was judged")
     if code < 0:
-        raise RunLost(f"{_where(child, page)} when it was {how_it_ended(code)}; nothing was judged")
+        raise RunLost(f"{_position(child, page)} when it was {how_it_ended(code)}; nothing was judged")
     return code
 
 
 def _exit_code(children: ForkedChildren, seconds: float) -> int | None:
     end = time.monotonic() + seconds
     while children.running and (left := end - time.monotonic()) > 0:
-        children.wait(min(left, _LOOK_SECONDS))
+        children.wait(min(left, _POLL_SECONDS))
     return children.exit_codes.get(0)
 
 
-def _where(child: Child, page: StepPage) -> str:
-    """Such as "pid 77 (state D, waiting in nfs_wait_bit_killable) stood at 'write the report' for 4.1 s"."""
+def _position(child: Child, page: StepPage) -> str:
+    """State and step: "pid 77 (state D, waiting in nfs_wait_bit_killable) stood at 'write the report' for 4.1 s"."""
     state = child.state()
     how = ", waiting in ".join(filter(None, (f"state {state.state}" if state.state else "", state.wchan)))
     _, label = page.read()

@@ -1,1 +1,1 @@
-"""The control channel: between rank 0 and every supervisor, out of band, and never over what is being tested."""
+"""The control channel between rank 0 and every supervisor; it uses nothing that the checks test."""

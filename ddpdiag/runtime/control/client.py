@@ -1,4 +1,4 @@
-"""A supervisor's end of the control channel, on a connection of its own or through its host's relay."""
+"""A supervisor's end of the control channel: its own connection to rank 0, or one through its host's relay."""
 
 import contextlib
 import time
@@ -15,7 +15,7 @@ from ddpdiag.runtime.deadlines import DEADLINES
 
 
 class ControlClient:
-    """A supervisor's end, once rank 0 has answered its hello."""
+    """A supervisor's connection to rank 0. `heard` is the time of the last message."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", wire: Wire) -> None:
         self.socket = socket
@@ -31,7 +31,7 @@ class ControlClient:
             self.socket.send_multipart(frames, zmq.NOBLOCK)
 
     def receive(self) -> Iterator[Downward]:
-        """The messages that have arrived so far."""
+        """The messages that have arrived; does not wait."""
         while self.socket.poll(0):
             message = self._decoded(self.socket.recv_multipart(zmq.NOBLOCK))
             if message is not None:
@@ -42,15 +42,15 @@ class ControlClient:
         return self._wire.decode_downward(b"".join(frames)) if frames[0] else None
 
     def close(self) -> None:
-        """Close, after a moment for last words."""
+        """Close; what is still to be sent is sent for at most 0.5 s."""
         self.socket.close(linger=LAST_WORDS_MS)
 
 
 class RelayedClient(ControlClient):
-    """A supervisor's end whose host's relay passes messages on; once that does not answer, a connection of its own.
+    """A supervisor's connection through its host's relay; if the relay does not answer, it connects to rank 0 itself.
 
-    `arrival` is what rank 0 learns then again. `relay` is the relay itself, in the process that has it. `is_declined`
-    says that there is one, which does not pass on messages.
+    `arrival` is sent again in that case. `relay` is set in the process that runs the relay. `is_declined`: a relay
+    exists, but does not pass on messages.
     """
 
     def __init__(self, wire: Wire, arrival: Arrival, relay: HostRelay | None = None) -> None:
@@ -61,25 +61,25 @@ class RelayedClient(ControlClient):
         self._leaving: Leaving | None = None
         self._relayed = True
         self.is_declined = False
-        self._asked: float | None = None  # when, if there was no answer yet
-        self._answered = 0.0
+        self._asked: float | None = None  # time of a question without an answer yet
+        self._answered_at = 0.0
         self._ask()
 
     def is_answered(self, seconds: float) -> bool:
-        """Whether a relay answers within so many seconds."""
+        """Wait for an answer of the relay, and return whether it came within so many seconds."""
         if self.socket.poll(round(1000 * seconds)):
             self._decoded(self.socket.recv_multipart(zmq.NOBLOCK))
         return self._path is not None
 
     def send(self, message: Upward) -> None:
-        """Send without waiting. A relay that was killed just now must not keep back why this rank is leaving."""
+        """Send without waiting. After `Leaving` the relay must answer soon, or this rank connects to rank 0 itself."""
         super().send(message)
         if isinstance(message, Leaving):
             self._leaving = message
             self._ask()
 
     def receive(self) -> Iterator[Downward]:
-        """The messages that have arrived so far."""
+        """The messages that have arrived. Asks the relay for a sign of life now and then; without one, leaves it."""
         yield from super().receive()
         now = time.monotonic()
         patience = DEADLINES.relay if self._leaving is None else DEADLINES.relay_leaving
@@ -87,7 +87,7 @@ class RelayedClient(ControlClient):
             return
         if self._asked is not None and now - self._asked > patience:
             self._leave_relay()
-        elif self._asked is None and now - self._answered > DEADLINES.ask_relay:
+        elif self._asked is None and now - self._answered_at > DEADLINES.ask_relay:
             self._ask()
 
     def _decoded(self, frames: list[bytes]) -> Downward | None:
@@ -95,7 +95,7 @@ class RelayedClient(ControlClient):
             self.is_declined = self._path is None
             self._leave_relay()
         elif (path := Path.of(frames)) is not None:
-            self._path, self._asked, self._answered = path, None, time.monotonic()
+            self._path, self._asked, self._answered_at = path, None, time.monotonic()
             self.arrival = structs.replace(self.arrival, address=path.source)
         return super()._decoded(frames)
 
@@ -114,7 +114,7 @@ class RelayedClient(ControlClient):
                 self.send(self._leaving)
 
     def close(self) -> None:
-        """Close, after a moment for last words; a relay waits for those of its host's other ranks."""
+        """Close; what is still to be sent is sent for at most 0.5 s. A relay waits for the other ranks of its host."""
         if self._relayed:
             self._send_frames(BYE)
         super().close()
@@ -123,12 +123,12 @@ class RelayedClient(ControlClient):
 
 
 def identity_of(arrival: Arrival) -> bytes:
-    """The name under which a process connects: another one with its rank has another nonce."""
+    """The name under which a process connects; two processes with the same rank differ by their nonce."""
     return f"{arrival.place.rank}-{arrival.nonce}".encode()
 
 
 def connected(url: str, wire: Wire, arrival: Arrival) -> "zmq.Socket[bytes]":
-    """A socket of this process, under its name."""
+    """A new socket of this process that connects to `url` under its name."""
     socket = new_socket(zmq.DEALER)
     wire.lock_client(socket)
     socket.setsockopt(zmq.ROUTING_ID, identity_of(arrival))

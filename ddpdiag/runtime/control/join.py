@@ -1,4 +1,4 @@
-"""The search of a supervisor for the control server, and its hello."""
+"""A supervisor's search for the control server of rank 0, and its hello."""
 
 import socket as sockets
 import time
@@ -19,7 +19,7 @@ from ddpdiag.runtime.control.relay import RELAYED_RANKS, HostRelay, Path, shares
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.deadlines import answer_seconds, relay_seconds
 
-# With these exit codes rank 0 refuses a process.
+# Exit codes with which rank 0 refuses a process.
 _REFUSALS = (ExitCode.USAGE, ExitCode.UNKNOWN, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
@@ -30,22 +30,22 @@ class Endpoint:
     host: str
     ports: tuple[int, ...]
     wait_seconds: float
-    greet_seconds: float = 2.0  # how long one port may take to prove that it is rank 0
-    relayed_ranks: int = RELAYED_RANKS  # worlds of more ranks have one connection for each host
+    greet_seconds: float = 2.0  # time in which a control server on a port must answer
+    relayed_ranks: int = RELAYED_RANKS  # larger worlds have one connection for each host
 
     def patience(self, arrival: Arrival) -> float:
-        """Seconds in which rank 0 answers a hello; a stranger's port must leave time for the others."""
+        """Seconds to wait on one port for rank 0's answer to a hello, so that time is left for the other ports."""
         return max(self.greet_seconds, min(self.wait_seconds / 3, answer_seconds(arrival.place.world_size)))
 
 
 class Rank0Endpoint(NamedTuple):
-    """The means to trust rank 0, and the only port to try, where a rank knows that."""
+    """The wire that authenticates rank 0, and the only port to try, or None if the rank must try all."""
 
     wire: Wire
     port: int | None = None
 
 
-# The cause first: on a terminal the ports fill a line.
+# Each sentence begins with the cause, because the ports fill a line on a terminal.
 _SENTENCES = {
     Reach.ACCEPTED: "something accepts connections there ({ports}), but it is not rank 0 of this run",
     Reach.REFUSED: "no process listens there ({ports}: the connection is refused); is rank 0 started?",
@@ -55,7 +55,7 @@ _SENTENCES = {
     Reach.SLOW_NAME: "the name server does not answer",
 }
 SHARE_A_SECRET = "set DDPDIAG_TOKEN to one secret on all hosts"
-# By whether this rank holds a secret, and the mechanism of the ZeroMQ socket that does not take it.
+# By whether this rank holds a secret, and by the mechanism of the ZeroMQ socket that refuses it.
 _UNTRUSTED = {
     (True, "NULL"): "the process that listens there ({ports}) proves no secret, but this rank holds one",
     (True, "CURVE"): "the process that listens there ({ports}) holds another secret than this rank",
@@ -79,11 +79,11 @@ def join(
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None] = lambda _left_seconds: None,
 ) -> ControlClient:
-    """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with the result of a plain connect.
+    """Find the control server and say hello. RunLost after `endpoint.wait_seconds`, with the reason for each port.
 
-    RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
-    `secret` returns the run's secret before each try: None as long as there is none.
-    After a signal it goes on for a moment: a rank 0 that does not know of it waits for this rank, and blames it.
+    RunLost, too, if rank 0 refuses this process (its rank is taken), or after a signal to end. `stopped` returns the
+    number of that signal, or None. The search goes on for a moment after it: a rank 0 without the signal waits for this
+    rank, and would blame it. `secret` is called before each try; it returns None as long as there is no secret.
     `seeking` gets the seconds that are left before each try.
     """
     end, signum = time.monotonic() + endpoint.wait_seconds, None
@@ -95,13 +95,14 @@ def join(
             end = min(end, time.monotonic() + _LAST_TRY_SECONDS)
         left = end - time.monotonic()
         seeking(max(left, 0.0))
-        # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
+        # One look-up gets all the time that is left: a slow resolver must not be asked again and again. A name may be
+        # registered late.
         addresses = resolve(endpoint.host, endpoint.ports[0], max(left, 0.1))
-        met: dict[int, str] = {}
-        found = secret()
-        own = endpoint if found is None or found.port is None else replace(endpoint, ports=(found.port,))
+        reasons: dict[int, str] = {}
+        rank_0 = secret()
+        known = endpoint if rank_0 is None or rank_0.port is None else replace(endpoint, ports=(rank_0.port,))
         for address in addresses or ():
-            client = _try_ports(own, address, found and found.wire, arrival, min(patience, max(left, 0.1)), met)
+            client = _try_ports(known, address, rank_0 and rank_0.wire, arrival, min(patience, max(left, 0.1)), reasons)
             if client is not None:
                 return client
         left = end - time.monotonic()
@@ -109,32 +110,32 @@ def join(
             sentence = f"rank {arrival.place.rank} got a signal to end before it reached rank 0"
             raise RunLost(sentence, ExitCode.of_signal(signum))
         if left <= 0:
-            raise RunLost(_sentence(endpoint, arrival, addresses, met))
+            raise RunLost(_sentence(endpoint, arrival, addresses, reasons))
         time.sleep(min(pause, left))
         patience, pause = min(2 * patience, _MOST_SECONDS), min(2 * pause, _PAUSE_SECONDS[1])
 
 
 def _try_ports(
-    endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, met: dict[int, str]
+    endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, reasons: dict[int, str]
 ) -> ControlClient | None:
-    """The control server at one address, if it is there; `met` notes a sentence on each port."""
+    """Say hello to each port of one address; return the control server's client, or None. Sets `reasons` by port."""
     for port, reached in reach_any(address, endpoint.ports, seconds).items():
-        met[port] = _SENTENCES[reached.reach]
+        reasons[port] = _SENTENCES[reached.reach]
         if reached.reach is not Reach.ACCEPTED:
             continue
         if wire is None:
-            met[port] = _NO_SECRET_YET
+            reasons[port] = _NO_SECRET_YET
             continue
-        own = structs.replace(arrival, address=reached.source or address)
-        path = Path(_url(address, port), own.address)
+        hello = structs.replace(arrival, address=reached.source or address)
+        path = Path(_url(address, port), hello.address)
         try:
-            client = _greeted(ControlClient(connected(path.url, wire, own), wire), own, endpoint.patience(own))
+            client = _say_hello(ControlClient(connected(path.url, wire, hello), wire), hello, endpoint.patience(hello))
         except OtherRun:
-            met[port] = _OTHER_RUN
+            reasons[port] = _OTHER_RUN
             continue
         if client is not None:
-            return _as_relay(client, wire, own, path, endpoint.relayed_ranks)
-        met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
+            return _with_relay(client, wire, hello, path, endpoint.relayed_ranks)
+        reasons[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), reasons[port])
     return None
 
 
@@ -145,50 +146,50 @@ def _join_through_relay(
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None],
 ) -> ControlClient | None:
-    """The control server through this host's relay; None if this rank connects by itself."""
+    """Connect to the control server through this host's relay; None if this rank must connect to rank 0 itself."""
     if not shares_connection(arrival.place, endpoint.relayed_ranks) or arrival.place.local_rank == 0:
         return None
     begin, client = time.monotonic(), None
-    alone = begin + min(endpoint.wait_seconds / 2, relay_seconds(arrival.place.world_size))
-    while stopped() is None and (now := time.monotonic()) < alone:
+    relay_end = begin + min(endpoint.wait_seconds / 2, relay_seconds(arrival.place.world_size))
+    while stopped() is None and (now := time.monotonic()) < relay_end:
         seeking(begin + endpoint.wait_seconds - now)
         if client is not None:
             if client.is_answered(_FIRST_SECONDS):
                 try:
-                    return _greeted(client, client.arrival, endpoint.patience(arrival))
-                except OtherRun:  # which closed the client; this run's own rank 0 listens at another port
+                    return _say_hello(client, client.arrival, endpoint.patience(arrival))
+                except OtherRun:  # `_say_hello` has closed the client; rank 0 of this run listens at another port
                     return None
             if client.is_declined:
                 break
-        elif (found := secret()) is None:
+        elif (rank_0 := secret()) is None:
             time.sleep(_PAUSE_SECONDS[0])
-        elif not found.wire.locked:
+        elif not rank_0.wire.locked:
             return None
         else:
-            client = RelayedClient(found.wire, arrival)
+            client = RelayedClient(rank_0.wire, arrival)
     if client is not None:
         client.close()
     return None
 
 
-def _as_relay(client: ControlClient, wire: Wire, arrival: Arrival, path: Path, relayed_ranks: int) -> ControlClient:
-    """The same connection for all ranks of this host, if this is local rank 0 of a large world."""
+def _with_relay(client: ControlClient, wire: Wire, arrival: Arrival, path: Path, relayed_ranks: int) -> ControlClient:
+    """The client; if this is local rank 0 of a large world, start a relay, and return a client that uses it."""
     if not wire.locked or arrival.place.local_rank != 0 or not shares_connection(arrival.place, relayed_ranks):
         return client
     try:
         relay = HostRelay(client.socket, wire, identity_of(arrival), path)
-    except zmq.ZMQError:  # containers with one network have a relay already
+    except zmq.ZMQError:  # another container with the same network has a relay already
         return client
     return RelayedClient(wire, arrival, relay)
 
 
-def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, str]) -> str:
-    """Why a rank did not reach rank 0."""
+def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | None, reasons: Mapping[int, str]) -> str:
+    """The reason why a rank did not reach rank 0."""
     ports: dict[str, list[str]] = {}
-    for port, reason in met.items():
+    for port, reason in reasons.items():
         ports.setdefault(reason, []).append(str(port))
     if ports:
-        texts = {reason: f"TCP port{'s' * (len(own) > 1)} {', '.join(own)}" for reason, own in ports.items()}
+        texts = {reason: f"TCP port{'s' * (len(names) > 1)} {', '.join(names)}" for reason, names in ports.items()}
         why = "; ".join(reason.format(ports=text) for reason, text in texts.items())
         if _SENTENCES[Reach.DROPPED] in ports:
             why += "; open one of these ports, or name an open one with --control-port"
@@ -203,20 +204,21 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
 
 
 def mechanism(where: tuple[str, int]) -> str:
-    """The mechanism by which the ZeroMQ socket there authenticates peers (NULL, CURVE); empty if it is none.
+    """The mechanism by which a ZeroMQ socket authenticates peers (NULL, CURVE); empty for any other socket.
 
     A greeting has 64 bytes: signature, version, mechanism, role (rfc.zeromq.org/spec/23). Nothing else is read.
     """
-    # Only signature and version: libzmq closes the connection for another mechanism instead of sending its own.
-    begun = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+    # Send only signature and version: libzmq closes a connection with another mechanism instead of naming its
+    # mechanism.
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00"
     try:
-        with sockets.create_connection(where, _FIRST_SECONDS) as asking:
-            asking.sendall(begun)
-            answer, end = b"", time.monotonic() + _FIRST_SECONDS  # of all: a stranger may send one byte at a time
+        with sockets.create_connection(where, _FIRST_SECONDS) as connection:
+            connection.sendall(greeting)
+            answer, end = b"", time.monotonic() + _FIRST_SECONDS  # for all reads: a program may send one byte at a time
             while (
                 len(answer) < _GREETING_BYTES
                 and time.monotonic() < end
-                and (more := asking.recv(_GREETING_BYTES - len(answer)))
+                and (more := connection.recv(_GREETING_BYTES - len(answer)))
             ):
                 answer += more
     except OSError:
@@ -226,30 +228,31 @@ def mechanism(where: tuple[str, int]) -> str:
 
 
 class OtherRun(Exception):
-    """The control server that answered is that of another run."""
+    """The control server that answered is of another run."""
 
 
 def refusal(message: Refused) -> RunLost:
-    """The end of a refused process. Without a secret another process may have answered: it must not exit with 0."""
+    """The error of a refused process; its exit code is never 0, as without a secret any process may have refused it."""
     return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
 
 
 def join_here(url: str, port: int, wire: Wire, arrival: Arrival, seconds: float) -> ControlClient:
-    """Rank 0's own client: it reaches the control server of its process at `url`, without network or secret.
+    """Connect the supervisor of rank 0 to the control server in its process at `url`, without network or secret.
 
-    The ranks of its host may share this connection; `port` is where they reach the server by themselves.
+    The ranks of its host may share this connection; `port` is where they connect to the server themselves. RunLost if
+    the server does not answer in time.
     """
-    own = structs.replace(arrival, address=_LOOPBACK)
-    client = _greeted(ControlClient(connected(url, wire, own), wire), own, seconds)
+    hello = structs.replace(arrival, address=_LOOPBACK)
+    client = _say_hello(ControlClient(connected(url, wire, hello), wire), hello, seconds)
     if client is None:
         raise RunLost(f"rank 0 did not answer its own supervisor within {seconds:g} s")
-    return _as_relay(client, wire, own, Path(_url(_LOOPBACK, port), _LOOPBACK), RELAYED_RANKS)
+    return _with_relay(client, wire, hello, Path(_url(_LOOPBACK, port), _LOOPBACK), RELAYED_RANKS)
 
 
 def greet(where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float) -> ControlClient | None:
-    """Say hello to one port; None where no control server of this run answers within `seconds`."""
+    """Say hello to one port; None if no control server of this run answers within `seconds`."""
     try:
-        return _greeted(ControlClient(connected(_url(*where), wire, arrival), wire), arrival, seconds)
+        return _say_hello(ControlClient(connected(_url(*where), wire, arrival), wire), arrival, seconds)
     except OtherRun:
         return None
 
@@ -258,8 +261,8 @@ def _url(address: str, port: int) -> str:
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
-def _greeted(client: ControlClient, arrival: Arrival, seconds: float) -> ControlClient | None:
-    """The client, once rank 0 has answered its hello; None, and the client is closed, if that takes too long."""
+def _say_hello(client: ControlClient, arrival: Arrival, seconds: float) -> ControlClient | None:
+    """Say hello; return the client once rank 0 has answered, or close it and return None if that takes too long."""
     client.send(Hello(arrival))
     end = time.monotonic() + seconds
     while time.monotonic() < end:

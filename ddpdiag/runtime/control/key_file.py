@@ -1,9 +1,9 @@
 """The user's key file, `~/.local/state/ddpdiag/key`: the one file that ddpdiag leaves behind.
 
-Hosts that share a home share it, and other users cannot read it (mode 0600). A run on one host whose home is not
-writable has it in `/tmp/ddpdiag-key-UID`, a folder of mode 0700. This module is the program of a helper
-process, because a home on a dead file server must not hang a supervisor. It imports nothing of ours, and prints in JSON
-the key in hex (empty if there is none), whether other hosts may see its folder, and what is wrong with the file.
+Hosts with a common home have a common key file, and other users cannot read it (mode 0600). If the home is not
+writable, a run on one host uses `/tmp/ddpdiag-key-UID`, a folder of mode 0700. This module is a program of its own,
+because a home on a dead file server must not hang a supervisor. It imports nothing of ddpdiag, and prints as JSON: the
+key in hex (empty if there is none), whether other hosts may see its folder, and what is wrong with the file.
 """
 
 import json
@@ -14,11 +14,10 @@ import sys
 import time
 
 _KEY_BYTES = 32
-# Not $TMPDIR, in which the shells of one user may differ.
+# Not $TMPDIR, because it may differ between shells of one user.
 _TEMPORARY = "/tmp"
 _FOLDER, _NAME = os.path.join(".local", "state", "ddpdiag"), "key"
-# File systems that several hosts share (the names of /proc/self/mounts). On another one a new key would be seen by
-# this host alone.
+# File systems that several hosts share (names of /proc/self/mounts). On others a new key is visible to one host only.
 _SHARED = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "panfs", "wekafs"),
     *("fuse.glusterfs", "fuse.juicefs", "fuse.sshfs"),
@@ -26,9 +25,10 @@ _SHARED = (
 
 
 def answer(home: str, word: str) -> tuple[str, bool, str]:
-    """The user's key. "create" makes one where other hosts would see it, "create here" on any file system.
+    """The key in hex (empty if there is none), whether the folder may be on several hosts, and the error of the file.
 
-    Both "create here" and "read here" are of a run on one host, which needs no home.
+    `word` "create" makes a key on a file system of several hosts, "create here" on any, "read here" makes none. A run
+    on one host uses the words with "here", which need no home.
     """
     folder = os.path.join(home, _FOLDER)
     shared = _is_shared(home)
@@ -50,14 +50,14 @@ def answer(home: str, word: str) -> tuple[str, bool, str]:
 
 
 def _is_writable(folder: str) -> bool:
-    """Whether this user can make the folder, or files in it."""
+    """Whether this user can create the folder, or files in it."""
     while not os.path.exists(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
     return os.access(folder, os.W_OK)
 
 
 def _is_private(folder: str, *, create: bool) -> bool:
-    """Whether only this user can write to the folder, which is made if it is to be created."""
+    """Whether only this user can write to the folder; with `create` a missing folder is made first."""
     try:
         if create:
             os.mkdir(folder, mode=0o700)
@@ -66,23 +66,23 @@ def _is_private(folder: str, *, create: bool) -> bool:
     except OSError:
         return False
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _read(path: str) -> str:
-    """The key in hex, empty if there is no file; ValueError if it is not one that only this user can read."""
+    """The key in hex, empty if there is no file. ValueError if other users can read the file, or it holds no key."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return ""
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
             raise ValueError(
-                f"mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}: expected mode 0600 and your own uid"
+                f"mode {status.st_mode & 0o7777:04o}, owner {status.st_uid}: expected mode 0600 and your own uid"
             )
         text = os.read(descriptor, 4 * _KEY_BYTES).decode("ascii", "replace").strip()
         if len(text) != 2 * _KEY_BYTES or set(text) - set("0123456789abcdef"):
@@ -93,23 +93,23 @@ def _read(path: str) -> str:
 
 
 def _publish(folder: str) -> None:
-    """A new key appears under its name at once and whole, and only if there is none."""
+    """Write a new key file in one step, so that no reader sees a part of it; an existing file stays."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    part = os.path.join(folder, f".{_NAME}-{os.getpid()}-{time.time_ns()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    temporary = os.path.join(folder, f".{_NAME}-{os.getpid()}-{time.time_ns()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         os.write(descriptor, secrets.token_hex(_KEY_BYTES).encode() + b"\n")
         os.fsync(descriptor)
-        os.link(part, os.path.join(folder, _NAME))
+        os.link(temporary, os.path.join(folder, _NAME))
     except FileExistsError:
         pass  # another host was first
     finally:
         os.close(descriptor)
-        os.unlink(part)
+        os.unlink(temporary)
 
 
 def _is_shared(home: str) -> bool:
-    """Whether the home is on a file system that other hosts may mount."""
+    """Whether the home is on a file system that several hosts may mount."""
     home, best, kind = os.path.realpath(home), "", ""
     with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:

@@ -1,6 +1,6 @@
-"""Membership: which ranks have joined, which are leaving, which are lost. Rank 0's side of the control channel.
+"""Rank 0's side of the control channel: which ranks have joined, which got a signal to end, which are lost.
 
-It notes what happens to ranks in the run's lines, and knows nothing of checks and trials.
+Events of ranks are written to the run's lines. This module does not know of checks or trials.
 """
 
 import time
@@ -36,18 +36,18 @@ class Patience:
     """Time-outs of rank 0 in seconds."""
 
     beat: float = 1.0
-    lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
-    grace: float = 1.5  # peers of a failed rank may fail by themselves, which shows more than being stopped
-    wind_down: float = 2.0  # launchers kill the ranks that can still answer; this long they may
-    shutdown: float = 1.0  # for the last messages of ranks that exit
+    lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was once silent for 3 s
+    grace: float = 1.5  # peers of a failed rank may fail in this time, which shows more than being stopped
+    wind_down: float = 2.0  # ranks that launchers end with a signal may still answer in this time
+    shutdown: float = 1.0  # wait for the last messages of ranks that exit
 
 
 PATIENCE = Patience()
-_LOOKS_A_BEAT = 4
+_CHECKS_PER_BEAT = 4
 _BEATS_TO_ANSWER = 5
-# Noted of each rank; of all together the square of it.
+# Refused processes that are recorded for each rank; for all ranks together the square of it.
 _MOST_OBJECTIONS = 64
-# Processes of other runs are noted once; no rank has this number.
+# Stands for processes of other runs, which are recorded once; no rank has this number.
 _OTHER_RUN = -1
 _PING = Ping()
 
@@ -59,15 +59,14 @@ class Channel(Protocol):
         """Send to the rank that joined with this identity."""
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
-        """Messages that have arrived, or arrive within so many seconds."""
+        """Messages that have arrived, or that arrive within so many seconds."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release all resources."""
 
 
 class RunEnded(Exception):
-    """The run cannot go on: a signal, or ranks that leave. What was seen so far is judged, with the `messages` that
-    came last."""
+    """The run ends because a rank or this process got a signal; `messages` are the last ones, not handled yet."""
 
     def __init__(self, messages: Sequence[tuple[int, Upward]] = ()) -> None:
         super().__init__()
@@ -75,10 +74,10 @@ class RunEnded(Exception):
 
 
 class Membership:
-    """The ranks of a run.
+    """The ranks of a run, as rank 0 knows them.
 
-    `signal_received` gives the signal that this process got, or None; `note` takes each event; `own` is rank 0's
-    arrival.
+    `signal_received` returns the signal to end that this process got, or None; `note` is called with each new line;
+    `own` is rank 0's arrival.
     """
 
     def __init__(
@@ -103,23 +102,23 @@ class Membership:
         self._begin = time.monotonic()
         self._identities: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
-        self._heard: dict[int, float] = {}
-        self._beat = 0.0
-        self._looked = 0.0
+        self._last_message_at: dict[int, float] = {}
+        self._beat_at = 0.0
+        self._checked_at = 0.0
         self._beat_seconds = max(patience.beat, BEAT_PER_RANK * header.world_size)
         self._frozen = 0.0
-        self._closed = False  # no more hellos
+        self._closed = False  # whether the wait for ranks is over
         self._other_versions: set[bytes] = set()
         self._objections: Counter[int] = Counter()
 
     @property
     def gone(self) -> set[int]:
-        """Ranks that joined and can do nothing more."""
+        """Ranks that joined and take no further part: they are lost, or got a signal to end."""
         return self.lost | self.leaving
 
     @property
     def signal(self) -> int | None:
-        """The first signal to end that a rank got, or None."""
+        """The first signal by which a rank was asked to end, or None."""
         return self._signal_received() if self._first_signal is None else self._first_signal
 
     def now(self) -> float:
@@ -127,13 +126,13 @@ class Membership:
         return time.monotonic() - self._begin
 
     def clock(self) -> float:
-        """Seconds that pass only while this process runs: a suspended one must not find all others late."""
+        """Seconds that pass only while this process runs: after a stop the other ranks must not look late."""
         return time.monotonic() - self._frozen
 
     def gather(self, wait_seconds: float, waiting: Callable[[float], None]) -> None:
-        """Wait for all ranks, at most so long; then send every rank its place.
+        """Wait for all ranks, at most `wait_seconds`; then send every rank its place.
 
-        `waiting` gets the seconds that are left, again and again.
+        `waiting` is called again and again with the seconds that are left.
         """
         size = self._header.world_size
         try:
@@ -145,7 +144,7 @@ class Membership:
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
-        # Not before: a rank that had no time to join is not absent.
+        # Only after the wait: a rank that had no time to join is not absent.
         for rank in sorted(set(range(size)) - set(self.arrivals)):
             self._note(Event(kind=EventKind.ABSENT, rank=rank, seconds=self.now()))
         for rank in self.arrivals:
@@ -156,19 +155,19 @@ class Membership:
         self.send(rank, Start(self.arrivals[rank].place, self._header.options.for_ranks, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
-        """Send to a rank, if it joined."""
+        """Send to a rank; does nothing if it has not joined."""
         identity = self._identities.get(rank)
         if identity is not None:
             self._server.send(identity, message)
 
     def attend(self, seconds: float) -> list[tuple[int, Upward]]:
-        """Receive, send heartbeats, find lost ranks; RunEnded when ranks or this process got a signal to end."""
+        """Receive, send heartbeats, find lost ranks; RunEnded if a rank or this process got a signal to end."""
         before = time.monotonic()
         messages = list(self._receive(seconds))
         now = time.monotonic()
         self._frozen += frozen_seconds(before, now)
         self._beat_if_due(now)
-        self._look_if_due(now)
+        self._find_lost_if_due(now)
         signum = self._signal_received()
         if signum is not None:
             self._note(Event(kind=EventKind.SIGNAL, seconds=self.now(), detail=str(signum)))
@@ -177,34 +176,34 @@ class Membership:
         return messages
 
     def idle(self, seconds: float) -> None:
-        """Send heartbeats, and ignore messages."""
+        """Send heartbeats for so many seconds; all messages but hellos are dropped."""
         list(self._receive(seconds))
         self._beat_if_due(time.monotonic())
 
     def check_not_lost(self) -> None:
-        """RunLost where this process was stopped so long that others ended without it: that is not their fault."""
+        """RunLost if this process was stopped so long that other ranks ended without it, which is not their fault."""
         if self._frozen > LOST_AFTER_SECONDS and (self.lost or self._ask_all(self._patience.wind_down)[0]):
             raise RunLost(f"rank 0 was stopped for {self._frozen:.0f} s, and other ranks ended without it meanwhile")
 
     def _beat_if_due(self, now: float) -> None:
-        if now - self._beat >= self._beat_seconds:
-            self._beat = now
+        if now - self._beat_at >= self._beat_seconds:
+            self._beat_at = now
             for rank in self._identities:
                 self.send(rank, _PING)
 
-    def _look_if_due(self, now: float) -> None:
-        """Ranks that have been silent for too long are lost. Not checked at every message of thousands of ranks."""
-        if now - self._looked < self._patience.beat / _LOOKS_A_BEAT:
+    def _find_lost_if_due(self, now: float) -> None:
+        """Record ranks as lost that were silent for too long. Not at every message: thousands of ranks send."""
+        if now - self._checked_at < self._patience.beat / _CHECKS_PER_BEAT:
             return
-        self._looked = now
+        self._checked_at = now
         patience = max(self._patience.lost, _BEATS_TO_ANSWER * self._beat_seconds)
         awake = self.clock()
         for rank in set(self._identities) - self.gone:
-            if awake - self._heard.setdefault(rank, awake) > patience:
+            if awake - self._last_message_at.setdefault(rank, awake) > patience:
                 self._lose(rank, f"no message from it for {patience:g} s")
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
-        """Send every rank the exit code, and exit last; returns the message that they got."""
+        """Send every rank the exit code, wait 1 s at most for answers, close, and return the message that they got."""
         shutdown = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
         for rank in self._identities:
             self.send(rank, shutdown)
@@ -216,10 +215,10 @@ class Membership:
         return shutdown
 
     def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
-        """Messages of ranks; hellos are handled here."""
+        """Messages of ranks that joined. Hellos are handled here, and leaving messages are recorded."""
         for identity, message in self._server.receive(seconds):
             if isinstance(message, Hello):
-                self._greet(identity, message.arrival)
+                self._handle_hello(identity, message.arrival)
                 continue
             if isinstance(message, AnyHello):
                 self._refuse_version(identity, message.version)
@@ -227,30 +226,30 @@ class Membership:
             rank = self._ranks.get(identity)
             if rank is None:
                 continue
-            self._heard[rank] = self.clock()
+            self._last_message_at[rank] = self.clock()
             if isinstance(message, Leaving) and rank not in self.leaving:
                 self.leaving.add(rank)
                 self._first_signal = message.signal if self._first_signal is None else self._first_signal
                 self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(message.signal)))
             yield rank, message
 
-    def _greet(self, identity: bytes, arrival: Arrival) -> None:
+    def _handle_hello(self, identity: bytes, arrival: Arrival) -> None:
         rank = arrival.place.rank
-        if rank < 0:  # a stranger: no launcher gives such a rank, and nothing is noted of it
+        if rank < 0:  # no launcher gives such a rank, so the sender is no part of a job: nothing is recorded
             self._server.send(identity, Refused(f"rank {rank}: expected 0 or more", ExitCode.USAGE))
             return
         arrival = structs.replace(arrival, seconds=self.now())
         known = self.arrivals.get(rank)
         if known is not None and known.nonce == arrival.nonce:
-            # The same process again, after a lost answer, or after its relay was: what that may have lost.
+            # The same process says hello again because an answer or its relay was lost: repeat what that may have lost.
             self._server.send(identity, HelloAck())
             if self._identities.get(rank) == identity:
-                self._heard[rank] = self.clock()
+                self._last_message_at[rank] = self.clock()
                 if self._closed:
                     self._send_start(rank)
             return
         own = self._own or self.arrivals.get(0)
-        # All ranks were there when the run began: one that comes later was not started twice with them.
+        # All ranks were there at the start: a process with the number of one that says hello later is of another run.
         is_late = self._closed and known is not None and len(self.arrivals) == self._header.world_size
         if own is not None and arrival.nonce != own.nonce and (is_late or is_of_another_run(arrival, own)):
             self._refuse_other_run(identity, arrival)
@@ -258,7 +257,7 @@ class Membership:
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
             event, sentence = refusal
-            # A stranger may send a hundred thousand hellos, under as many numbers.
+            # Any process may send a hundred thousand hellos, under as many rank numbers.
             if self._objections[rank] < _MOST_OBJECTIONS and self._objections.total() < _MOST_OBJECTIONS**2:
                 self._objections[rank] += 1
                 self._note(event)
@@ -274,7 +273,7 @@ class Membership:
             size = self._header.world_size
             if arrival.place.world_size != size:
                 self._note(other_world_size(arrival))
-            # It can take part all the same, so that only its world size is to blame.
+            # The rank takes part all the same, so that only its world size is blamed.
             self.arrivals[rank] = structs.replace(arrival, place=structs.replace(arrival.place, world_size=size))
             self._identities[rank] = identity
             self._ranks[identity] = rank
@@ -287,7 +286,7 @@ class Membership:
         self._server.send(identity, Refused("another run listens there", ExitCode.USAGE, other_run=True))
 
     def _refuse_version(self, identity: bytes, version: str) -> None:
-        """Of its hello only the version is sure to be read, and of its identity the rank."""
+        """Refuse a rank of another version: only `version` of its hello can be read, and the rank in its identity."""
         rank, _, _nonce = identity.partition(b"-")
         if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or rank in self._other_versions:
             return
@@ -303,9 +302,10 @@ class Membership:
         self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, host=node))
 
     def _wind_down(self) -> list[tuple[int, Upward]]:
-        """The ranks to blame when launchers end the run: they kill the ranks that live within 0.1 s of a death.
+        """Find the ranks that died first when launchers end the run: they signal the others within 0.1 s of a death.
 
-        A rank that sends a leaving message, or answers, lives; a silent one is the dead one. Returns their messages.
+        A rank that answers or reports its signal lives; a silent one died first, and is lost. Returns the messages
+        received.
         """
         silent, messages = self._ask_all(self._patience.wind_down)
         for rank in sorted(silent):
@@ -315,7 +315,7 @@ class Membership:
         return messages
 
     def _ask_all(self, seconds: float) -> tuple[set[int], list[tuple[int, Upward]]]:
-        """Ping every rank: those that do not answer in time, and the messages of the others."""
+        """Ping every rank; return those that do not answer in time, and the messages of the others."""
         messages: list[tuple[int, Upward]] = []
         silent = self._identities.keys() - self.gone
         for rank in silent:
@@ -328,9 +328,9 @@ class Membership:
 
 
 def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
-    """The arrivals by rank, with what launchers left open filled in.
+    """The arrivals by rank, with the local rank, local world size and node that no launcher gave filled in.
 
-    A local rank that no launcher gave is the order of ranks on one host (host name and boot id).
+    Local ranks follow the order of ranks on one host (host name and boot id).
     """
     hosts: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(arrivals):
@@ -346,20 +346,20 @@ def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
 
 
 def other_world_size(new: Arrival) -> Event:
-    """The event for a newcomer that was started with another world size than rank 0."""
+    """The event that a joining rank was started with another world size than rank 0."""
     place, size = new.place, str(new.place.world_size)
     return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, host=place.host)
 
 
 def is_of_another_run(new: Arrival, own: Arrival) -> bool:
-    """Whether a newcomer belongs to another job than rank 0 (`own`): of Slurm, or of another user of one host."""
+    """Whether a process is of another job than rank 0 (`own`): of Slurm, or of another user on rank 0's host."""
     jobs = {arrival.slurm.partition(".")[0] for arrival in (new, own)}
     users = {new.user, own.user} if new.host_id == own.host_id else set()
     return (len(jobs) > 1 and "" not in jobs) or (len(users) > 1 and "" not in users)
 
 
 def in_words(arrival: Arrival) -> str:
-    """The process for people: "user ann, pid 17 on n1, started 12 s ago"."""
+    """A process in words, such as "user ann, pid 17 on n1, started 12 s before"."""
     parts = [f"user {arrival.user}" if arrival.user else "", f"pid {arrival.pid} on {arrival.place.host}"]
     parts += [f"job {arrival.slurm} of Slurm"] if arrival.slurm else []
     parts += [f"started {arrival.up_seconds:.0f} s before"] if arrival.up_seconds is not None else []
@@ -367,7 +367,7 @@ def in_words(arrival: Arrival) -> str:
 
 
 def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
-    """Why a newcomer cannot take part: its rank is taken, or outside the world. The event, and the sentence for it."""
+    """The reason to refuse a process, as event and sentence: its rank is taken or outside the world. Else None."""
     place = new.place
     who = f"{place.host} (pid {new.pid})"
     if known is not None:

@@ -1,4 +1,4 @@
-"""Messages between supervisors and rank 0: typed structs, never pickle. From HelloAck on, rank 0 is the sender."""
+"""Messages between supervisors and rank 0: typed structs, never pickle. Rank 0 sends `HelloAck` and all below it."""
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -7,7 +7,7 @@ from ddpdiag import __version__
 from ddpdiag.model import Arrival, Options, Outcome, Place, Trial
 from ddpdiag.model.trial import Opening
 
-# The largest honest message is an outcome with a stack dump, some 100 kB.
+# The largest regular message is an outcome with a stack dump, some 100 kB.
 MAX_MESSAGE_BYTES = 4 << 20
 
 
@@ -19,15 +19,15 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class AnyHello(Struct, frozen=True, tag="Hello"):
-    """A hello of a version whose other fields are not known here."""
+    """The hello of another version of ddpdiag, whose other fields are not known to this one."""
 
     version: str = ""
 
 
 class BarrierReached(Struct, frozen=True, tag=True):
-    """The sender's worker reached the barrier of this trial.
+    """The sender's worker has reached the barrier of this trial.
 
-    `offer` counts if the sender is the first rank of its group, or if the group `shares` all offers.
+    `offer` counts if the sender is the first rank of its group, or if all ranks of the group get all offers (`shares`).
     """
 
     trial: int
@@ -36,7 +36,7 @@ class BarrierReached(Struct, frozen=True, tag=True):
 
 
 class Partial(Struct, frozen=True, tag=True):
-    """The trial's data on the sender's rank so far; `text` describes its progress for people."""
+    """The data that the trial has measured on the sender's rank up to now; `text` describes its progress for people."""
 
     trial: int
     data: msgspec.Raw
@@ -44,7 +44,7 @@ class Partial(Struct, frozen=True, tag=True):
 
 
 class Leaving(Struct, frozen=True, tag=True):
-    """The sender got this signal to end, so that it is not at fault."""
+    """The sender got this signal to end, so that its end is not its fault."""
 
     signal: int
 
@@ -54,15 +54,15 @@ class Pong(Struct, frozen=True, tag=True):
 
 
 class HelloAck(Struct, frozen=True, tag=True):
-    """Answers a hello; this proves the run id."""
+    """The answer to a hello; it proves that the sender is of this run."""
 
     version: str = __version__
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The receiver cannot take part, for the reason in the sentence; it exits with `exit_code`.
+    """The receiver cannot take part, for the reason in `sentence`; it exits with `exit_code`.
 
-    One that belongs to `other_run` goes on to look for its own rank 0, at the next port.
+    With `other_run` it does not exit: it belongs to another run, and looks for its rank 0 at the next port.
     """
 
     sentence: str
@@ -71,9 +71,9 @@ class Refused(Struct, frozen=True, tag=True):
 
 
 class Start(Struct, frozen=True, tag=True):
-    """All ranks joined, or their time is over: the receiver's place, with the local rank settled.
+    """All ranks have joined, or the wait for them is over. `place` is the receiver's, with its local rank filled in.
 
-    `nonce` tells this run from others of its run id: records in `--shared-dir` lie in a folder with that name.
+    `nonce` is rank 0's: no other run with this run id has it. It names the folder of the records in `--shared-dir`.
     """
 
     place: Place
@@ -84,9 +84,9 @@ class Start(Struct, frozen=True, tag=True):
 class RunTrial(Struct, frozen=True, tag=True):
     """Run this trial.
 
-    `runs` are the ranks of the receiver's group, in its order, as stretches of consecutive ranks (first, last), and the
-    trial's own groups are left out: to list 10,000 ranks for each of them took 600 MB of the wire. None for a receiver
-    that is alone, so that all such ranks get the same message.
+    `runs` are the ranks of the receiver's group, as ranges of consecutive ranks (first, last). The trial's own `groups`
+    are left out: to send 10,000 ranks to each of them took 600 MB. `runs` is empty for a group of one rank, so that all
+    lone ranks get the same message.
     """
 
     trial: Trial
@@ -94,7 +94,6 @@ class RunTrial(Struct, frozen=True, tag=True):
 
     @classmethod
     def to(cls, group: tuple[int, ...], trial: Trial) -> "RunTrial":
-        """The message for each rank of a group."""
         runs: list[tuple[int, int]] = []
         for rank in group if len(group) > 1 else ():
             if runs and runs[-1][1] == rank - 1:
@@ -104,7 +103,7 @@ class RunTrial(Struct, frozen=True, tag=True):
         return cls(structs.replace(trial, groups=()), tuple(runs))
 
     def unpacked(self, receiver: int) -> Trial:
-        """The trial, with the receiver's group as its only one."""
+        """The trial, with the receiver's group as its only group."""
         group = tuple(rank for first, last in self.runs for rank in range(first, last + 1))
         return structs.replace(self.trial, groups=(group or (receiver,),))
 
@@ -112,7 +111,7 @@ class RunTrial(Struct, frozen=True, tag=True):
 class BarrierOpen(Struct, frozen=True, tag=True):
     """The barrier of this trial opens; the first rank of the receiver's group is at `host` and offers `offer`.
 
-    `peers` holds host and offer of every rank of the group, where the check asked for them.
+    `peers` holds host and offer of every rank of the group, if the check asked for them.
     """
 
     trial: int
@@ -122,25 +121,25 @@ class BarrierOpen(Struct, frozen=True, tag=True):
 
 
 class Ack(Struct, frozen=True, tag=True):
-    """The receiver's result of this trial is in the recording; without this it sends it again at every ping."""
+    """The receiver's outcome of this trial is recorded. Until it gets this, it sends the outcome at every ping."""
 
     trial: int
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """The receiver's part in this trial is over, because of another rank."""
+    """The receiver must end this trial, because of another rank."""
 
     trial: int
 
 
 class Ping(Struct, frozen=True, tag=True):
-    """A request to answer at once; also rank 0's heartbeat."""
+    """A request to answer at once; it is also rank 0's heartbeat."""
 
 
 class Shutdown(Struct, frozen=True, tag=True):
-    """The files are written, and all results are acknowledged: the receiver exits with this code.
+    """The report is written and all outcomes are acknowledged: the receiver exits with this code.
 
-    `lost` are ranks that cannot tidy up themselves, with their nonces: ranks of the same host remove their files.
+    `lost` holds the nonces of ranks that cannot remove their files: other ranks of their host do so.
     """
 
     exit_code: int
@@ -148,6 +147,6 @@ class Shutdown(Struct, frozen=True, tag=True):
     lost: dict[int, str] = field(default_factory=dict)
 
 
-# An outcome is in its rank's own file before it is sent.
+# A supervisor writes an outcome to its record before it sends it.
 Upward = Hello | BarrierReached | Partial | Outcome | Leaving | Pong
 Downward = HelloAck | Refused | Start | RunTrial | BarrierOpen | Ack | Stop | Ping | Shutdown

@@ -1,7 +1,7 @@
-"""One connection for each host: the supervisor of local rank 0 passes on the messages of its host's other ranks.
+"""One connection per host: the supervisor of local rank 0 passes the messages of the host's other ranks on.
 
-A handshake of CURVE takes 0.35 ms of rank 0's CPU, so that 10,000 of them alone would take 3.5 s. The relay opens no
-message, and holds nothing back: a rank that gets no answer from it connects to rank 0 itself (client.RelayedClient).
+A CURVE handshake takes 0.35 ms of rank 0's CPU, so that 10,000 of them would take 3.5 s. The relay decodes no message
+and keeps none back: a rank that gets no answer from its relay connects to rank 0 itself (client.RelayedClient).
 """
 
 import contextlib
@@ -14,28 +14,28 @@ import zmq
 from ddpdiag.model import Place
 from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, parts, unpacked
 
-# Smaller worlds have a connection for each rank: 512 handshakes take 0.2 s.
+# Worlds of at most this many ranks have a connection for each rank: 512 handshakes take 0.2 s.
 RELAYED_RANKS = 512
-# Between a rank and its relay; a message between a rank and rank 0 has no empty frame.
+# Messages between a rank and its relay: a message between a rank and rank 0 has no empty frame.
 ASK, BYE = [b"", b"ask"], [b"", b"bye"]
-# The ranks of a host send at the same time; rank 0 receives as one message what arrives within this time.
+# The ranks of a host send at the same time. What arrives within this time reaches rank 0 as one message.
 _GATHER_SECONDS = 0.005
 
 
 def shares_connection(place: Place, relayed_ranks: int) -> bool:
-    """Whether the ranks of a host have one connection, if they have a secret."""
+    """Whether the ranks of a host share one connection, provided that the run has a secret."""
     several = place.local_world_size is not None and place.local_world_size > 1 and place.local_rank is not None
     return several and place.world_size > relayed_ranks
 
 
 class Path(msgspec.Struct, frozen=True, array_like=True):
-    """This host's way to rank 0: its URL, and the source address."""
+    """A host's way to rank 0: rank 0's URL, and the address of this host on that way."""
 
     url: str
     source: str
 
     def frames(self) -> list[bytes]:
-        """A relay's answer."""
+        """The path as frames of a relay's answer."""
         return [b"", msgspec.msgpack.encode(self)]
 
     @classmethod
@@ -48,10 +48,10 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostRelay:
-    """Passes on, in a thread of its own, between `upstream` and the ranks of this host, until those have closed.
+    """A thread that passes messages on between `upstream` and the ranks of this host, until all of them have closed.
 
-    `upstream` is the connection to rank 0 of the rank `identity`, which uses the relay as the others do.
-    zmq.ZMQError if there is another relay of this run.
+    `upstream` is the connection to rank 0 of the rank `identity`, which then uses the relay like the others.
+    zmq.ZMQError if this run has another relay on this host.
     """
 
     def __init__(self, upstream: "zmq.Socket[bytes]", wire: Wire, identity: bytes, path: Path) -> None:
@@ -69,11 +69,11 @@ class HostRelay:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the other ranks have closed, or for a moment; this process's own has."""
+        """Wait for the thread to end, for 1 s at most: it ends soon after this process's client has closed."""
         self._thread.join(2 * LAST_WORDS_MS / 1000)
 
     def _serve(self) -> None:
-        while self._identity not in self._ranks:  # what rank 0 sends would find no receiver
+        while self._identity not in self._ranks:  # before that a message of rank 0 would find no receiver
             self._local.poll()
             self._pass_up()
         poller = zmq.Poller()
@@ -121,5 +121,5 @@ class HostRelay:
                 self._send(self._identity, frames)
 
     def _send(self, identity: bytes, frames: list[bytes]) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it has ended, or has a connection of its own by now
+        with contextlib.suppress(zmq.ZMQError):  # the rank has ended, or has connected to rank 0 itself
             self._local.send_multipart([identity, *frames], zmq.NOBLOCK)

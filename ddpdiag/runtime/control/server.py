@@ -1,4 +1,4 @@
-"""The control server: rank 0's end of the channel to every supervisor, over ZeroMQ."""
+"""The control server: rank 0's end of the control channel to all supervisors, over ZeroMQ."""
 
 import contextlib
 import resource
@@ -18,38 +18,38 @@ from ddpdiag.runtime.control.relay import RELAYED_RANKS, shares_connection
 from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, parts, unpacked
 from ddpdiag.text import count
 
-# Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
-# the ports that a job gets without --master-port (launchers.launch.derived_port).
+# Below the usual ephemeral range (32768-60999 on Linux), of which any program may use a port to connect, and above the
+# ports that a job gets without --master-port (launchers.launch.derived_port).
 _PORTS_FROM, _PORTS = 30_000, 2_700
 _CANDIDATES = 4
-# As the last one to try: the kernel chooses a free one.
+# The last port to try: the kernel chooses a free one.
 ANY_PORT = 0
 _RECEIVE_SECONDS = 0.25
-# ZeroMQ has 100: of thousands that come at once the kernel then drops most, and each tries again after 1 s, 3 s, 7 s.
-# The kernel takes net.core.somaxconn if that is less.
+# ZeroMQ's default is 100. If thousands connect at once the kernel then drops most, and each tries again after 1 s, 3 s,
+# 7 s. The kernel uses net.core.somaxconn if that is less.
 _BACKLOG = 16_384
-# Rank 0's pipes, processes and files.
+# Open files of rank 0 that are no connections: pipes, processes and files.
 _OTHER_FILES = 64
 
 
-def control_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
-    """Ports to try in turn, the same on every rank: the one asked for, else some that MASTER_PORT and run id give."""
-    if asked is not None:
-        return (asked,)
+def control_ports(run_id: str, master_port: int | None, chosen: int | None) -> tuple[int, ...]:
+    """The ports to try in turn, the same on every rank: `chosen`, else some derived from MASTER_PORT and run id."""
+    if chosen is not None:
+        return (chosen,)
     start = zlib.crc32(f"{run_id}:{master_port}".encode())
     ports = (_PORTS_FROM + (start + index * 1009) % _PORTS for index in range(_CANDIDATES + 1))
     return tuple(port for port in ports if port != master_port)[:_CANDIDATES]
 
 
-def munge_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
-    """Ports on which rank 0 may hand out its secret by munge: beside the one asked for, else some others."""
-    return control_ports(f"{run_id}:munge", master_port, None if asked is None else asked + 1)[:2]
+def munge_ports(run_id: str, master_port: int | None, chosen: int | None) -> tuple[int, ...]:
+    """The ports on which rank 0 may send its secret by munge: the one above `chosen`, else two derived ports."""
+    return control_ports(f"{run_id}:munge", master_port, None if chosen is None else chosen + 1)[:2]
 
 
 def raise_open_files(connections: int = 0) -> None:
-    """Raise the limit of open files; UsageError if it stays too low for so many connections.
+    """Raise the soft limit of open files to the hard one; UsageError if that is too low for so many connections.
 
-    With 100 of them 200 peers connect, 89 are received, without any error.
+    With a limit of 100 files, 200 peers connect but only 89 are received, without any error.
     """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
@@ -63,16 +63,16 @@ def raise_open_files(connections: int = 0) -> None:
 
 
 def connections_of(place: Place, wire: Wire) -> int:
-    """Connections from the other ranks, if all hosts have as many ranks as this one."""
+    """Number of connections from the other ranks, if all hosts have as many ranks as this one."""
     shared = wire.locked and shares_connection(place, RELAYED_RANKS)
     return -(-place.world_size // (place.local_world_size or 1)) if shared else place.world_size
 
 
 class ControlServer:
-    """Rank 0's end. Identities are ZeroMQ's; a rank is bound to one by the coordinator.
+    """Rank 0's end of the control channel. Ranks are known by their ZeroMQ identity.
 
-    `arrival` is this process's own: where a control server of this run listens already, that one refuses it, and
-    RunLost is raised.
+    RunLost if a control server of this run listens on one of the ports: it refuses `arrival`, which is of this process.
+    UsageError if no port is free.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ControlServer:
         self.port = self._bind(ports, "127.0.0.1" if local_only else "*", arrival)
         self.own_url = f"inproc://rank-0-{arrival.nonce}"  # for the supervisor of this process
         self._socket.bind(self.own_url)
-        # The connection through which a rank's host passes it on; empty once the rank has one of its own.
+        # For each rank the identity of its host's relay; empty once the rank has its own connection.
         self._relays: dict[bytes, bytes] = {}
         self._batches: defaultdict[bytes, Batch] = defaultdict(Batch)
 
@@ -108,7 +108,7 @@ class ControlServer:
         raise UsageError(f"no port is free for rank 0: {held}; choose another one with --control-port")
 
     def send(self, identity: bytes, message: Downward) -> None:
-        """Send to a peer, through a relay at the next `receive`; one that has ended is noticed by its silence."""
+        """Send to a rank, through a relay at the next `receive`. A rank that has ended causes no error."""
         data = self._wire.encode(message)
         if relay := self._relays.get(identity):
             self._batches[relay].add(identity, data)
@@ -130,7 +130,7 @@ class ControlServer:
         self._send_batches()
         if not self._socket.poll(max(0, round(seconds * 1000))):
             return
-        # Thousands of ranks never cease to send; the caller has a heartbeat to keep.
+        # Thousands of ranks send without a pause; the caller must also send heartbeats.
         end = time.monotonic() + _RECEIVE_SECONDS
         while time.monotonic() < end:
             try:
@@ -143,7 +143,7 @@ class ControlServer:
                     yield from ((identity, message) for identity in identities)
 
     def _parcels(self, frames: list[bytes]) -> list[tuple[list[bytes], bytes]]:
-        """The messages that came, each with the ranks that sent it; notes how to reach these."""
+        """The messages in these frames, each with the ranks that sent it; notes the relay of each such rank."""
         match frames:
             case [relay, b"", *batch] if self._wire.locked:
                 parcels = unpacked(b"".join(batch))
@@ -153,7 +153,7 @@ class ControlServer:
                 self._relays[relay] = relay
                 return parcels
             case [identity, first, *more] if first:
-                # For good: its relay did not answer, and may still pass on what is older.
+                # Its relay is not used again: the relay did not answer, and may still pass on older messages.
                 if self._wire.locked and self._relays.get(identity) != identity:
                     self._relays[identity] = b""
                 return [([identity], b"".join((first, *more)))]
@@ -161,13 +161,13 @@ class ControlServer:
                 return []
 
     def close(self) -> None:
-        """Close, after a moment for last words."""
+        """Close; what is still to be sent is sent for at most 0.5 s."""
         self._send_batches()
         self._socket.close(linger=LAST_WORDS_MS)
 
 
 def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
-    """If this very run holds the port, this is a second rank 0; a stranger's port is only taken."""
+    """RunLost if a rank 0 of this run holds the port, so that this process is a second one."""
     client = greet(("127.0.0.1", port), wire, arrival, 1.0)
     if client is not None:
         client.close()

@@ -1,4 +1,4 @@
-"""The wire between supervisors and rank 0: sockets, their keys, encoding, run id, batches."""
+"""The wire between supervisors and rank 0: sockets and their keys, the encoding of messages, and batches of them."""
 
 import hashlib
 import hmac
@@ -20,19 +20,19 @@ _any_hello: msgspec.json.Decoder[AnyHello] = msgspec.json.Decoder(AnyHello)
 LAST_WORDS_MS = 500
 HANDSHAKE_MS = 30_000  # libzmq's default
 _MOST_HANDSHAKE_TIMERS = 1_000
-# A peer that has proved nothing yet can make this process hold one frame: 1,000 connections, 64 MiB.
+# A peer that has not authenticated can make this process hold one frame: 64 MiB for 1,000 connections.
 _MAX_FRAME_BYTES = 64 << 10
 # CURVE adds 33 bytes to a frame (rfc.zeromq.org/spec/26).
 _PART_BYTES = _MAX_FRAME_BYTES - 1024
 
 
 def parts(data: bytes) -> list[bytes]:
-    """The frames of a message; joined they are the message. None of them is empty."""
+    """The frames of a message, none of them empty; joined they are the message."""
     return [data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES)]
 
 
 def new_socket(kind: int) -> "zmq.Socket[bytes]":
-    """A ZeroMQ socket: bounded messages, no queue limits, both families, heartbeats."""
+    """A ZeroMQ socket with bounded frames, unbounded queues, IPv4 and IPv6, and heartbeats."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
@@ -40,23 +40,23 @@ def new_socket(kind: int) -> "zmq.Socket[bytes]":
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)
-    # Longer than the membership's own patience, which judges silent peers with a sentence; the library cuts none off.
+    # Longer than the patience of the membership, which reports a silent peer with a sentence before ZeroMQ cuts it off.
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
     return socket
 
 
 def new_router(wire: "Wire", connections: int = 0) -> "zmq.Socket[bytes]":
-    """A socket to which the ranks of a run connect, each under its own name; `connections` are expected."""
+    """A socket to which the ranks of a run connect, each under its name; `connections` is the number to expect."""
     socket = new_socket(zmq.ROUTER)
     wire.lock_server(socket)
-    # Supervisors' heartbeats are enough, and a heartbeat's timer ends the process if its connection broke after another
-    # one had taken its name (libzmq 4.3.5, stream_engine_base.cpp). A handshake's timer closes what connects and says
-    # nothing. libzmq looks through all timers to end one (poller_base.cpp, cancel_timer): 10,000 connections kept a
-    # core busy and never came to be.
+    # Supervisors' heartbeats are enough. A heartbeat's timer here would end the process if its connection broke after
+    # another one had taken its name (libzmq 4.3.5, stream_engine_base.cpp). A handshake's timer closes connections that
+    # stay silent. To end a timer libzmq looks through all of them (poller_base.cpp, cancel_timer): with 10,000
+    # connections that kept a core busy, and the handshakes never ended.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS if connections <= _MOST_HANDSHAKE_TIMERS else 0)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke comes back under its own name
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke is replaced by a new one of its name
     return socket
 
 
@@ -69,11 +69,11 @@ _framed: msgspec.json.Decoder[_Framed] = msgspec.json.Decoder(_Framed)
 
 
 class Wire:
-    """Stamps messages with the run id, and locks sockets with the run's `secret`, if it has one.
+    """Adds the run id to messages, and locks sockets with the run's `secret`, if it has one.
 
-    Locked sockets speak CURVE (rfc.zeromq.org/spec/26): encrypted, each message once and in one direction. Rank 0's
-    long-term key pair is derived from secret and run id; its public key never crosses the wire, so that only holders of
-    the secret can connect.
+    Locked sockets use CURVE (rfc.zeromq.org/spec/26): messages are encrypted, and no one can replay or reflect them.
+    Rank 0's long-term key pair is derived from secret and run id. Its public key never crosses the wire, so that only
+    holders of the secret can connect.
     """
 
     def __init__(self, run_id: str, secret: bytes = b"") -> None:
@@ -106,13 +106,13 @@ class Wire:
 
     @property
     def relay_address(self) -> str:
-        """Address of a host's relay: an abstract UNIX socket with a name that strangers cannot guess."""
+        """Address of a host's relay: an abstract UNIX socket whose name only holders of the secret know."""
         text = b"ddpdiag relay\0" + self._run_id.encode("utf-8", "surrogateescape")
         return f"ipc://@ddpdiag-relay-{hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:32]}"
 
     def encode(self, message: Upward | Downward) -> bytes:
-        """The message as bytes for the wire; one that goes to many is written once, if it is the same object."""
-        last = self._last  # read once: rank 0's own supervisor is another thread
+        """The message as bytes for the wire. For the same object as in the last call the same bytes are returned."""
+        last = self._last  # read once, because rank 0's supervisor runs in another thread
         if last is not None and last[0] is message:
             return last[1]
         framed = msgspec.json.encode(_Framed(self._run_id, msgspec.Raw(msgspec.json.encode(message))))
@@ -120,7 +120,7 @@ class Wire:
         return framed
 
     def decode_upward(self, data: bytes) -> Upward | AnyHello | None:
-        """A supervisor's message, or None if it is not of this run."""
+        """A supervisor's message, or None if it is not of this run; `AnyHello` for a hello of another version."""
         body = self._body(data)
         if body is None:
             return None
@@ -130,7 +130,7 @@ class Wire:
         return known
 
     def decode_downward(self, data: bytes) -> Downward | None:
-        """Rank 0's message, or None if it is not of this run."""
+        """The message of rank 0; None if it is not of this run."""
         body = self._body(data)
         return None if body is None else _decode(_down, body)
 
@@ -143,21 +143,21 @@ T = TypeVar("T")
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T | None:
-    """The message, or None for noise: a port scanner must not end a run."""
+    """The message; None for any other data, because a port scanner must not end a run."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-# Well below the limit of a message, with room for one that is large itself.
+# Well below MAX_MESSAGE_BYTES: one more message, which may be large, must fit.
 _BATCH_BYTES = 1 << 20
 _Parcels = list[tuple[list[bytes], bytes]]
 _parcels: msgspec.msgpack.Decoder[_Parcels] = msgspec.msgpack.Decoder(_Parcels)
 
 
 class Batch:
-    """Encoded messages of several ranks on one connection; equal ones that follow each other are sent once."""
+    """Encoded messages of several ranks for one connection; equal messages in a row are sent once."""
 
     def __init__(self) -> None:
         self._parcels: list[_Parcels] = []
@@ -176,13 +176,13 @@ class Batch:
             self._bytes += len(data)
 
     def packed(self) -> Iterator[list[bytes]]:
-        """Frames of the messages for the wire; the empty one tells a batch from a rank's own message."""
+        """The frames of each message for the wire; the first frame is empty, which marks a batch."""
         for parcels in self._parcels:
             yield [b"", *parts(msgspec.msgpack.encode(parcels))]
 
 
 def unpacked(data: bytes) -> _Parcels:
-    """The messages of a batch, each with its ranks; empty for noise."""
+    """The messages of a batch, each with its ranks; empty if the data is not a batch."""
     try:
         return _parcels.decode(data)
     except (msgspec.DecodeError, RecursionError):

@@ -1,1 +1,1 @@
-"""Rank 0's part: trials are handed out, and their outcomes collected, within the budget."""
+"""Rank 0's part of a run: it sends trials to the ranks and collects their outcomes, within the budget."""

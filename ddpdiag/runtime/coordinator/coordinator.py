@@ -1,4 +1,4 @@
-"""The coordinator: rank 0 asks each check for its next trials, hands them out, and waits for all, or the deadline."""
+"""The coordinator: rank 0 asks each check for its next trials, sends them to the ranks, and collects the outcomes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,15 +42,16 @@ from ddpdiag.runtime.record import SharedRecord
 AnyCheck = Check[Any]
 
 
-def _parts(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
+def _by_stage(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
     by_stage = ((stage, [check for check in checks if check.stage is stage]) for stage in Stage)
-    return [(stage, own) for stage, own in by_stage if own]
+    return [(stage, in_stage) for stage, in_stage in by_stage if in_stage]
 
 
 class Coordinator:
-    """One run, from the first hello to the shutdown.
+    """Runs one run on rank 0, from the first hello to the shutdown.
 
-    `signal_received` gives the signal that this process got, or None; `shared` keeps the lines in `--shared-dir`.
+    `signal_received` returns the signal to end that this process got, or None; `shared` is the record in
+    `--shared-dir`.
     """
 
     def __init__(
@@ -72,17 +73,17 @@ class Coordinator:
         self._shared = shared
         self._lines: list[Line] = []
         self._write(header)
-        self._assembled = 1  # of the lines, in the recording so far
+        self._assembled = 1  # number of lines that `_recording` holds
         self._recording = Recording(header=header)
         self._known_world: World | None = None
         self._membership = Membership(server, header, signal_received, patience, self._note, own)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
         self._kept_group = KeptGroup(header.world_size)
-        self._to_come: list[AnyCheck] = []  # of those that run last
+        self._last_checks: list[AnyCheck] = []  # checks that run last and have not run yet
 
     def run(self, wait_seconds: float) -> Recording:
-        """Gather, run all checks, and return what was seen; never raises for what ranks do."""
+        """Wait for the ranks, run all checks, and return the recording; no failure of a rank raises an error."""
         try:
             self._gather(wait_seconds)
             self._run_checks()
@@ -110,78 +111,78 @@ class Coordinator:
         self._progress.saw_line(line)
 
     def recording(self) -> Recording:
-        """The run so far."""
+        """The recording of all lines up to now."""
         if new := self._lines[self._assembled :]:
             self._recording = extend(self._recording, new)
             self._assembled += len(new)
         return self._recording
 
     def lines(self) -> tuple[Line, ...]:
-        """The run so far, line by line."""
+        """All lines up to now."""
         return tuple(self._lines)
 
     def idle(self) -> None:
-        """Send heartbeats for a moment, while another thread judges and writes."""
+        """Send heartbeats for 0.05 s; another thread judges and writes meanwhile."""
         self._membership.idle(0.05)
 
     def late_signal(self) -> int | None:
-        """The signal to end that a rank got when all trials were over, or None."""
+        """The signal by which a rank was asked to end after all trials, or None."""
         return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
 
     def check_not_lost(self) -> None:
-        """RunLost where the other ranks ended the run without rank 0."""
+        """RunLost if the other ranks ended the run without rank 0, while it was stopped."""
         self._membership.check_not_lost()
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
-        """Send every rank the exit code, and exit last; returns the message that they got."""
+        """Send every rank the exit code, wait 1 s at most for answers, and return the message that they got."""
         return self._membership.shut_down(exit_code, sentence)
 
     @property
     def _unable(self) -> set[int]:
-        """Ranks that joined and can take no further part."""
+        """Ranks that joined but can take part in no further trial."""
         return self._membership.gone | self._without_torch
 
     def _run_checks(self) -> None:
         chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
-        self._to_come = [check for check in chosen if check.last_seconds is not None]
-        # Plain ones first: they run while the fork servers import torch.
+        self._last_checks = [check for check in chosen if check.last_seconds is not None]
+        # Plain checks are first: they run while the fork servers import torch.
         before = [check for check in chosen if check.last_seconds is None or check.plan(self._seen(check))]
-        usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts([c for c in before if c.kind is kind])]
-        last = _parts(self._to_come)
-        # A stage is done before the last looks, which only compare.
+        usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _by_stage([c for c in before if c.kind is kind])]
+        last = _by_stage(self._last_checks)
+        # Progress counts a stage as done before the checks that run last, because these only compare.
         self._progress.planned(stage for stage, _checks in usual)
-        # Once the budget is spent, checks that run last, for which some was kept, may still run.
+        # Once the budget is spent, checks that run last may still run, because time was kept for some of them.
         for parts in (usual, last):
             for stage, checks in parts:
                 if self._run_stage(stage, checks, is_last=parts is last):
                     break
 
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck], *, is_last: bool) -> bool:
-        """Run a part of a stage; whether the budget was spent in it."""
+        """Run a part of a stage; return whether the budget was spent in it."""
         begin, before, spent = self._membership.now(), len(self._lines), False
         self._progress.stage_began(stage)
         try:
             for check in checks:
                 self._run_check(check, is_last=is_last)
         except BudgetSpent:
-            spent = True  # recorded where it was raised
+            spent = True  # `_run_trial` has recorded this
         self._progress.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
         return spent
 
     def _run_check(self, check: AnyCheck, *, is_last: bool) -> None:
         if is_last:
-            self._to_come = [other for other in self._to_come if other is not check]
+            self._last_checks = [other for other in self._last_checks if other is not check]
         skip = self._reason_to_skip(check, is_last=is_last)
         if skip is not None:
             self._write(skip)
             return
-        seen, kept = self._seen(check, is_last=is_last), self._kept()
+        seen, kept = self._seen(check, is_last=is_last), self._kept_seconds()
         takes = check.last_seconds(seen) if is_last and check.last_seconds and check.plan(seen) else 0.0
-        if takes and (reason := too_late(self._left(kept), takes)):
+        if takes and (reason := too_late(self._left_seconds(kept), takes)):
             self._write(Skip(code=check.code, reason=reason, grounds=False))
             return
         self._tell(CheckBegan(code=check.code, name=check.name))
-        while trials := check.plan(replace(self._seen(check, is_last=is_last), left_seconds=self._left(kept))):
+        while trials := check.plan(replace(self._seen(check, is_last=is_last), left_seconds=self._left_seconds(kept))):
             for trial in trials:
                 if gone := self._unable.intersection(trial.ranks):
                     reason = f"{ranks_text(sorted(gone))} can take no further part"
@@ -189,15 +190,15 @@ class Coordinator:
                     return
                 self._run_trial(trial, kept)
 
-    def _left(self, kept: float) -> float:
-        """Of the budget, what trials may still take."""
+    def _left_seconds(self, kept: float) -> float:
+        """Seconds of the budget that trials may still take."""
         return self._header.options.budget_seconds - self._membership.now() - DEADLINES.reserve - kept
 
-    def _kept(self) -> float:
-        """Of the budget, what is kept for the checks that run last and have something to do."""
+    def _kept_seconds(self) -> float:
+        """Seconds of the budget that are kept for checks that run last and still plan a trial."""
         takes = [
             check.last_seconds(seen)
-            for check in self._to_come
+            for check in self._last_checks
             if check.last_seconds is not None
             and self._reason_to_skip(check, is_last=True) is None
             and check.plan(seen := self._seen(check, is_last=True))
@@ -230,7 +231,7 @@ class Coordinator:
         return Seen(self._world(), check, self.recording(), is_last=is_last)
 
     def _run_trial(self, planned: Trial, kept: float) -> None:
-        left = self._left(kept)
+        left = self._left_seconds(kept)
         if left < DEADLINES.least_trial:
             spent = f"before {planned.code} could run"
             self._write(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=spent))
@@ -291,9 +292,9 @@ class Coordinator:
             self._membership.send(rank, dispatched.barrier_open(rank, self._membership.arrivals))
 
     def _close_overdue(self, dispatched: DispatchedTrial) -> None:
-        """Close what cannot end by itself: lost ranks, peers of failed ones, late groups, what is past its deadline."""
+        """Close what cannot end: lost ranks, peers of failed ranks, late groups, and ranks past the deadline."""
         for rank in dispatched.pending & self._membership.lost:
-            self._unheard(dispatched, rank)
+            self._close_unheard(dispatched, rank)
         now = self._membership.clock()
         for index, since in dispatched.failed.items():
             if now - since > self._patience.grace:
@@ -303,10 +304,10 @@ class Coordinator:
                 self._stop(dispatched, index)
         if now > dispatched.latest:
             for rank in list(dispatched.pending):
-                self._unheard(dispatched, rank)
+                self._close_unheard(dispatched, rank)
 
     def _stop(self, dispatched: DispatchedTrial, index: int) -> None:
-        """Stop the ranks of a group that have not ended."""
+        """Stop the ranks of a group that have no outcome yet."""
         if index not in dispatched.stopped:
             dispatched.stopped.add(index)
             stop = Stop(dispatched.trial.number)
@@ -314,7 +315,7 @@ class Coordinator:
                 self._membership.send(rank, stop)
 
     def _repeat(self, dispatched: DispatchedTrial) -> None:
-        """Repeat messages that may have been lost; a rank obeys each once, however often it receives it."""
+        """Repeat messages that may have been lost; a rank obeys each message once, even if it arrives again."""
         if not dispatched.repeat_is_due():
             return
         for rank in dispatched.pending - self._membership.gone:
@@ -325,7 +326,7 @@ class Coordinator:
             elif dispatched.barrier_is_open(rank):
                 self._open_barrier(dispatched, (rank,))
 
-    def _unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
+    def _close_unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
         why = "it was lost" if rank in self._membership.lost else "its process reported nothing"
         dispatched.pending.discard(rank)
         dispatched.fail(rank)
@@ -334,7 +335,7 @@ class Coordinator:
         self._kept_group.ended(dispatched.trial, outcome)
 
     def _close(self, dispatched: DispatchedTrial) -> None:
-        """Close a trial in which the run ends: lost ranks are unheard, all others are stopped."""
+        """Close the trial in which the run ends: lost ranks are unheard, all others are recorded as stopped."""
         for rank in sorted(dispatched.pending):
             lost = rank in self._membership.lost
             status = Status.UNHEARD if lost else Status.SKIPPED

@@ -1,4 +1,4 @@
-"""Trials from their dispatch, within what is left of the budget, to their last outcome; and the progress shown."""
+"""A trial from its dispatch to its last outcome, the time that is kept of the budget, and the progress reports."""
 
 import time
 from collections import Counter
@@ -15,13 +15,13 @@ from ddpdiag.runtime.deadlines import BEAT_PER_RANK, DEADLINES
 from ddpdiag.runtime.supervisor.processes import signal_name
 
 _REPEAT_SECONDS = 2.0
-_LEAST_TO_COMPARE = 2  # groups; of fewer none is late
+_LEAST_TO_COMPARE = 2  # number of groups; with fewer no group counts as late
 
 
 class DispatchedTrial:
-    """A trial that was handed out: ranks without an outcome, ranks at the barrier, and when which groups failed.
+    """A trial that was sent: its ranks without an outcome, its ranks at the barrier, and when its groups failed.
 
-    A group goes by its index in the trial: thousands of ranks may be in one, and a tuple is slow to search.
+    A group is known by its index in the trial: it may hold thousands of ranks, and to search a tuple is slow.
     """
 
     def __init__(self, trial: Trial, patience_seconds: float, clock: Callable[[], float]) -> None:
@@ -34,19 +34,19 @@ class DispatchedTrial:
         self.failed: dict[int, float] = {}
         self.stopped: set[int] = set()
         self._offers: dict[int, str] = {}
-        self._shares = False  # must all ranks learn all offers?
-        self._missing = [len(group) for group in trial.groups]  # at the barrier
+        self._shares = False  # whether all ranks get all offers
+        self._missing = [len(group) for group in trial.groups]  # ranks of each group that have not reached the barrier
         self._run_trials: dict[int | None, RunTrial] = {}
         self._barriers: dict[int, BarrierOpen] = {}
-        self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
+        self._open = [len(group) for group in trial.groups]  # ranks of each group that have not done their part
         self.ranks_done = 0
-        self._ended: list[float] = []  # ages at which groups were done
+        self._ended: list[float] = []  # age of the trial when each group was done
         self._begin = self._clock()
         self._repeated = self._begin
         self.latest = self._begin + patience_seconds
 
     def run_trial(self, rank: int) -> RunTrial:
-        """The trial as one rank gets it: the same object for its whole group, and for all ranks that are alone."""
+        """The message with the trial for a rank: one object for a whole group, and one for all lone ranks."""
         group = self.trial.groups[self._index[rank]]
         key = self._index[rank] if len(group) > 1 else None
         if key not in self._run_trials:
@@ -54,7 +54,7 @@ class DispatchedTrial:
         return self._run_trials[key]
 
     def reached_barrier(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
-        """Note that a rank is at the barrier; the ranks to which `barrier_open` goes now."""
+        """Note that a rank is at the barrier; return the ranks to which `barrier_open` must be sent now."""
         again = rank in self._offers
         self._offers[rank] = offer
         self._shares |= shares
@@ -72,7 +72,7 @@ class DispatchedTrial:
         return not self._missing[self._index[rank]]
 
     def barrier_open(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
-        """The message to a rank when the barrier opens; the same object for the whole group."""
+        """The message to a rank when the barrier opens: one object for its whole group."""
         index = self._index[rank]
         if index not in self._barriers:
             group = self.trial.groups[index]
@@ -83,18 +83,18 @@ class DispatchedTrial:
         return self._barriers[index]
 
     def repeat_is_due(self) -> bool:
-        """Whether messages that may have been lost are to be repeated now."""
+        """Whether to repeat messages that may have been lost; if so, the wait until the next repetition begins."""
         due = self._clock() - self._repeated > max(_REPEAT_SECONDS, BEAT_PER_RANK * self.size)
         if due:
             self._repeated = self._clock()
         return due
 
     def age(self) -> float:
-        """Seconds since it was handed out."""
+        """Seconds since the dispatch."""
         return self._clock() - self._begin
 
     def missing_outcome(self, rank: int, status: Status, *, error: str = "", told: bool = False) -> Outcome:
-        """The outcome of a rank that sent none."""
+        """The outcome to record for a rank that sent none."""
         return Outcome(
             trial=self.trial.number,
             code=self.trial.code,
@@ -120,61 +120,60 @@ class DispatchedTrial:
         return len(self._index)
 
     def awaited(self) -> set[int]:
-        """Ranks that keep others waiting at the barrier; if no rank is at one, all without an outcome."""
+        """Ranks that keep peers waiting at the barrier; if no rank is at one, all ranks without an outcome."""
         begun = {index for index, group in enumerate(self.trial.groups) if self._missing[index] < len(group)}
         late = {rank for rank in self.pending if rank not in self._offers and self._index[rank] in begun}
         return late or set(self.pending)
 
     def index_of(self, rank: int) -> int:
-        """Index of the rank's group in the trial."""
         return self._index[rank]
 
     def late(self) -> bool:
-        """Whether half of the groups ended so long ago that the others are late."""
+        """Whether half of the groups ended so long ago that the other groups count as late."""
         times, half = self.trial.late_after, -(-len(self.trial.groups) // 2)
         if times is None or len(self._ended) < half or len(self.trial.groups) < _LEAST_TO_COMPARE:
             return False
         return self.age() > max(DEADLINES.late_group, times * self._ended[half - 1])
 
     def fail(self, rank: int) -> None:
-        """Note that a rank in this rank's group failed."""
+        """Note that a rank failed, and with it its group."""
         self.failed.setdefault(self._index[rank], self._clock())
 
 
 def addresses(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
-    """`reached_at(rank)`: the address of a rank towards rank 0; on rank 0's host, the name of that host.
+    """`reached_at(rank)`: the address of a rank towards rank 0, at which its group reaches it.
 
-    The name is that of ranks on other hosts, since on the host itself people write localhost.
+    For ranks on rank 0's host it is MASTER_ADDR of a rank on another host: on the host itself people write localhost.
     """
     first = arrivals[group[0]]
     other = next((arrivals[rank] for rank in group if arrivals[rank].host != first.host), None)
 
     def reached_at(rank: int) -> str:
-        own = arrivals[rank]
-        remote = other if own.host == first.host else first  # the first rank of another host
+        arrival = arrivals[rank]
+        remote = other if arrival.host == first.host else first  # the first rank of another host
         if remote is None:
             return "127.0.0.1"
-        return remote.coordinator if own.host == arrivals[0].host else own.address
+        return remote.coordinator if arrival.host == arrivals[0].host else arrival.address
 
     return reached_at
 
 
 class KeptGroup:
-    """The ranks whose worker keeps a process group over all ranks open, for the next trial of all ranks.
+    """The ranks whose worker keeps a process group of all ranks open for the next trial of all ranks.
 
-    A worker with such a group cannot open another one: to close it, its peers would have to close theirs as well. So
-    the workers of a trial that needs another group are new ones, as are those of all its ranks where not every rank
-    has the group any more: a worker is replaced after any outcome but done, and for other variables.
+    A worker with an open group cannot open another: to close the first, its peers would have to close theirs as well.
+    So the workers of a trial that needs another group are new ones, as are all if some rank has no group any more. A
+    rank loses it with its worker, which is replaced after any outcome but done, and for other variables.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._holders: set[int] = set()
         self._backend: str | None = None
-        self._variables: dict[int, Mapping[str, str | None]] = {}  # of each rank's worker
+        self._variables: dict[int, Mapping[str, str | None]] = {}  # by rank
 
     def prepared(self, trial: Trial) -> Trial:
-        """The trial as it is handed out: marked `fresh` where it needs new workers because of the group."""
+        """The trial to send: marked `fresh` if the open group makes new workers necessary."""
         if trial.kind is not Kind.TORCH:
             return trial
         ranks = trial.ranks
@@ -189,7 +188,7 @@ class KeptGroup:
         return trial
 
     def ended(self, trial: Trial, outcome: Outcome) -> None:
-        """Note whether a rank's worker has opened the group, or is replaced after a failure."""
+        """Note from an outcome whether the rank's worker has opened the group, or is replaced because it failed."""
         if trial.kind is Kind.TORCH and outcome.status is not Status.DONE:
             self._holders.discard(outcome.rank)
         elif COMMUNICATOR_STEP in outcome.timings and self._is_whole(trial):
@@ -200,25 +199,25 @@ class KeptGroup:
         return len(trial.groups) == 1 and len(trial.groups[0]) == self._world_size
 
 
-# For each check that runs last this many times what it says that it takes is kept; for all no more than this share.
+# For each check that runs last 1.5 times its estimate is kept, for all of them at most this share of the budget.
 _KEPT_TIMES = 1.5
 _KEPT_SHARE = 1 / 3
-# A first use that never ends must leave time to look for variables that help.
+# A first use that never ends must leave time for trials that search for variables as a remedy.
 _FIRST_USE_SHARE = 1 / 3
 
 
 class BudgetSpent(Exception):
-    """Too little is left for the next trial; checks that run last, for which some was kept, may still run."""
+    """Too little of the budget is left for the next trial; checks that run last have kept time and may still run."""
 
 
 def kept_seconds(budget_seconds: float, takes: Sequence[float]) -> float:
-    """Seconds kept for checks that run last and take so long; what runs before each may be cut short."""
+    """Seconds of the budget that are kept for checks that run last, given the seconds that each takes."""
     wanted = sum(_KEPT_TIMES * max(DEADLINES.least_trial, seconds) + DEADLINES.cut_short for seconds in takes)
     return min(_KEPT_SHARE * budget_seconds, wanted)
 
 
 def too_late(left_seconds: float, takes_seconds: float) -> str | None:
-    """Why a check that takes so long is not begun, or None: cut short, it would look as if it had hung."""
+    """The reason to skip a check that takes longer than what is left, or None: cut short, it would look like a hang."""
     least = max(DEADLINES.least_trial, takes_seconds)
     if left_seconds >= least:
         return None
@@ -228,7 +227,7 @@ def too_late(left_seconds: float, takes_seconds: float) -> str | None:
 def with_number(
     trial: Trial, number: int, wanted_seconds: float, left_seconds: float, begin_seconds: float | None = None
 ) -> Trial:
-    """The trial as it is handed out: numbered, and within what is left of the budget."""
+    """The trial to send: with its number, and with times that fit into what is left of the budget."""
     hurried = left_seconds < wanted_seconds
     deadline = min(wanted_seconds, left_seconds)
     return structs.replace(
@@ -241,22 +240,22 @@ def with_number(
     )
 
 
-# A table of thousands of ranks is made for each.
+# The display builds a table of thousands of ranks for each report.
 _SECONDS_BETWEEN = 1.0
 
 
 class ProgressReporter:
-    """Reports progress to `listener`; what can be reported at any time is reported once a second."""
+    """Reports progress to `listener`; the lists of waiting and pending ranks once a second at most."""
 
     def __init__(self, listener: news.Listener, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = listener.tell
         self._clock = clock
-        self._reported: float | None = None  # when
+        self._reported: float | None = None  # on `clock`; None before the first report
         self._parts: Counter[Stage] = Counter()
         self._happened: set[EventKind] = set()
 
     def _is_due(self) -> bool:
-        """Whether a second has passed since the last event; if so, the next second begins."""
+        """Whether the last report was a second ago or more; if so, the next second begins now."""
         now = self._clock()
         if self._reported is not None and now - self._reported < _SECONDS_BETWEEN:
             return False
@@ -264,32 +263,31 @@ class ProgressReporter:
         return True
 
     def waiting(self, came: Collection[int], world_size: int, left_seconds: float) -> None:
-        """Ranks are missing."""
+        """Report which ranks have not joined yet."""
         if self._is_due():
             self._tell(news.Waiting(came=len(came), missing=_missing(came, world_size), left_seconds=left_seconds))
 
     def gathered(self, arrivals: Mapping[int, Arrival], world_size: int) -> None:
-        """The wait for ranks is over."""
+        """Report that the wait for ranks is over."""
         hosts = {arrival.host for arrival in arrivals.values()}
         self._tell(news.Gathered(ranks=len(arrivals), hosts=len(hosts), missing=_missing(arrivals, world_size)))
 
     def saw_line(self, line: Line) -> None:
-        """The first of each kind of what changes the run: a job's end takes all ranks with it."""
+        """Report a signal to end or a lost rank, once of each kind: the end of a job affects all ranks."""
         if isinstance(line, Event) and line.kind not in self._happened and (text := _happened(line)):
             self._happened.add(line.kind)
             self._tell(news.Happened(text=text))
 
     def planned(self, stages: Iterable[Stage]) -> None:
-        """These stages will run, each once for every time that it is named."""
+        """Set the stages that will run; a stage with several parts is named once for each part."""
         self._parts = Counter(stages)
 
     def stage_began(self, stage: Stage) -> None:
-        """A part of a stage begins."""
         self._parts[stage] -= 1
         self._tell(news.StageBegan(name=stage.value))
 
     def stage_ended(self, stage: Stage, lines: Sequence[Line], seconds: float, *, cut: bool) -> None:
-        """A part of a stage is over, in which these lines were written; `cut` says that the budget was spent."""
+        """Report that a part of a stage is over, in which these lines were written; `cut`: the budget was spent."""
         experiments = {line.number for line in lines if isinstance(line, Trial) and line.may_fail}
         outcomes = [line for line in lines if isinstance(line, Outcome) and line.trial not in experiments]
         failed = tuple(dict.fromkeys(outcome.code for outcome in outcomes if outcome.status is not Status.DONE))
@@ -299,12 +297,12 @@ class ProgressReporter:
         self._tell(news.StageEnded(name=stage.value, status=status, seconds=seconds, failed=failed, more=more))
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
-        """A trial was handed out, which may have to wait for torch."""
-        self._reported = self._clock()  # answers within a second are not shown
+        """Report that a trial was sent; `importing`: it may have to wait for the import of torch."""
+        self._reported = self._clock()  # nothing is shown if all ranks answer within a second
         self._tell(news.TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
 
     def pending(self, dispatched: DispatchedTrial, arrivals: Mapping[int, Arrival]) -> None:
-        """Ranks have not answered yet."""
+        """Report which ranks have not answered yet."""
         if not self._is_due():
             return
         awaited = tuple(sorted(dispatched.awaited()))

@@ -1,7 +1,7 @@
-"""Slurm's variables: a task of a step or the body of a batch script, and how long the job lasts.
+"""Slurm's variables: the task of a step or the body of a batch script, the job's remaining time, and the topology.
 
-Only `srun` launches. In the body of a batch script Slurm sets SLURM_PROCID and the job's lists, but no SLURM_STEP_ID;
-the shell of an interactive `salloc` runs in a pseudo step, whose id lies above those of true steps.
+Only `srun` launches ranks. In the body of a batch script Slurm sets SLURM_PROCID and the job's lists, but not
+SLURM_STEP_ID; the shell of an interactive `salloc` runs in a pseudo step, whose id is above those of true steps.
 """
 
 import re
@@ -33,7 +33,7 @@ class Step(Struct, frozen=True, kw_only=True):
     nodes: Given | None
     one_task_per_node: bool
     first_node: str
-    hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not show it
+    hosts: tuple[str, ...] = ()  # the host of each task, in rank 0 only; empty if the variables do not tell
 
 
 def in_step(env: Environ) -> bool:
@@ -43,7 +43,7 @@ def in_step(env: Environ) -> bool:
 
 
 def read_step(env: Environ) -> Step:
-    """The task that this process is; call it only `in_step`. Reads the step's variables, never the job's lists."""
+    """The task that this process is, from the step's variables and not the job's lists. Call it only if `in_step`."""
     step = needed(number(env, "SLURM_STEP_ID", "SLURM_STEPID"), "SLURM_STEP_ID", "srun is the launcher", "a step")
     job = needed(number(env, "SLURM_JOB_ID", "SLURM_JOBID"), "SLURM_JOB_ID", step, "the job's number")
     tasks = needed(number(env, "SLURM_STEP_NUM_TASKS"), "SLURM_STEP_NUM_TASKS", step, "the number of tasks")
@@ -74,7 +74,7 @@ def read_step(env: Environ) -> Step:
 
 
 def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distribution: str) -> tuple[str, ...]:
-    """The host of each task: block by block, or in turn (srun -m cyclic). None for other ways (plane, arbitrary)."""
+    """The host of each task: block by block, or in turn (srun -m cyclic); empty for other ways (plane, arbitrary)."""
     counts = [count for count, repeated in per_node for _ in range(min(repeated, MOST_HOSTS))]
     hosts = expanded(nodelist)
     method = distribution.partition(":")[0].partition(",")[0]
@@ -87,21 +87,21 @@ def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distributio
 
 
 def node_name(env: Environ, host: str, *, foreign: bool = False) -> str:
-    """Slurm's name of this host, which calls itself `host`: --exclude and scontrol know only that name.
+    """Slurm's name of this host, which calls itself `host`: --exclude and scontrol know only Slurm's name.
 
-    NodeName and NodeHostname of slurm.conf may differ by a domain, or wholly. A name without its domain counts only
-    where it means one node; else SLURMD_NODENAME counts, unless a `foreign` launcher may have brought it along from
-    another host (hydra hands on all variables of mpiexec).
+    NodeName and NodeHostname of slurm.conf may differ by a domain, or wholly. A name without its domain counts only if
+    it means one node. Else SLURMD_NODENAME counts, unless a `foreign` launcher may have copied it from another host
+    (hydra passes all variables of mpiexec on).
     """
-    said = env.get("SLURMD_NODENAME", "").strip()
-    if host == said or (said and not _NODE_NAME.fullmatch(said)):
+    slurmd_name = env.get("SLURMD_NODENAME", "").strip()
+    if host == slurmd_name or (slurmd_name and not _NODE_NAME.fullmatch(slurmd_name)):
         return host
-    nodes = expanded(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_STEP_NODELIST", "")) or (said,)
+    nodes = expanded(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_STEP_NODELIST", "")) or (slurmd_name,)
     alike = tuple(dict.fromkeys(name for name in nodes if _short(name) == _short(host)))
     if host in nodes or len(alike) == 1:
         return host if host in nodes else alike[0]
     possible = alike or (() if foreign else nodes)
-    return said if said and said in possible else host
+    return slurmd_name if slurmd_name and slurmd_name in possible else host
 
 
 def _short(name: str) -> str:
@@ -109,9 +109,9 @@ def _short(name: str) -> str:
 
 
 def first_of(nodelist: str) -> str:
-    """The first host of "z[9,1-3],a1", here "z9", in Slurm's own order: rank 0 runs there.
+    """The first host of a list in Slurm's order, "z9" of "z[9,1-3],a1": rank 0 runs there.
 
-    Not with ClusterShell: a NodeSet is sorted, and would give "a1".
+    ClusterShell does not help: a NodeSet is sorted, and would give "a1".
     """
     first = re.match(r"(?:[^\[\],]|\[[^\]]*\])*", nodelist.strip())
     name = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
@@ -121,10 +121,10 @@ def first_of(nodelist: str) -> str:
 
 
 def leaf_of(env: Environ, host: str) -> str:
-    """The switch above this host: "leaf3" of SLURM_TOPOLOGY_ADDR=root.leaf3.node7; empty where Slurm names none.
+    """The switch above this host, "leaf3" of SLURM_TOPOLOGY_ADDR=root.leaf3.node7; empty if Slurm names none.
 
-    The pattern (switch.switch.node) says where the host's name begins, which may have dots itself. A script that hands
-    its own variables on to other hosts (mpirun -x) must not put all of them on its own leaf, so the name must be ours.
+    The pattern (switch.switch.node) tells the position of the host's name, which may contain dots. The name must be
+    this host's: a script that passes its variables on to other hosts (mpirun -x) must not put all of them on one leaf.
     """
     kinds = env.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     parts = env.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
@@ -134,14 +134,14 @@ def leaf_of(env: Environ, host: str) -> str:
 
 
 def check_master(env: Environ, address: str, step: Step) -> None:
-    """Refuse a MASTER_ADDR that is a node of the job and none of the step: rank 0 of the step cannot be there.
+    """UsageError for a MASTER_ADDR that is a node of the job but not of the step: rank 0 of the step cannot be there.
 
-    Scripts that take the first of SLURM_JOB_NODELIST export such a one, and all ranks would wait for a host on which
-    no process listens. A name that Slurm does not know (an address, another network) is not refused here.
+    Scripts export such an address if they take the first node of SLURM_JOB_NODELIST, and all ranks would wait for a
+    host on which no process listens. A name that Slurm does not know (an address, another network) is accepted.
     """
-    job, ours = expanded(env.get("SLURM_JOB_NODELIST", "")), expanded(env.get("SLURM_STEP_NODELIST", ""))
+    job, step_nodes = expanded(env.get("SLURM_JOB_NODELIST", "")), expanded(env.get("SLURM_STEP_NODELIST", ""))
     short = _short(address)
-    if short in job and ours and short not in ours:
+    if short in job and step_nodes and short not in step_nodes:
         raise UsageError(
             f"MASTER_ADDR={address} is a node of job {step.job_id}, but not of its step {step.job_id}.{step.step_id} "
             f"({env['SLURM_STEP_NODELIST']}), so no rank runs there: expected {step.first_node}, the first node of the "
@@ -150,7 +150,7 @@ def check_master(env: Environ, address: str, step: Step) -> None:
 
 
 def exported_note(env: Environ, rank: Given, world: Given) -> str:
-    """A RANK=0 that the batch script exported for all tasks: SLURM_PROCID is 0 there, and all join as rank 0."""
+    """A note if the batch script exported RANK=0 for all tasks (SLURM_PROCID is 0 there): all would join as rank 0."""
     if "TORCHELASTIC_RUN_ID" in env or not in_step(env):
         return ""
     task, tasks = number(env, "SLURM_PROCID"), number(env, "SLURM_STEP_NUM_TASKS")
@@ -163,7 +163,7 @@ def exported_note(env: Environ, rank: Given, world: Given) -> str:
 
 
 def batch_note(env: Environ, host: str) -> str:
-    """In a job but outside its steps: what a bare run leaves out, and the line that tests all hosts."""
+    """A note for a process in a job but outside its steps: it tests this host alone, and how to test all hosts."""
     job = number(env, "SLURM_JOB_ID", "SLURM_JOBID")
     if job is None:
         return ""
@@ -172,15 +172,15 @@ def batch_note(env: Environ, host: str) -> str:
     # slurmd sets SLURMD_NODENAME on the hosts of the job; a plain `salloc` shell stays on the login host.
     if hosts == 1 and "SLURMD_NODENAME" in env:
         return ""
-    line = f"srun {_all_of_it(env, hosts)} ddpdiag check"
+    line = f"srun {_whole_job_options(env, hosts)} ddpdiag check"
     job_hosts = "host" if hosts == 1 else f"{hosts} hosts"
     return f"This tests {host} alone, not the {job_hosts} of Slurm job {job.value}; to test all of them: {line}"
 
 
 def terminal_note(env: Environ, step: Step) -> str:
-    """In the shell of `srun --pty bash`, which is itself a step: the line that tests the whole job.
+    """A note for the shell of `srun --pty bash`, which is a step itself: the command that tests the whole job.
 
-    Since Slurm 20.11 steps share nothing by themselves: without --overlap the second one waits for the shell to end.
+    Since Slurm 20.11 steps share no resources by default: without --overlap a second step waits for the shell to end.
     """
     nodes = number(env, "SLURM_JOB_NUM_NODES")
     if "SLURM_PTY_PORT" not in env or step.tasks.value != 1 or nodes is None or nodes.value == 1:
@@ -191,11 +191,11 @@ def terminal_note(env: Environ, step: Step) -> str:
     )
 
 
-def _all_of_it(env: Environ, hosts: int) -> str:
+def _whole_job_options(env: Environ, hosts: int) -> str:
     """srun's options for all nodes of the job, with its tasks, CPUs and GPUs.
 
-    Both --nodes and --ntasks: within a job of more tasks than nodes srun ignores --ntasks-per-node. Since Slurm 22.05
-    srun does not take --cpus-per-task from sbatch, so it is said again.
+    Both --nodes and --ntasks are needed: in a job of more tasks than nodes srun ignores --ntasks-per-node. Since Slurm
+    22.05 srun does not take --cpus-per-task from sbatch, so it is repeated.
     """
     tasks = number(env, "SLURM_NTASKS", "SLURM_NPROCS")
     words = [f"--nodes={hosts}", f"--ntasks={max(hosts, tasks.value if tasks else 1)}"]
@@ -205,15 +205,15 @@ def _all_of_it(env: Environ, hosts: int) -> str:
     return " ".join(words)
 
 
-# Slurm kills a job some KillWait (30 s) after its end; clocks that differ by more are wrong.
+# Slurm kills a job some KillWait (30 s) after its end; a clock that differs by more than this is wrong.
 _SKEW_SECONDS = 60.0
 
 
 def job_left_seconds(env: Environ) -> float | None:
-    """Seconds until the time limit of the job; None outside of Slurm, or where Slurm does not report it.
+    """Seconds until the job's time limit; None outside of Slurm, or if Slurm does not report it. May run `scontrol`.
 
-    Slurm 23.02 and later tell the end in SLURM_JOB_END_TIME. Older ones know it only in slurmctld, so rank 0 asks
-    `scontrol` once: thousands of tasks that ask at once would slow the cluster down, and a prolog would as well.
+    Slurm 23.02 and later set the end in SLURM_JOB_END_TIME. With an older one only rank 0 runs `scontrol`, once:
+    thousands of tasks, or a prolog on each host, would slow slurmctld down.
     """
     job = env.get("SLURM_JOB_ID", "")
     if not re.fullmatch(r"[0-9]{1,10}", job):
@@ -221,7 +221,7 @@ def job_left_seconds(env: Environ) -> float | None:
     if end := _epoch(env.get("SLURM_JOB_END_TIME", "")):
         start = _epoch(env.get("SLURM_JOB_START_TIME", ""))
         now = time.time()
-        # Else this host's clock cannot be right: the job has begun, and is not over for long.
+        # Otherwise this host's clock is wrong: the job has begun, and did not end long ago.
         if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
             return None
         return end - now
@@ -229,7 +229,7 @@ def job_left_seconds(env: Environ) -> float | None:
 
 
 def within(budget_seconds: float, left_seconds: float | None) -> float:
-    """The budget, or what of it ends before the job does; at least the smallest one."""
+    """The budget, cut so that the run ends before the job does; at least the smallest budget."""
     if left_seconds is None:
         return budget_seconds
     return min(budget_seconds, max(DEADLINES.least_budget, left_seconds - DEADLINES.leave_job))
@@ -240,19 +240,19 @@ def _epoch(text: str) -> int | None:
 
 
 def _by_slurms_clock(job: str) -> float | None:
-    """The limit less the time that the job ran, as `scontrol` shows them; None if it does not answer in time.
+    """Run `scontrol`, and return the job's limit less the time it ran; None if it does not answer in time.
 
-    Without use of this host's clock.
+    This host's clock is not used.
     """
     command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
     try:
-        said = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
+        result = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
     except OSError:
         return None
-    # The line of this very job: a job array's first number gets the lines of all its tasks.
-    lines = said.out.decode(errors="replace").splitlines() if said is not None else []
-    own = [line for line in lines if re.match(rf"JobId={job}\b", line)]
-    fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", own[0])) if len(own) == 1 else {}
+    # Only the line of this job: the first number of a job array gets the lines of all its tasks.
+    lines = result.out.decode(errors="replace").splitlines() if result is not None else []
+    matching = [line for line in lines if re.match(rf"JobId={job}\b", line)]
+    fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", matching[0])) if len(matching) == 1 else {}
     start, end = (_epoch(fields.get(name, "")) for name in ("StartTime", "EndTime"))
     ran = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})", fields.get("RunTime", ""))
     if start is None or end is None or ran is None:
@@ -264,16 +264,16 @@ def _by_slurms_clock(job: str) -> float | None:
 # A line of 100 bytes for each of 65,536 hosts.
 _MOST_BYTES = 8 << 20
 _HOST_NAME = re.compile(r"[\w.:-]+")
-# Slurm's topology.conf; parameter names are case insensitive there. What names no hosts is an upper level.
+# Parameters of Slurm's topology.conf, in any case. A line without Nodes is an upper level.
 _SWITCHES = ("switchname", "blockname")
 _KNOWN = (*_SWITCHES, "nodes", "switches", "linkspeed", "blocksizes")
 
 
 def read_topology(path: str) -> dict[str, str]:
-    """The leaf of each host: "host leaf" a line, or Slurm's "SwitchName=leaf Nodes=n[0-31]"; "#" begins a comment."""
+    """Leaf of each host, from lines "host leaf" or Slurm's "SwitchName=leaf Nodes=n[0-31]"; "#" begins a comment."""
     leaves: dict[str, str] = {}
-    for place, line in _lines(path):
-        where = f"--topology {path}, line {place}"
+    for line_number, line in _lines(path):
+        where = f"--topology {path}, line {line_number}"
         words = line.split()
         if "=" in words[0]:
             for host, leaf in _switch(words, where).items():
@@ -290,22 +290,22 @@ def read_topology(path: str) -> dict[str, str]:
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Lines that say something, without comments; one that ends in a backslash goes on in the next."""
+    """Number and text of each line with text, without comments; a backslash at its end continues a line."""
     try:
         text = read_bytes(path, _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise UsageError(f"--topology {path}: {reason}") from error
-    begun = ""
-    for place, line in enumerate(text.splitlines(), 1):
-        whole = begun + line.partition("#")[0].strip()
-        begun = whole.removesuffix("\\") if whole.endswith("\\") else ""
-        if whole and not begun:
-            yield place, whole
+    continued = ""
+    for line_number, line in enumerate(text.splitlines(), 1):
+        whole = continued + line.partition("#")[0].strip()
+        continued = whole.removesuffix("\\") if whole.endswith("\\") else ""
+        if whole and not continued:
+            yield line_number, whole
 
 
 def _switch(words: list[str], where: str) -> dict[str, str]:
-    """The hosts of one switch; none of an upper level."""
+    """The leaf of each host of one switch; empty for an upper level."""
     values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -319,7 +319,7 @@ def _switch(words: list[str], where: str) -> dict[str, str]:
 
 
 def _hosts_in(nodelist: str, where: str) -> tuple[str, ...]:
-    """The hosts of "n[0-31]": with Slurm's own grammar, in which no name is a group, and no list fills the memory."""
+    """The hosts of "n[0-31]". Slurm's grammar is used: no name means a group, and no list can fill the memory."""
     hosts = expanded(nodelist) if nodelist.count("[") == nodelist.count("]") else ()
     if not hosts or not all(map(_HOST_NAME.fullmatch, hosts)):
         raise UsageError(f"{where}: {readable(nodelist)!r}: expected a host, or a list of hosts such as n[0-31,40]")

@@ -1,1 +1,1 @@
-"""The process that the launcher started for a rank, and the processes below it that run trials."""
+"""The supervisor, which the launcher starts for each rank, and the processes that it starts to run trials."""

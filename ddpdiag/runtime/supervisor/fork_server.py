@@ -1,14 +1,14 @@
 """The fork server: imports torch once, and forks workers for one rank or for several ranks of its host.
 
-A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is
-this: import torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP
-loads lazily, beside the first trials, unless the run trains nothing. Nothing here may touch CUDA: a context does not
-survive a fork.
+A fork from a process that has torch gives a worker in some 25 ms; a new interpreter needs seconds. The server first
+imports torch. It then answers the requests that arrived meanwhile, so that the first worker starts at once. Beside the
+first trials it imports what DDP loads lazily, unless the run trains nothing. No code here may touch CUDA, because a
+context does not survive a fork.
 
-One supervisor starts it; those of other ranks connect to its socket (sharing.py). It belongs to none of them: each
-holds the writing end of a pipe, and the kernel kills the server when the last of them has ended. Each worker has such a
-pipe to its own supervisor, and ends with the server as well. No client is waited for, and one that is unlike the first
-is refused before anything of it is read.
+One supervisor starts the server; the supervisors of other ranks connect to its socket (sharing.py). It depends on none
+of them alone: each holds the writing end of a pipe, and the kernel kills the server when the last of them has ended.
+Each worker has such a pipe to its supervisor, and ends with the server as well. The server waits for no client, and
+refuses one that differs from the first before it reads anything from it.
 """
 
 import array
@@ -36,19 +36,19 @@ from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor import ipc, sharing, worker
 from ddpdiag.runtime.supervisor.processes import die_with_parent, die_with_writers, dump_stacks_to, leave_terminal
 
-# DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
-# of training.
+# DDP and torch.optim import these at first use (some 800 modules, 1-2 s). The server does it once, outside of the timed
+# training.
 LAZY_IMPORTS = ("torch._dynamo", "ddpdiag.workloads.training", "ddpdiag.workloads.proof", "ddpdiag.workloads.steps")
-# Why workers are new processes and no forks (`fork_hazard`), for LCH003.
+# Variable with the reason why workers are new processes and not forks (`fork_hazard`); LCH003 reports it.
 NOT_FORKED = "DDPDIAG_NOT_FORKED"
-# New clients of one turn: those that are connected already come first.
+# Clients to accept before the requests of connected clients are served again.
 _ACCEPTED_AT_ONCE = 16
 
 
 def import_torch() -> float:
-    """Import torch, then all checks; the seconds that torch took, which LCH003 finds in the environment."""
+    """Import torch, then all checks; return torch's seconds. They are set in the environment, too, for LCH003."""
     begin, used = time.monotonic(), core_seconds(os.getpid())
-    # is_available() would create a CUDA context here if an imported module asked; through NVML it does not.
+    # is_available() would create a CUDA context if an imported module called it; through NVML it does not.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     importlib.import_module("torch")
     seconds = time.monotonic() - begin
@@ -62,23 +62,23 @@ def import_torch() -> float:
 
 
 class ForkServer:
-    """This process, as its clients use it. `life` ends with the last of them; `listener` is None for a single one."""
+    """The fork server's process. `life` is a pipe that its clients hold open. `listener`: None for a single client."""
 
     def __init__(self, life: int, first: socket.socket, listener: socket.socket | None) -> None:
         self._life = life
-        self._first = first  # of the supervisor that started this process with what its rank has
+        self._first = first  # the supervisor that started this process, in the environment of its rank
         self._clients = [first]
         self._listener = listener
         self._environ = dict(os.environ)
-        self._owners: dict[int, socket.socket] = {}  # by the worker's pid
+        self._owners: dict[int, socket.socket] = {}  # the client of each worker, by pid
         self._import_seconds: float | None = None
-        self._waiting = list(LAZY_IMPORTS)
+        self._lazy_imports = list(LAZY_IMPORTS)
 
     def run(self) -> NoReturn:
-        """Import torch, then serve until the last client has left."""
+        """Import torch, then serve until the last client has ended."""
         if self._listener is not None:
-            # Once more, in this process: the kernel tells clients who called it last, so they know the server's pid
-            # while the import holds it up. Those that connected before are answered now.
+            # listen() again, in this process: the kernel shows clients the pid of the last process that called it, so
+            # that they know the server during the import. Clients that connected before are accepted now.
             self._listener.listen(ipc.MOST_CLIENTS)
             self._accept()
         try:
@@ -92,31 +92,31 @@ class ForkServer:
                 os._exit(1)
         gc.freeze()  # forks then share these pages instead of copying them
         self._send_all(ipc.Imported(self._import_seconds))
-        # In the handler, so that a supervisor learns of a death in the middle of an import, too.
+        # A handler, so that a supervisor learns of a worker's end even during an import.
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: self._reap())
         while True:
             self._serve()
 
     def _serve(self) -> None:
-        """Serve requests; without one, import what is still to be imported, or wait."""
+        """Serve requests; if there is none, do one of the remaining lazy imports, or wait if all are done."""
         poller = select.poll()
         poller.register(self._life, 0)
         if self._listener is not None:
             poller.register(self._listener, select.POLLIN)
         for client in self._clients:
             poller.register(client, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poller.poll(0 if self._waiting else None)}
+        ready = {descriptor for descriptor, _ in poller.poll(0 if self._lazy_imports else None)}
         if self._life in ready:
-            os._exit(0)  # the kernel has sent SIGKILL where it can
+            os._exit(0)  # the last client has ended; most kernels have sent SIGKILL by now
         for client in [client for client in self._clients if client.fileno() in ready]:
             self._answer(client)
         if self._listener is not None and self._listener.fileno() in ready:
             self._accept()
-        if not ready and self._waiting:
-            _import_lazily(self._waiting.pop(0))
+        if not ready and self._lazy_imports:
+            _import_lazily(self._lazy_imports.pop(0))
 
     def _accept(self) -> None:
-        """Accept some of the clients that wait, if they are like this process."""
+        """Accept some of the waiting clients, and refuse those whose process differs from this one."""
         if self._listener is None:
             return
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -134,18 +134,18 @@ class ForkServer:
                 _send(client, ipc.Imported(self._import_seconds))
 
     def _answer(self, client: socket.socket) -> None:
-        """Serve one client; a client that has ended, or sends an invalid request, is dropped."""
+        """Serve one client; drop it if it has ended or sends an invalid request."""
         descriptors = array.array("i")
         try:
             data = _receive(client, descriptors)
             match ipc.decode_fork_server_request.decode(data) if data else None:
                 case ipc.SkipLazyImports():
-                    self._waiting.clear()
+                    self._lazy_imports.clear()
                 case ipc.Fork(rank) if len(descriptors) == ipc.FORK_DESCRIPTORS:
                     self._fork(client, rank, descriptors)
                 case _:
                     self._drop(client)
-        except (OSError, msgspec.DecodeError):  # no more processes may be started, or it is no message
+        except (OSError, msgspec.DecodeError):  # the limit of processes is reached, or the data is no message
             traceback.print_exc()
             self._drop(client)
         for descriptor in descriptors:
@@ -161,7 +161,7 @@ class ForkServer:
             _send(client, ipc.Unlike(name))
             return
         parent, hazard = os.getpid(), fork_hazard()
-        # The end of a worker must not be sent before its start.
+        # Blocked, so that the end of a worker is not sent before its start.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         try:
             pid = os.fork()
@@ -175,7 +175,7 @@ class ForkServer:
     def _become_worker(
         self, parent: int, rank: int, environ: Mapping[str, str], descriptors: "array.array[int]", hazard: str | None
     ) -> NoReturn:
-        *own, life, log, _ = descriptors
+        *channels, life, log, _ = descriptors
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -193,15 +193,15 @@ class ForkServer:
                     worker.apply({name: environ.get(name)})
             _set_title(f"ddpdiag-r{rank}")
             if hazard is not None:
-                for descriptor in (*own, life):
+                for descriptor in (*channels, life):
                     os.set_inheritable(descriptor, True)
-                words = python_command(worker.__name__, str(parent), *map(str, own))
+                words = python_command(worker.__name__, str(parent), *map(str, channels))
                 os.execve(words[0], words, {**os.environ, NOT_FORKED: hazard})
             leave_terminal()
             gc.enable()
-            worker.serve(*own)
+            worker.serve(*channels)
         finally:
-            # Never back into the server's loop: whatever ended this worker is told in its log and by its exit code.
+            # Never return into the server's loop: the log and the exit code say what ended this worker.
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(70)
@@ -223,13 +223,13 @@ class ForkServer:
 
 
 def _send(client: socket.socket, message: ipc.ForkServerMessage) -> None:
-    """Without waiting: a client that reads nothing, or has left, must hold up no other."""
+    """Send without waiting: a client that does not read, or has ended, must not delay the others."""
     with contextlib.suppress(OSError):
         client.send(msgspec.json.encode(message), socket.MSG_DONTWAIT)
 
 
 def _receive(client: socket.socket, descriptors: "array.array[int]") -> bytes:
-    """A message; what was sent beside it is added to `descriptors`."""
+    """A message of a client; the descriptors that were sent with it are added to `descriptors`."""
     room = socket.CMSG_SPACE(ipc.FORK_DESCRIPTORS * descriptors.itemsize)
     data, ancillary, _, _ = client.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_DONTWAIT)
     for _level, _kind, payload in ancillary:
@@ -240,13 +240,13 @@ def _receive(client: socket.socket, descriptors: "array.array[int]") -> bytes:
 def _import_lazily(module: str) -> None:
     try:
         importlib.import_module(module)
-    except Exception:  # noqa: BLE001 - torch's own code: where it is needed (if ever) the trial says what is wrong
+    except Exception:  # noqa: BLE001 - torch's code: if a trial needs the module, its outcome reports it
         traceback.print_exc()
     gc.freeze()
 
 
 def _set_title(title: str) -> None:
-    """The name that ps -o comm, top and the kernel's log of killed processes show; 15 characters at most."""
+    """Set the name in ps -o comm, top and the kernel's log of killed processes; it has 15 characters at most."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(title)
 
@@ -256,12 +256,12 @@ _GPU_DEVICE = re.compile(r"/dev/(nvidia|dxg)")
 
 
 def fork_hazard(root: Path = Path("/proc/self")) -> str | None:
-    """Why a fork of this process could not use CUDA, or None: CUDA was started here, and does not survive a fork.
+    """The sign that CUDA was started in the process at `root`, or None: CUDA does not survive a fork.
 
-    The process is at `root`. Threads of other libraries (OpenBLAS starts some at its import) are no hazard.
+    Threads of other libraries (OpenBLAS starts some at its import) are no such sign.
     """
     for link in (root / "fd").iterdir():
-        with contextlib.suppress(OSError):  # the descriptor of this very listing
+        with contextlib.suppress(OSError):  # the descriptor of this listing is closed by now
             if _GPU_DEVICE.match(target := os.readlink(link)):
                 return f"{target} is open after the imports"
     for thread in (root / "task").iterdir():
@@ -273,13 +273,13 @@ def fork_hazard(root: Path = Path("/proc/self")) -> str | None:
 
 
 def main(life: int, channel: int, listener: int | None = None) -> NoReturn:
-    """Entry: descriptors of the pipe, of the channel to the supervisor that starts this, and of the socket."""
+    """Run the fork server. Descriptors: the clients' pipe, the channel to the supervisor that starts it, its socket."""
     die_with_writers(life)
     if listener is None:
-        die_with_parent(os.getppid())  # also where a kernel knows no signal for the end of a pipe
+        die_with_parent(os.getppid())  # for kernels that send no signal at the end of a pipe
     leave_terminal()
     dump_stacks_to(2)
-    gc.disable()  # a tenth of the import's time goes into collecting what is never dropped
+    gc.disable()  # the collector would take a tenth of the import's time and find nothing
     others = None if listener is None else socket.socket(fileno=listener)
     if others is not None:
         others.setblocking(False)

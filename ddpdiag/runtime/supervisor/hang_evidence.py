@@ -1,8 +1,8 @@
 """Evidence of a worker that did not end in time: its Python stacks, and the collectives that it posted last.
 
-The collectives come from a thread of the worker that reads torch's flight recorder while the main thread waits in one
-of them. It needs the GIL to answer: a worker that holds it for ever, or is stopped, says nothing, and its supervisor
-waits for that only for a moment.
+A thread of the worker reads torch's flight recorder for the collectives, while the main thread waits in one of them.
+The thread needs the GIL: if the worker holds the GIL for ever or is stopped, it does not answer, and its supervisor
+stops waiting after a moment.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.02
 
 
 class RecorderReader:
-    """The worker's side: reads the flight recorder when its supervisor asks."""
+    """The worker's end: reads the flight recorder when its supervisor asks."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -34,14 +34,14 @@ class RecorderReader:
         self._started = False
 
     def start_trial(self) -> None:
-        """A trial begins: what was posted before, in a group that it may share, is no longer asked for."""
+        """Begin a trial: collectives that were posted before, in a group that it may share, are left out."""
         self._trial_unix_seconds = time.time()
         if not self._started:
             self._started = True
             threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
 
     def collectives(self) -> PostedCollectives:
-        """The collectives posted in this trial, or why they are not known."""
+        """The collectives posted in this trial, or the reason why they are not known."""
         collectives = posted(self._trial_unix_seconds)
         return PostedCollectives(collectives, unreadable() if collectives is None else "")
 
@@ -52,13 +52,13 @@ class RecorderReader:
 
 
 def ask_for_collectives(channel: socket.socket) -> None:
-    """The supervisor's side: put the question; a worker that is gone answers nothing."""
+    """Ask a worker for its collectives, without waiting; no error if the worker has ended."""
     with contextlib.suppress(OSError):
         channel.send(_QUESTION, socket.MSG_DONTWAIT)
 
 
 def wait_for_answer(channel: socket.socket, end: float, alive: Callable[[], bool]) -> PostedCollectives | None:
-    """The next answer, until `end` of the monotonic clock or the worker's death."""
+    """The worker's next answer; None at `end` of the monotonic clock, or once the worker is dead."""
     while True:
         with contextlib.suppress(OSError):
             if data := channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
@@ -72,30 +72,30 @@ MOST_FRAMES = 64
 MOST_THREADS = 16
 MOST_THREAD_FRAMES = 16
 _MOST_CHARACTERS = 160
-# faulthandler writes these where it stops: after 100 frames of a thread, and after 100 threads.
+# faulthandler writes these instead of more: after 100 frames of a thread, and after 100 threads.
 _CUT, _THREADS_CUT = "  ...", "..."
 
 
 class Stacks(NamedTuple):
-    """Frames, innermost first, as "function (file:line)": of the main thread, and of each other thread."""
+    """Stacks of the main thread and of each other thread: frames "function (file:line)", innermost first."""
 
     main: tuple[str, ...] = ()
     others: tuple[tuple[str, ...], ...] = ()
 
 
 def read_stacks(dump: str) -> Stacks:
-    """The stacks in a dump, which lists the oldest thread, that is the main one, last."""
+    """The stacks in a dump, which lists the main thread, the oldest one, last."""
     threads = _threads(dump)
     if not threads:
         return Stacks()
     *others, main = [*threads, []] if _THREADS_CUT in dump.splitlines() else threads
-    own = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
-    kept = tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in own[:MOST_THREADS])
+    shown = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
+    kept = tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in shown[:MOST_THREADS])
     return Stacks(shortened(main, MOST_FRAMES), kept)
 
 
 def shortened(frames: Sequence[str], most: int) -> tuple[str, ...]:
-    """The innermost frames; of more than `most`, how many were left out."""
+    """The innermost `most` frames, and the number of frames left out."""
     left_out = len(frames) - most
     return tuple(frames) if left_out <= 0 else (*frames[:most], f"... and {left_out} more frames")
 
@@ -119,9 +119,9 @@ def _frame(line: str) -> str:
 
 
 class HangEvidence(NamedTuple):
-    """Evidence from a process that did not end in time: its stacks and its last collectives, if it can give them.
+    """Evidence from a process that did not end in time: its stacks and its last collectives, if there are any.
 
-    `no_collectives` is why it has no collectives, where torch keeps no record of it.
+    `no_collectives` is the reason why there are none, if torch keeps no record.
     """
 
     stacks: Stacks = Stacks()

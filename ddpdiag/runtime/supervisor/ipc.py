@@ -1,4 +1,4 @@
-"""Messages between a supervisor, its fork server and its workers: typed messages (never pickle) and steps."""
+"""Messages between a supervisor, its fork server and its workers (typed, never pickle), and a page for steps."""
 
 import errno
 import mmap
@@ -17,10 +17,10 @@ from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partia
 
 
 class Task(Struct, frozen=True, tag=True):
-    """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host.
+    """Run this trial. `env` is applied first (None unsets a variable); `scratch` is a private folder on this host.
 
-    `end` is when the supervisor will end it, on the monotonic clock of this host. `ending` are killed workers, by pid,
-    that the driver has not taken their GPU back from yet.
+    `end` is the time at which the supervisor will end the trial, on this host's monotonic clock. `ending` holds the
+    pids of killed workers whose GPU the driver may not have taken back yet.
     """
 
     place: Place
@@ -33,80 +33,79 @@ class Task(Struct, frozen=True, tag=True):
 
 
 class TrialEnded(Struct, frozen=True, tag=True):
-    """The trial ended by itself: `data` (DONE), or `error`, a short traceback in `detail` and the `collectives`
-    posted last, or why there are none (RAISED)."""
+    """The worker ended the trial: DONE with `data`, or RAISED with `error` and a short traceback in `detail`."""
 
     status: Status
-    data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is no JSON
+    data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is not JSON
     error: str = ""
     detail: str = ""
     timings: dict[str, float] = field(default_factory=dict)
-    collectives: tuple[Collective, ...] | None = None
-    no_collectives: str = ""
+    collectives: tuple[Collective, ...] | None = None  # posted last before an error
+    no_collectives: str = ""  # the reason why there are none
 
 
 class PostedCollectives(Struct, frozen=True, tag=True):
-    """The collectives that a worker posted last in this trial; None, and why, if torch keeps no record."""
+    """The collectives that a worker posted last in this trial; None, with the reason, if torch keeps no record."""
 
     collectives: tuple[Collective, ...] | None
     no_collectives: str = ""
 
 
 class Incomplete(Struct, frozen=True):
-    """Not a message: a part of one arrived."""
+    """Returned instead of a message if only a part of it has arrived."""
 
 
-# The first two reach rank 0 as they are.
+# The supervisor sends the first two to rank 0 unchanged.
 WorkerMessage = BarrierReached | Partial | TrialEnded
 WorkerCommand = Task | BarrierOpen
 
 
 class Fork(Struct, frozen=True, tag=True):
-    """Fork a worker for a rank.
+    """Fork a worker for this rank.
 
-    Beside this message travel as descriptors: its channel, step page, stack file, the channel to its recorder, the
-    pipe that its supervisor holds open, its log and its environment.
+    Descriptors are sent with the message: the worker's channel, step page, stack file and recorder channel, a pipe that
+    its supervisor holds open, its log and its environment.
     """
 
     rank: int
 
 
 FORK_DESCRIPTORS = 7
-# Ranks that may wait for one fork server, of which the kernel keeps net.core.somaxconn.
+# Most clients of one fork server. Of those that wait for it the kernel keeps net.core.somaxconn.
 MOST_CLIENTS = 4096
 
 
 class SkipLazyImports(Struct, frozen=True, tag=True):
-    """Import nothing beyond torch itself."""
+    """Do not import the modules that only DDP needs."""
 
 
 class Accepted(Struct, frozen=True, tag=True):
-    """A client that connected is served by the process `pid`, which lives as long as its pipe `life` is held open."""
+    """The server `pid` has accepted a client; it lives as long as its pipe `life` is held open."""
 
     pid: int
     life: int
 
 
 class Unlike(Struct, frozen=True, tag=True):
-    """The worker asked for is not forked here: it would not have what its rank has."""
+    """The server refuses to fork a worker, because that would differ from a worker that the rank starts itself."""
 
     reason: str
 
 
 class Imported(Struct, frozen=True, tag=True):
-    """torch is there, after so many seconds."""
+    """torch was imported, in so many seconds."""
 
     seconds: float
 
 
 class Forked(Struct, frozen=True, tag=True):
-    """The worker asked for runs as `pid`."""
+    """The requested worker has this pid."""
 
     pid: int
 
 
 class Exited(Struct, frozen=True, tag=True):
-    """A worker ended, or this server ends; `code` is negative for a signal, as in subprocess."""
+    """A worker or the server itself ends; `code` is negative for a signal, as in subprocess."""
 
     pid: int
     code: int
@@ -127,20 +126,20 @@ _MORE, _LAST = b"+", b"."
 
 
 def send_framed(channel: socket.socket, message: bytes) -> None:
-    """Send a message of any length over a SOCK_SEQPACKET socket; waits while the other end does not read."""
+    """Send a message of any length over a SOCK_SEQPACKET socket; waits if the other end does not read."""
     for start in range(0, max(1, len(message)), FRAME_BYTES):
         end = start + FRAME_BYTES
         channel.send((_MORE if end < len(message) else _LAST) + message[start:end])
 
 
 class FrameReader:
-    """The other end: joins the frames of one message after the other."""
+    """Joins the frames of `send_framed` to messages."""
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
 
     def receive(self, channel: socket.socket) -> bytes | None:
-        """The whole message, None until its last frame is there, empty when the channel is closed. Does not wait."""
+        """The whole message; None if more of its frames must arrive; empty if the channel is closed. Does not wait."""
         try:
             frame = channel.recv(1 + FRAME_BYTES, socket.MSG_DONTWAIT)
         except OSError:
@@ -160,7 +159,7 @@ _SIZE = mmap.PAGESIZE
 
 
 def anonymous_file(name: str) -> int:
-    """A descriptor of an empty file without a name, in memory: on a full disk a mapped page would end us by SIGBUS."""
+    """A descriptor of an unnamed file in memory: on a full disk a mapped page would end this process by SIGBUS."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:
@@ -172,7 +171,7 @@ _MOST_ENVIRONMENT_BYTES = 6 << 20
 
 
 def environment_file(env: Mapping[str, str]) -> int:
-    """A descriptor of a file with these variables, as /proc/PID/environ has them; a message would be too small."""
+    """A descriptor of a file with these variables, like /proc/PID/environ; a message may be too small for them."""
     descriptor = anonymous_file("ddpdiag-environment")
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items()))
@@ -180,7 +179,7 @@ def environment_file(env: Mapping[str, str]) -> int:
 
 
 def read_environment(descriptor: int) -> dict[str, str]:
-    """The variables in such a file; OSError for one that is larger than the kernel lets an environment be."""
+    """The variables in a file of `environment_file`; OSError if it is larger than the kernel lets an environment be."""
     size = os.fstat(descriptor).st_size
     if size > _MOST_ENVIRONMENT_BYTES:
         raise OSError(errno.E2BIG, f"an environment of {size} bytes")
@@ -189,9 +188,10 @@ def read_environment(descriptor: int) -> dict[str, str]:
 
 
 class StepPage:
-    """A step's number, time and name: how far a worker is, for its supervisor. A torn label is possible and harmless.
+    """A worker's current step, for its supervisor: number, time and label. A label that is half written does no harm.
 
-    Shared memory, because a process that holds the GIL, is stopped or is stuck in a driver answers no message.
+    The page is shared memory, because a worker that holds the GIL, is stopped or is stuck in a driver answers no
+    message.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -200,28 +200,27 @@ class StepPage:
 
     @classmethod
     def create(cls) -> "StepPage":
-        """A fresh page, whose descriptor can be handed to a worker."""
+        """A new page, whose descriptor can be passed to a worker."""
         descriptor = anonymous_file("ddpdiag-steps")
         os.truncate(descriptor, _SIZE)
         return cls(descriptor)
 
     def write(self, step: int, label: str) -> None:
-        """Announce a step."""
+        """Announce a step, at the current time."""
         text = label.encode(errors="replace")[:_LABEL_BYTES]
         self._map[: _STEP.size + _LABEL_BYTES] = _STEP.pack(step, time.monotonic()) + text.ljust(_LABEL_BYTES, b"\0")
 
     def read(self) -> tuple[int, str]:
-        """The last step announced, and its label."""
+        """Number and label of the last step announced."""
         step, _at = _STEP.unpack(self._map[: _STEP.size])
         label = self._map[_STEP.size : _STEP.size + _LABEL_BYTES].rstrip(b"\0")
         return step, label.decode(errors="replace")
 
     def seconds(self) -> float:
-        """Seconds since the last step was announced; all processes of a host have one monotonic clock."""
+        """Seconds since the last step was announced; all processes of a host have the same monotonic clock."""
         _step, at = _STEP.unpack(self._map[: _STEP.size])
         return max(0.0, time.monotonic() - float(at))
 
     def close(self) -> None:
-        """Unmap and close."""
         self._map.close()
         os.close(self.descriptor)

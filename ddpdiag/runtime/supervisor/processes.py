@@ -1,4 +1,4 @@
-"""Processes that this one starts: their output, state and end; and the signals that it gets itself."""
+"""Processes that this one starts: their output, their state, their end; and the signals that this process gets."""
 
 import contextlib
 import ctypes
@@ -23,23 +23,23 @@ from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
 from ddpdiag.sanitize import without_secrets
 
-# Has a worker or fork server write its Python stack to a file; the handler is in C and needs no GIL (faulthandler).
+# Makes a worker or fork server write its Python stacks to a file; the handler is in C and needs no GIL (faulthandler).
 DUMP_SIGNAL = signal.SIGUSR1
 LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# What a batch system sends to warn a job (sbatch --signal=USR1@60); by default each ends the process (signal(7)).
+# Signals by which a batch system warns a job (sbatch --signal=USR1@60); by default each ends the process (signal(7)).
 IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 _PR_SET_PDEATHSIG = 1
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
 _POLL_SECONDS = 0.005
 _BLOCK_BYTES = 65536
-_THREADS = 17  # of the fields of stat_of: num_threads of proc(5), the zombie included
+_THREADS = 17  # index of num_threads of proc(5) in the fields of stat_of; it counts a zombie, too
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     """Make the kernel send `signum` to this process when the thread that started it ends (prctl(2), Linux).
 
-    If `parent` is gone already, the signal would never come, so this process ends at once.
+    If `parent` has ended already, no signal would be sent, so this process exits at once.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -49,9 +49,9 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def die_with_writers(pipe: int) -> None:
-    """Make the kernel send SIGKILL to this process when the last writer of a pipe closes it, or ends.
+    """Make the kernel send SIGKILL to this process when the last writer of a pipe has closed it or ended.
 
-    Also where this process is stopped or holds the GIL: fcntl(2), F_SETSIG. Nothing is ever written to the pipe.
+    This works even if this process is stopped or holds the GIL: fcntl(2), F_SETSIG. No process ever writes to the pipe.
     """
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
@@ -59,59 +59,56 @@ def die_with_writers(pipe: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     poller = select.poll()
     poller.register(pipe, 0)
-    if poller.poll(0):  # the last one ended before
+    if poller.poll(0):  # the last writer has ended before
         os._exit(0)
 
 
 def leave_terminal() -> None:
-    """Start a session of its own, in which only a supervisor ends this process, and no signal of a batch system."""
+    """Start a new session, and ignore the signals of terminal and batch system: only a supervisor ends the process."""
     os.setsid()
     for signum in {*LEAVE, *IGNORED} - {signal.SIGHUP, DUMP_SIGNAL}:
         signal.signal(signum, signal.SIG_IGN)
 
 
 def dump_stacks_to(file: int) -> None:
-    """Make DUMP_SIGNAL write the stacks of all threads to a file; signals that were held back until now get through."""
+    """Make DUMP_SIGNAL write the stacks of all threads to a file; signals in IGNORED are no longer blocked."""
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
 
 
 class Log:
-    """A child's standard output and error, in a file without a name: a pipe would block its reader."""
+    """Standard output and error of a child, in a file without a name: to read a pipe could block."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = anonymous_file("ddpdiag-log") if descriptor is None else descriptor
 
     def fileno(self) -> int:
-        """Descriptor for the child."""
         return self._descriptor
 
     def close(self) -> None:
-        """Give back the descriptor."""
         os.close(self._descriptor)
 
     def tail(self, size: int = 4000, since: int = 0) -> str:
-        """Its last `size` bytes written after offset `since`, as text without secrets."""
+        """The last `size` bytes that were written after offset `since`, as text without secrets."""
         end = self.size()
         start = max(since, end - size)
         return without_secrets(os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")).strip()
 
     def copy_to(self, descriptor: int) -> None:
-        """Write all of it to a descriptor; waits for the reader."""
+        """Write the whole log to a descriptor; waits as long as its reader does not read."""
         begin = 0
         while block := os.pread(self._descriptor, _BLOCK_BYTES, begin):
             try:
                 begin += os.write(descriptor, block)
-            except BlockingIOError:  # another process that shares the pipe made it so
+            except BlockingIOError:  # another process that shares the pipe made it non-blocking
                 select.select([], [descriptor], [])
 
     def size(self) -> int:
-        """Bytes written so far."""
         return os.fstat(self._descriptor).st_size
 
 
 class Child:
-    """A process that this one started, or will start; nothing here waits without a time-out."""
+    """A process that this one started, or will start; each wait has a time-out."""
 
     def __init__(self, pid: int | None = None) -> None:
         self.pid = pid
@@ -120,7 +117,7 @@ class Child:
         self.held_gpu = False
 
     def poll(self) -> int | None:
-        """Its exit code once it ended, negative for a signal, as in subprocess."""
+        """The exit code, negative for a signal as in subprocess; None while the process runs."""
         if self.exit_code is None and self.pid is not None:
             with contextlib.suppress(ChildProcessError):
                 done, status = os.waitpid(self.pid, os.WNOHANG)
@@ -128,27 +125,26 @@ class Child:
         return self.exit_code
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, waited for at most so long."""
+        """Wait at most so long for the end; return the exit code, or None."""
         end = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
         return self.exit_code
 
     def state(self) -> ProcessState:
-        """The state of the process right now; touches nothing."""
+        """The state of the process now; does not disturb it."""
         state, wchan = process_state(self.pid) if self.pid else (None, None)
         return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to it."""
         if self.pid is not None:
             signal_process(self.pid, signum)
 
     def kill(self) -> bool:
-        """Send SIGKILL; True if it is gone within 2 s. One that holds a GPU may need longer: `may_still_end`."""
+        """Send SIGKILL; return whether it is gone within 2 s. A process with a GPU may need longer: `may_still_end`."""
         if self.pid is None or self.exit_code is not None:
             return True
-        # Its open files are no longer shown once it ends.
+        # Read before the signal: the kernel does not show open files of an ending process.
         self.held_gpu = bool(holds_gpu(self.pid))
         self.signal(signal.SIGKILL)
         self.killed_at = time.monotonic()
@@ -159,18 +155,18 @@ class Child:
         return False
 
     def is_gone(self) -> bool:
-        """Whether it has ended; does not wait."""
+        """Whether the process has ended; does not wait."""
         return self.pid is None or self.poll() is not None or not is_alive(self.pid)
 
     def may_still_end(self, now: float) -> bool:
-        """Whether it was killed so recently that the driver may not have taken its GPU back yet."""
+        """Whether it was killed so recently that the driver may still be taking its GPU back."""
         return self.held_gpu and self.killed_at is not None and now < self.killed_at + DEADLINES.kill_gpu
 
 
 class ForkedChildren:
-    """Children that run functions of this process, by number; a signal to end this process is passed on to them.
+    """Children that run functions of this process, by number; each gets the signal to end that this process gets.
 
-    `signals` must catch SIGCHLD, too. `exit_codes` are those of children that have ended.
+    `signals` must catch SIGCHLD, too. `exit_codes` holds those of the children that have ended.
     """
 
     def __init__(self, signals: "Signals") -> None:
@@ -180,10 +176,10 @@ class ForkedChildren:
         self._forwarded = False
 
     def fork(self, call: Callable[[], int], number: int = 0) -> Child:
-        """Start a child, whose exit code is what `call` returns. Without exec: an interpreter's start is saved."""
+        """Fork a child that exits with the result of `call`; without exec, which saves an interpreter's start."""
         flush_output()
         parent = os.getpid()
-        # Held back until the child has handlers of its own: what arrives before that would be lost in ours.
+        # Blocked until the child has its handlers: the inherited handlers would lose a signal that arrives before.
         signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
         pid = os.fork()
         if pid == 0:
@@ -195,7 +191,7 @@ class ForkedChildren:
         return self.running[number]
 
     def wait(self, seconds: float) -> None:
-        """Collect the children that have ended; where none has, sleep until something happens."""
+        """Collect ended children; if there are none, sleep until something happens. Pass a signal to end on."""
         if not self._reap():
             select.select([self.signals.woken], [], [], seconds)
             self.signals.drain()
@@ -211,21 +207,21 @@ class ForkedChildren:
         return bool(ended)
 
     def send(self, signum: int) -> None:
-        """Send a signal to all that run."""
+        """Send a signal to all children that run."""
         for child in self.running.values():
             child.signal(signum)
 
 
 def flush_output() -> None:
-    """A forked child must not write once more what this process holds in a buffer."""
+    """Flush standard output and error before a fork, or the child would write the buffered text again."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
 
 
 def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
-    """Start `python -m module` with these descriptors; returns its pid at once."""
-    # Until it has handlers; it unblocks them itself.
+    """Start `python -m module`, which inherits the descriptors in `passed`; return its pid at once."""
+    # Blocked until the process has its handlers; it then unblocks these signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     process = subprocess.Popen(
         python_command(module, *arguments),
@@ -236,21 +232,21 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
         env=with_home(env),
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-    process.returncode = 0  # we reap it ourselves, by pid
-    # Rank 0 raised its own limit for the control server; checks look at the user's.
+    process.returncode = 0  # `Child` reaps it by pid, not Popen
+    # Rank 0 raised its limit for the control server; checks must see the user's limit.
     with contextlib.suppress(OSError, AttributeError):
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, OPEN_FILES)
     return process.pid
 
 
 def signal_process(pid: int, signum: int) -> None:
-    """Send a signal; a process that is gone is fine."""
+    """Send a signal; no error if the process has ended or is another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process that is no zombie, or one of its threads, which still has its files open."""
+    """Whether a process with this pid runs, or is a zombie with a thread that runs and still has its files open."""
     _, fields = stat_of(PROC / str(pid))
     if not fields or fields[0] not in "ZX":
         return bool(fields)
@@ -258,7 +254,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_busy(pid: int) -> bool:
-    """Whether a process uses a core now; takes 0.1 s."""
+    """Whether a process uses a core now; measures for 0.1 s."""
     before = cpu_ticks(pid)
     time.sleep(DEADLINES.busy)
     after = cpu_ticks(pid)
@@ -266,7 +262,7 @@ def is_busy(pid: int) -> bool:
 
 
 def how_it_ended(code: int | None) -> str:
-    """An exit code in words."""
+    """The end of a process in words, from its exit code."""
     match code:
         case None:
             return "the process vanished; its exit code is unknown"
@@ -277,7 +273,7 @@ def how_it_ended(code: int | None) -> str:
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
+    """The name of a signal, such as SIGSEGV for 11."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -285,7 +281,7 @@ def signal_name(number: int) -> str:
 
 
 class Signals:
-    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread; those in IGNORED do nothing."""
+    """Catches SIGTERM, SIGINT and SIGHUP (`children`: SIGCHLD, too) in the main thread; those in IGNORED do nothing."""
 
     def __init__(self, *, children: bool = False) -> None:
         self._received: int | None = None
@@ -294,19 +290,19 @@ class Signals:
         self.woken.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for signum in LEAVE:
-            # nohup and batch systems start programs with SIGHUP ignored: leave it so.
+            # nohup and batch systems start programs with SIGHUP ignored, which must stay so.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._note)
-        # A handler and not SIG_IGN, which programs that this process starts would inherit.
+        # An empty handler, because programs that this process starts would inherit SIG_IGN.
         for signum in (*IGNORED, *((signal.SIGCHLD,) if children else ())):
             signal.signal(signum, lambda _signum, _frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # the process that forked this one held them back
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # the process that forked this one blocked them
 
     @property
     def received(self) -> int | None:
-        """The first signal to end that this process got.
+        """The first signal to end that this process got, or None.
 
-        Python calls handlers in the main thread, when that has a turn; before, another thread sees it in the socket.
+        Python calls handlers only when the main thread runs. Before that, another thread sees the signal in the socket.
         """
         if self._received is None:
             with contextlib.suppress(OSError):
@@ -319,6 +315,6 @@ class Signals:
             self._received = signum
 
     def drain(self) -> None:
-        """Forget what made the socket readable."""
+        """Empty the socket, so that it is readable only after the next signal."""
         with contextlib.suppress(BlockingIOError):
             self.woken.recv(4096)

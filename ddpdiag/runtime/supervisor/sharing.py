@@ -1,11 +1,11 @@
-"""Fork servers shared by ranks of a host: those whose workers would be the same processes without it.
+"""Fork servers that ranks of a host share, if a shared server's workers are the same as those of a rank's private one.
 
-A worker inherits from the process that forks it what its own rank would have given to it: user, control group,
-namespaces, cores, limits, working directory. What the kernel shows of the rank and of the server must be equal, and
-so must their environments but for variables that nothing reads at exec or at the import of torch.
+A worker inherits from the process that forks it: user, control group, namespaces, cores, limits, working directory. The
+kernel must show the same values for the rank and for the server. Their environments must be equal, too, except for
+variables that are not read at exec or at the import of torch.
 
-The ranks connect to a socket in the run's folder, which other users cannot enter. Its name is a digest of what must be
-equal, so that ranks that differ (in their cores, say) use different ones.
+The ranks connect to a socket in the run's folder, which other users cannot enter. Its name is a digest of the values
+that must be equal, so that ranks that differ (in their cores, say) use different servers.
 """
 
 import os
@@ -22,12 +22,12 @@ from ddpdiag.runtime.launchers.launch import digest
 from ddpdiag.runtime.supervisor.processes import OPEN_FILES
 from ddpdiag.sanitize import is_secret
 
-# Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
+# Read at exec or at the import of torch: to override one of these, a trial needs a new process.
 EXEC_TIME = re.compile(
     r"(OMP|KMP|GOMP|MKL|MALLOC|LD)_.*|PYTHON.*|PYTORCH_(.*_)?ALLOC_CONF|TORCH_DISTRIBUTED_DEBUG|TORCH_CPP_LOG_LEVEL"
 )
-# What each worker sets for itself. Launchers number their processes under many names, and torch's import reads none;
-# shells leave their last command in "_".
+# Variables that each worker sets. Launchers number their processes under many names, and torch's import reads none of
+# them; shells keep their last command in "_".
 _OF_A_RANK = re.compile(
     r"_|RANK|LOCAL_RANK|ROLE_RANK|MASTER_.*|CUDA_VISIBLE_DEVICES|(NCCL|GLOO)_.*|TORCHINDUCTOR_CACHE_DIR"
     r"|TORCHELASTIC_ERROR_FILE|(OMPI|PMIX?)_.*|MPI_LOCALRANKID|SLURM_(PROCID|LOCALID|TASK_PID)"
@@ -35,7 +35,7 @@ _OF_A_RANK = re.compile(
 _STATUS = re.compile(
     r"^((?:Uid|Gid|Groups|Umask|Cap\w+|NoNewPrivs|Seccomp\w*|Cpus_allowed|Mems_allowed):.*)$", re.MULTILINE
 )
-# Rank 0 raises its own soft limit for the control server, and no other process's.
+# Only rank 0 raises its soft limit, for the control server.
 _SOFT_OPEN_FILES = re.compile(r"(?<=Max open files) +\S+")
 _LINKS = ("cwd", "root")
 # Holds `interpreter()` in the environment of a fork server, so that it is compared like any other variable.
@@ -51,7 +51,7 @@ def is_possible() -> bool:
 def interpreter() -> str:
     """A digest of this process's Python: program, flags, module path, ddpdiag, and the modules that run at its start.
 
-    Files in folders of the module path (.pth) need no look: ranks that are compared share them by `traits`.
+    Files in folders of the module path (.pth) are not examined: ranks with equal `traits` have the same files.
     """
     at_start = [getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize")]
     options = (sys.flags, sys._xoptions, sys.warnoptions, sys.path)
@@ -61,7 +61,7 @@ def interpreter() -> str:
 
 
 def traits(pid: int | str = "self") -> dict[str, str]:
-    """Properties that a process passes on to its children, from /proc; OSError if they may not be read."""
+    """Properties that a process passes on to its children, read from /proc; OSError if they may not be read."""
     folder = Path("/proc", str(pid))
     stat = (folder / "stat").read_text().rpartition(")")[2].split()
     found = {
@@ -77,12 +77,12 @@ def traits(pid: int | str = "self") -> dict[str, str]:
 
 
 def difference(server: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    """The first trait in which two processes differ."""
+    """The first trait in which two processes differ, or None."""
     return next((name for name in {**server, **other} if server.get(name) != other.get(name)), None)
 
 
 def is_alike(channel: socket.socket) -> bool:
-    """Whether the process at the other end is of this user and has the same traits."""
+    """Whether the process at the other end of the channel has the same user and traits as this process."""
     pid, uid = peer(channel)
     try:
         return uid == os.geteuid() and difference(traits(), traits(pid)) is None
@@ -91,16 +91,16 @@ def is_alike(channel: socket.socket) -> bool:
 
 
 def variable_that_differs(server: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    """The first variable in which two environments differ, and must not."""
+    """The first variable in which two environments differ although they must not, or None."""
     common = _common(server)
     return next((name for name in {**common, **_common(other)} if server.get(name) != other.get(name)), None)
 
 
 def socket_name(env: Mapping[str, str], attempt: int) -> str | None:
-    """The name, in the run's folder, of the socket for ranks of this host that are like this one.
+    """The name of the socket, in the run's folder, for all ranks of this host that are like this rank.
 
-    None where the kernel does not show what must be equal. No secret goes into the digest. `attempt` counts the servers
-    that were lost.
+    None if the kernel does not show all that must be equal. The digest contains no secret. `attempt` is the number of
+    servers lost before.
     """
     if not is_possible():
         return None
@@ -109,7 +109,7 @@ def socket_name(env: Mapping[str, str], attempt: int) -> str | None:
         shown = sorted(traits().items())
     except (OSError, IndexError):
         return None
-    # The folder may be on a file server: other hosts do not connect to this socket.
+    # With the boot id, because the folder may be on a file server, and other hosts cannot connect to this socket.
     return f"imports-{digest(boot_id(), os.geteuid(), OPEN_FILES, shown, common, attempt)}"
 
 
@@ -118,6 +118,6 @@ def _common(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def peer(channel: socket.socket) -> tuple[int, int]:
-    """Pid and user of the process at the other end, from the kernel."""
+    """Pid and user of the process at the other end of a channel, from the kernel."""
     pid, uid, _gid = _PEER.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return pid, uid

@@ -1,6 +1,6 @@
-"""The supervisor: one per rank, started by the launcher. It owns deadlines, and outlives whatever its worker does.
+"""The supervisor: the launcher starts one per rank. It enforces the deadlines, and survives any failure of its worker.
 
-It never imports torch, and waits only on local descriptors with a time-out.
+It never imports torch, and waits only on local descriptors, with a time-out.
 """
 
 import os
@@ -26,18 +26,18 @@ from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 from ddpdiag.runtime.supervisor.workers import ForkServer, WorkerProcess
 from ddpdiag.sanitize import printable
 
-# A shared fork server that was lost is replaced by another shared one, so that the ranks of a large host do not all
-# import torch at once; after that each rank has its own.
+# The first lost fork server is replaced by another shared one, so that the ranks of a large host do not all import
+# torch at once. After that each rank starts a server of its own.
 _SHARED_SERVERS = 2
 
 
 class Supervisor(TrialRunner):
-    """Runs the trials that rank 0 orders, until it ends the run.
+    """Runs the trials that rank 0 orders, until rank 0 ends the run.
 
-    `variables` gives the launcher variables that a job's process would see in a place; `signals` tells when this
-    process was told to leave (None where the main thread takes care of that); `trains`, whether a run with these
-    options trains a model; `rank_0_answers`, whether rank 0's host does, once rank 0 is lost. Ranks of one host whose
-    records lie in one folder share a fork server where they can.
+    `variables` returns the launcher's variables for a process in a place. `signals` holds a signal to end this process;
+    it is None if the main thread handles signals. `trains` returns whether a run with these options trains a model, and
+    `rank_0_answers`, called after the loss of rank 0, whether its host answers. Ranks of one host whose records are in
+    one folder share a fork server if they can.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Supervisor(TrialRunner):
         self._signals = signals
         self._trains = trains
         self._rank_0_answers = rank_0_answers
-        # torch._dynamo makes inductor's cache folder when it is imported; ours goes with the scratch folder.
+        # torch._dynamo makes inductor's cache folder at its import; in the scratch folder it is removed at the end.
         self._environment = {"TORCHINDUCTOR_CACHE_DIR": str(record.scratch), **os.environ}
         self._log = Log()
         self._lost_servers = 0
@@ -69,15 +69,15 @@ class Supervisor(TrialRunner):
         self._signal_received: tuple[int, float] | None = None
 
     def _start_fork_server(self) -> ForkServer:
-        """One for the ranks of this host that are like this one; where there is none, one for this rank."""
-        own = {sharing.INTERPRETER: sharing.interpreter()} if sharing.is_possible() else {}
-        env = with_home({**self._environment, **self._launcher_variables(self.place), **own})
+        """Start or join the server for the ranks of this host that are like this one; else start one for this rank."""
+        extra = {sharing.INTERPRETER: sharing.interpreter()} if sharing.is_possible() else {}
+        env = with_home({**self._environment, **self._launcher_variables(self.place), **extra})
         shares = (self.place.local_world_size or 1) > 1 and self._lost_servers < _SHARED_SERVERS
         name = sharing.socket_name(env, self._lost_servers) if shares else None
         return ForkServer(self.place.rank, env, None if name is None else self._record.folder / name)
 
     def _replace_lost_fork_server(self) -> None:
-        """Replace a lost fork server: its trials have an outcome, and workers not yet started are requested again."""
+        """Replace a lost fork server, and request its unstarted workers again. Its other trials have an outcome."""
         while (lost := self._fork_server).is_lost:
             self._lost_servers = _SHARED_SERVERS if lost.has_refused else self._lost_servers + 1
             self._fork_server = self._start_fork_server()
@@ -88,11 +88,11 @@ class Supervisor(TrialRunner):
             lost.kill()
 
     def run(self, client: ControlClient) -> messages.Shutdown:
-        """Serve until rank 0 ends the run; RunLost when it falls silent."""
+        """Serve until rank 0 ends the run, and return its last message; RunLost if rank 0 falls silent."""
         self._client = client
         self._begin = client.heard = time.monotonic()
         if self._signals is not None and self._signals.received is not None:
-            self._leave(self._signals.received)
+            self._report_signal(self._signals.received)
         while self._shutdown is None:
             before = time.monotonic()
             self._wait()
@@ -111,17 +111,17 @@ class Supervisor(TrialRunner):
         client.close()
         return self._shutdown
 
-    def _leave(self, signum: int) -> None:
-        """Report a signal to end first, so that this rank is not blamed."""
+    def _report_signal(self, signum: int) -> None:
+        """Report the first signal to end to rank 0, so that this rank is not blamed for its end."""
         if self._signal_received is None:
             now = time.monotonic()
             self._signal_received = (signum, now)
             self._client.send(messages.Leaving(signum))
-            own = Event(kind=EventKind.LEAVING, rank=self.place.rank, seconds=now - self._begin, detail=str(signum))
-            self._record.write(own)
+            event = Event(kind=EventKind.LEAVING, rank=self.place.rank, seconds=now - self._begin, detail=str(signum))
+            self._record.write(event)
 
     def end_children(self) -> list[str]:
-        """Kill workers and fork server; a sentence for each process that cannot be killed."""
+        """Kill workers and fork server; return a sentence for each process that survives."""
         survivors = [*self._survivors, *map(_survivor, self.kill_workers())]
         if not self._fork_server.killed and not self._fork_server.kill():
             survivors.append(_survivor(self._fork_server))
@@ -143,7 +143,7 @@ class Supervisor(TrialRunner):
         if self._signals is not None and self._signals.woken.fileno() in ready:
             self._signals.drain()
             if self._signals.received is not None:
-                self._leave(self._signals.received)
+                self._report_signal(self._signals.received)
         if self.running_trial is not None and self.running_trial.worker.channel.fileno() in ready:
             self.read(self.running_trial)
 
@@ -174,24 +174,24 @@ class Supervisor(TrialRunner):
                 self.obey(message)
 
     def _pong(self) -> messages.Pong | messages.BarrierReached | Outcome:
-        """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
+        """The answer to a ping: the last message to which rank 0 has not reacted yet, else `Pong`."""
         if self.running_trial is not None and self.running_trial.reached is not None and not self.running_trial.opened:
             return self.running_trial.reached
         return self._unacknowledged or messages.Pong()
 
     def start(self, trial: Trial) -> None:
-        """Record the trial and hand it to a worker, unless it sets what no check sets."""
-        if (refused := refused_override(trial.env)) is not None:
-            raise RunLost(f"rank 0 asked rank {self.place.rank} to set {printable(refused)}, which no check does")
+        """Record the trial and send it to a worker; RunLost if it sets a variable that no check sets."""
+        if (variable := refused_override(trial.env)) is not None:
+            raise RunLost(f"rank 0 asked rank {self.place.rank} to set {printable(variable)}, which no check does")
         self._record.write(trial)
         super().start(trial)
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
-        """Variables that the worker sets or unsets for a trial: torchrun's, and the trial's."""
+        """Variables that the worker sets or unsets for a trial: torchrun's and the trial's."""
         return {"TORCHELASTIC_USE_AGENT_STORE": None, **self._launcher_variables(self.place), **trial.env}
 
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
-        """A worker of the fork server; a new interpreter for trials without torch, or where a variable needs it."""
+        """A fork of the fork server; a new interpreter for trials without torch, or with an `EXEC_TIME` variable."""
         if kind is Kind.TORCH and not any(map(sharing.EXEC_TIME.fullmatch, overrides)):
             return self._fork_server.fork(overrides, self._log)
         worker = WorkerProcess(kind, overrides, self._log)
@@ -200,7 +200,7 @@ class Supervisor(TrialRunner):
         return worker
 
     def report(self, message: messages.BarrierReached | messages.Partial | Outcome) -> None:
-        """An outcome goes to our own file first, then to the control server, until that acknowledges it."""
+        """Send a message to rank 0. An outcome is recorded first, and sent again until rank 0 acknowledges it."""
         if isinstance(message, Outcome):
             self._record.write(message)
             self._unacknowledged = message
@@ -216,7 +216,7 @@ class Supervisor(TrialRunner):
                     self._lose_rank_0(silent)
                 sentence = f"rank {self.place.rank} received {signal.Signals(signum).name}"
                 raise RunLost(sentence, ExitCode.of_signal(signum))
-        # When the budget is spent rank 0 has only to write, and nobody has time to spare.
+        # Once the budget is spent rank 0 only writes its report, and the launcher's time limit is near.
         patience = silence_seconds(self.place.world_size, late=now - self._begin >= self.options.budget_seconds)
         patience += crowded_silence_seconds(self.place.local_world_size)
         if silent > patience:
@@ -226,7 +226,7 @@ class Supervisor(TrialRunner):
             )
 
     def _lose_rank_0(self, silent_seconds: float) -> None:
-        """Record the loss of rank 0 at once, since launchers end the others next, and how far the trial had come."""
+        """Record the loss of rank 0 at once, as launchers end the others next, and the state of a running trial."""
         rank = self.place.rank
         detail = f"rank {rank} on {self.place.host} received no message from it for {silent_seconds:.0f} s"
         seconds = time.monotonic() - self._begin

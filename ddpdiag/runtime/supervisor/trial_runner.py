@@ -1,4 +1,4 @@
-"""Trials on one rank: each runs in a worker, which is ended at the trial's deadline."""
+"""Trials on one rank: each runs in a worker, which is ended if the trial is past its deadline."""
 
 import time
 from abc import ABC, abstractmethod
@@ -15,12 +15,12 @@ from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
 from ddpdiag.runtime.supervisor.processes import Child, how_it_ended, is_busy
 from ddpdiag.runtime.supervisor.workers import WorkerProcess
 
-# The same on each of them, whichever started it: no rank is to blame for it.
-_WITH_SERVER = "the process that imported torch for the ranks of this host was ended, and theirs with it"
+# The same sentence on every rank that shared the server, because no rank is to blame for its end.
+_SERVER_ENDED = "the process that imported torch for the ranks of this host was ended, and theirs with it"
 
 
 class RunningTrial:
-    """State of the trial in progress; times are of the monotonic clock."""
+    """The trial that runs now; all times are of the monotonic clock."""
 
     def __init__(self, trial: Trial, rank: int, worker: WorkerProcess, now: float) -> None:
         self.trial = trial
@@ -35,11 +35,11 @@ class RunningTrial:
         self.opened = False
         self.reached: BarrierReached | None = None
         self.partial = NOTHING
-        worker.page.write(0, "")  # the worker is idle: what the page holds is of the trial before
+        worker.page.write(0, "")  # the worker is idle, and the page still holds the last step of the trial before
         self._rank = rank
 
     def allow_first_use(self, now: float) -> None:
-        """Move the deadline on by what passed while the worker was in its first use, as far as the trial allows."""
+        """Extend the deadline by the time that the worker spent in its first use, up to the trial's limit for that."""
         passed, self._seen_at = now - self._seen_at, now
         if self._first_use_left > 0 and is_first_use(self.worker.page.read()[1]):
             more = min(passed, self._first_use_left)
@@ -47,11 +47,12 @@ class RunningTrial:
             self.deadline += more
 
     def is_stuck(self, process: ProcessState, on_core: float | None, now: float) -> bool:
-        """Whether the worker has been stopped, or in uninterruptible sleep outside of its first use, for too long.
+        """Whether the worker has been stopped, or in uninterruptible sleep outside of its first use, for 10 s.
 
-        So at every look: without a new step, and without a moment on a core (`on_core` seconds so far), which it needs
-        for each page that it reads from a slow disk. Time in which this process stood still does not count: where the
-        whole job was stopped (Ctrl-Z), the worker may be woken a moment later than its supervisor.
+        At every look in that time it must be so, without a new step and without time on a core (`on_core` is the total
+        in seconds), which a worker needs for each page that it reads from a slow disk. Time in which this process was
+        stopped does not count: after a stop of the whole job (Ctrl-Z) the worker may be resumed a moment later than its
+        supervisor.
         """
         step, label = self.worker.page.read()
         before, self._last_look = self._last_look, (step, on_core)
@@ -61,7 +62,7 @@ class RunningTrial:
         return now - self._stuck_since >= DEADLINES.stuck
 
     def ended(self, answer: TrialEnded, now: float) -> Outcome:
-        """The worker ended the trial by itself."""
+        """The outcome of a trial that the worker ended."""
         return structs.replace(
             self._outcome(answer.status, now),
             data=answer.data,
@@ -74,16 +75,16 @@ class RunningTrial:
         )
 
     def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
-        """The outcome at the deadline, or when rank 0 ends the trial; `at` is the step before there was a worker."""
+        """The outcome at the deadline, or when rank 0 ends the trial; `at` is the step of an unfinished start."""
         outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
         return outcome if at is None else structs.replace(outcome, step=0, at=at)
 
     def died(self, how: str, log: str, now: float) -> Outcome:
-        """The worker's process ended without an answer."""
+        """The outcome of a trial whose worker ended without an answer."""
         return structs.replace(self._outcome(Status.DIED, now), error=how, detail=log)
 
     def without_torch(self, code: int | None, log: str, now: float) -> Outcome:
-        """The process that imports torch ended: torch cannot be imported here."""
+        """The outcome of a trial whose worker could not start, because the process that imports torch ended."""
         last = log.splitlines()[-1] if log else ""
         status, error = (Status.RAISED, last) if code == 1 and last else (Status.DIED, how_it_ended(code))
         return structs.replace(self._outcome(status, now), step=0, at=IMPORT_STEP, error=error, detail=log)
@@ -103,9 +104,9 @@ class RunningTrial:
 
 
 class TrialRunner(ABC):
-    """Runs one trial after the other; consecutive ones of a kind share a worker, unless that is of no use any more.
+    """Runs one trial after the other. Consecutive trials of a kind share a worker, unless a trial needs a new one.
 
-    `scratch` is a folder on this host for what trials write.
+    `scratch` is a folder on this host for files of trials.
     """
 
     def __init__(self, place: Place, scratch: str) -> None:
@@ -113,24 +114,24 @@ class TrialRunner(ABC):
         self.options = Options()
         self.running_trial: RunningTrial | None = None
         self.workers: dict[Kind, WorkerProcess] = {}
-        self._ending: list[Child] = []  # killed, and not gone yet: each held a GPU
+        self._ending: list[Child] = []  # killed processes that held a GPU and have not ended yet
         self._scratch = scratch
         self._last_trial = 0
 
     @abstractmethod
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
-        """A new worker that has these variables set or unset."""
+        """Start a worker in which these variables are set, or unset if None."""
 
     @abstractmethod
     def report(self, message: BarrierReached | Partial | Outcome) -> None:
-        """Send the progress or outcome of the trial to rank 0."""
+        """Send the progress or the outcome of the trial to rank 0."""
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
         """Variables that the worker sets or unsets for a trial."""
         return dict(trial.env)
 
     def obey(self, message: RunTrial | BarrierOpen | Stop) -> None:
-        """Obey rank 0, which repeats a message until it is answered; each counts once."""
+        """Obey a message of rank 0; repetitions of a message have no effect."""
         running_trial = self.running_trial
         match message:
             case RunTrial(trial) if trial.number > self._last_trial:
@@ -145,7 +146,7 @@ class TrialRunner(ABC):
                 pass
 
     def start(self, trial: Trial) -> None:
-        """Hand the trial to a worker."""
+        """Send the trial to a worker."""
         self._last_trial = trial.number
         worker = self.worker_for(trial)
         self.running_trial = running_trial = RunningTrial(trial, self.place.rank, worker, time.monotonic())
@@ -153,12 +154,12 @@ class TrialRunner(ABC):
         worker.send(structs.replace(task, ending=self._may_hold_gpu()) if trial.kind is Kind.TORCH else task)
 
     def _may_hold_gpu(self) -> tuple[int, ...]:
-        """Killed processes that the driver may not have taken their GPU back from yet."""
+        """Pids of killed processes whose GPU the driver may not have taken back yet."""
         now = time.monotonic()
         return tuple(child.pid or 0 for child in self._ending if child.may_still_end(now) and not child.is_gone())
 
     def worker_for(self, trial: Trial) -> WorkerProcess:
-        """The worker of the trials before, unless this one needs another."""
+        """The worker of the trials before, if its variables are right and the trial is not `fresh`; else a new one."""
         worker = self.workers.get(trial.kind)
         if worker is not None:
             if worker.overrides == trial.env and not trial.fresh:
@@ -169,7 +170,7 @@ class TrialRunner(ABC):
         return worker
 
     def read(self, running_trial: RunningTrial) -> None:
-        """Take in what the worker has sent."""
+        """Handle a message of the worker."""
         match running_trial.worker.receive():
             case BarrierReached() as message:
                 running_trial.reached = message
@@ -185,7 +186,7 @@ class TrialRunner(ABC):
                 self._finish(running_trial, _death(running_trial))
 
     def watch(self, running_trial: RunningTrial) -> None:
-        """End a trial that cannot start, that is past its deadline, or whose worker is stopped or stuck."""
+        """End the trial if it cannot start, if it is past its deadline, or if its worker is stopped or stuck."""
         running_trial.allow_first_use(time.monotonic())
         worker, now = running_trial.worker, time.monotonic()
         if worker.cannot_start:
@@ -198,9 +199,9 @@ class TrialRunner(ABC):
             self.expire(running_trial)
 
     def expire(self, running_trial: RunningTrial, *, told: bool = False) -> None:
-        """End a trial that did not end in time; takes up to 5.5 s. `told`: rank 0 ends it because of another rank.
+        """End the trial, which did not end in time; takes up to 3 s. `told`: rank 0 ends it because of another rank.
 
-        First what is known is fixed; then the process is woken, its stacks are dumped, and it is killed.
+        The state is read first. Then the process is woken and its stacks are dumped, and at last it is killed.
         """
         child, step = running_trial.worker.waits_for, running_trial.worker.start_step
         process = child.state()
@@ -209,7 +210,7 @@ class TrialRunner(ABC):
             since = None if step is not None else running_trial.worker.page.seconds()
             process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
         evidence = child.gather_evidence(process.state)
-        # A fork server that has imported torch is only slow to fork; without it no later trial could use torch.
+        # A fork server that has imported torch is only slow to fork. It is kept: later trials need it for torch.
         survived = (child is running_trial.worker or step == IMPORT_STEP) and self._kill(child)
         stacks = evidence.stacks
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
@@ -222,24 +223,24 @@ class TrialRunner(ABC):
         self._finish(running_trial, outcome)
 
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
-        """Report the outcome; after anything but DONE the worker is replaced."""
+        """Report the outcome; the worker is kept only after DONE."""
         self.running_trial = None
         self.report(structs.replace(outcome, survivors=self._overdue()))
         if outcome.status is not Status.DONE:
             worker = self.workers.pop(running_trial.trial.kind)
-            if outcome.process is None:  # else it was killed, and one that survived is not waited for again
+            if outcome.process is None:  # otherwise it was killed before, and a survivor is not waited for again
                 self._kill(worker)
             worker.close()
 
     def _kill(self, child: Child) -> bool:
-        """Kill a process; whether it survived that. One that held a GPU may still end, and is examined again later."""
+        """Kill a process; return whether it survived. One that held a GPU may still end: `_overdue` looks again."""
         gone = child.kill()
         if not gone and child.held_gpu:
             self._ending.append(child)
         return not gone and not child.held_gpu
 
     def _overdue(self) -> tuple[ProcessState, ...]:
-        """Processes that held a GPU and have not ended in the time that this may take; each is reported once."""
+        """Processes that held a GPU and did not end in the time that the driver may need; each is returned once."""
         now = time.monotonic()
         self._ending = [child for child in self._ending if not child.is_gone()]
         late = [child for child in self._ending if not child.may_still_end(now)]
@@ -247,7 +248,7 @@ class TrialRunner(ABC):
         return tuple(structs.replace(child.state(), survived=True) for child in late)
 
     def kill_workers(self) -> list[Child]:
-        """Kill all workers; those that survive, and of earlier ones those that have not ended yet."""
+        """Kill all workers; return the processes that have not ended, including those killed before."""
         survivors: list[Child] = [child for child in self._ending if not child.is_gone()]
         for worker in self.workers.values():
             if not worker.kill():
@@ -264,5 +265,5 @@ def _death(running_trial: RunningTrial) -> Outcome:
     code, now = worker.waits_for.wait(DEADLINES.reap), time.monotonic()
     if worker.start_step is not None:
         return running_trial.without_torch(code, worker.waits_for.log.tail(), now)
-    how = _WITH_SERVER if worker.ended_with_server else how_it_ended(code)
+    how = _SERVER_ENDED if worker.ended_with_server else how_it_ended(code)
     return running_trial.died(how, worker.log.tail(since=running_trial.log_start), now)

@@ -1,7 +1,7 @@
-"""The worker: runs one measurement after another until its supervisor has no more, or ends it.
+"""The worker: runs one measurement after another, until its supervisor closes the channel or kills it.
 
-There are two ways to start one: `python -m ddpdiag.runtime.supervisor.worker` (plain, started at once) and a fork of
-the fork server (with torch). It says only what happened; it judges nothing.
+A worker is `python -m ddpdiag.runtime.supervisor.worker` (without torch, started at once) or a fork of the fork server
+(with torch). It reports what happened, and judges nothing.
 """
 
 import os
@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.02
 
 
 class WorkerContext:
-    """The world as a measurement sees it; see `ddpdiag.model.trial.Context`."""
+    """The world and the trial as a measurement sees them; see `ddpdiag.model.trial.Context`."""
 
     def __init__(self, task: Task, channel: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place
@@ -60,7 +60,7 @@ class WorkerContext:
         return self.group.index(self.place.rank)
 
     def step(self, label: str) -> None:
-        """Announce the next step. What a first use took moves the end on, as it does for the supervisor."""
+        """Announce the next step. The time that a first use took extends `end`, as it extends the deadline."""
         now = time.monotonic()
         if is_first_use(self._at):
             more = min(now - self._since, self._first_use_left)
@@ -73,21 +73,21 @@ class WorkerContext:
         self._page.write(self._steps, label)
 
     def report(self, data: msgspec.Struct, text: str) -> None:
-        """Hand over what is known so far."""
+        """Send the data measured up to now to the supervisor."""
         partial = Partial(self.trial.number, msgspec.Raw(codec.encode(data)), text)
         send_framed(self._channel, msgspec.json.encode(partial))
 
     def timed(self, name: str, seconds: float) -> None:
-        """Add to one of the trial's timings."""
+        """Add seconds to one of the trial's timings."""
         self.timings[name] = self.timings.get(name, 0.0) + seconds
 
     def barrier(self, offer: str = "") -> Opening:
-        """Wait for all ranks of the group."""
+        """Wait for all ranks of the group; return the host and offer of its first rank."""
         barrier = self._wait_at_barrier(offer)
         return Opening(barrier.host, barrier.offer)
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
-        """The same barrier, but all ranks learn all offers."""
+        """Wait for all ranks of the group; return host and offer of each of them."""
         return self._wait_at_barrier(offer, shares=True).peers
 
     def _wait_at_barrier(self, offer: str, *, shares: bool = False) -> BarrierOpen:
@@ -96,7 +96,7 @@ class WorkerContext:
         send_framed(self._channel, msgspec.json.encode(BarrierReached(self.trial.number, offer, shares)))
         barrier = _receive(self._channel)
         if not isinstance(barrier, BarrierOpen):
-            os._exit(0)  # the supervisor is gone, or moved on without this worker
+            os._exit(0)  # the supervisor has ended, or has ended this trial
         self.timed("gate", time.monotonic() - begin)
         self.step("gate is open")
         return barrier
@@ -108,7 +108,7 @@ def _receive(channel: socket.socket) -> Task | BarrierOpen | None:
 
 
 def apply(env: Mapping[str, str | None]) -> None:
-    """Set variables of this process; None unsets."""
+    """Set variables of this process; a value of None unsets the variable."""
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -117,7 +117,7 @@ def apply(env: Mapping[str, str | None]) -> None:
 
 
 def _wait_for_gpus(ending: Sequence[int], context: Context) -> None:
-    """Wait until killed workers are gone where a GPU takes one process only, and would refuse this one until then."""
+    """Wait until killed workers (`ending`) are gone, if a GPU takes one process only: it would refuse this worker."""
     if not ending:
         return
     context.step(NVML_STEP)
@@ -142,22 +142,22 @@ def _measure(task: Task, context: WorkerContext) -> TrialEnded:
 def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> TrialEnded:
     try:
         return _measure(task, context)
-    except Exception as error:  # noqa: BLE001 - one of the two edges: whatever a measurement raises is an outcome
+    except Exception as error:  # noqa: BLE001 - any error that a measurement raises is its outcome
         text = traceback.format_exc(limit=-8)
         sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        own = recorder.collectives() if task.trial.kind is Kind.TORCH else PostedCollectives(None)
+        posted = recorder.collectives() if task.trial.kind is Kind.TORCH else PostedCollectives(None)
         return TrialEnded(
             Status.RAISED,
             error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL]),
             detail=codec.readable(without_secrets(text)[-_MAX_DETAIL:]),
             timings=context.timings,
-            collectives=own.collectives,
-            no_collectives=own.no_collectives,
+            collectives=posted.collectives,
+            no_collectives=posted.no_collectives,
         )
 
 
 def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
-    """Obey the supervisor until it closes the channel; never returns. All four arguments are descriptors."""
+    """Run trials until the supervisor closes the channel, then exit. All four arguments are descriptors."""
     dump_stacks_to(stack_file)
     orders, steps, recorder = (
         socket.socket(fileno=channel),
@@ -176,7 +176,7 @@ def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
 
 
 def main(parent: int, *descriptors: int) -> None:
-    """Entry: PARENT_PID CHANNEL PAGE STACK QUESTIONS."""
+    """Run a worker. Arguments: PARENT_PID CHANNEL PAGE STACK QUESTIONS."""
     die_with_parent(parent)
     leave_terminal()
     serve(*descriptors)

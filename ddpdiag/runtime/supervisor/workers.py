@@ -1,4 +1,4 @@
-"""Workers and the fork server, as their supervisor sees them. Nothing here waits without a time-out."""
+"""Workers and the fork server, as their supervisor sees them. Each wait has a time-out."""
 
 import contextlib
 import os
@@ -24,22 +24,22 @@ _WORKER_MODULE = "ddpdiag.runtime.supervisor.worker"
 _FORK_SERVER_MODULE = "ddpdiag.runtime.supervisor.fork_server"
 _SOCKET_BUFFER = 1 << 20
 _POLL_SECONDS = 0.02
-# Where faulthandler's dump of the main thread, its last, ends: at `python -m`, at a script, or at its 100 frames.
+# The line at which faulthandler's dump of the main thread, its last one, ends: `python -m`, a script, or 100 frames.
 _MAIN_THREAD_ENDS = (b" in _run_module_as_main\n", b" in <module>\n", b"...\n")
 
 
 class PythonChild(Child, ABC):
-    """A child with a log, which can be asked for evidence of a hang."""
+    """A Python process with a log, from which the supervisor can gather evidence of a hang."""
 
     log: Log
 
     @abstractmethod
     def gather_evidence(self, state: str | None) -> HangEvidence:
-        """Its stacks and its last collectives, if it has any; `state` is how it was before it is disturbed."""
+        """The stacks and last collectives of the process, if any; `state` is its state before it is disturbed."""
 
 
 class WorkerProcess(PythonChild):
-    """One worker: a channel for messages, a page to read its steps, a file for its stack, a channel to its recorder."""
+    """One worker: a channel for messages, a page with its steps, a file for its stacks, a channel to its recorder."""
 
     def __init__(self, kind: Kind, overrides: Mapping[str, str | None], log: Log) -> None:
         super().__init__()
@@ -54,22 +54,22 @@ class WorkerProcess(PythonChild):
 
     @property
     def waits_for(self) -> PythonChild:
-        """The process that must act before its trial goes on."""
+        """The process that must act next for the trial to go on."""
         return self
 
     @property
     def start_step(self) -> str | None:
-        """The step of its start, as long as it cannot take up a trial."""
+        """The current step of the worker's start, or None once it can run a trial."""
         return None
 
     @property
     def cannot_start(self) -> bool:
-        """Whether the process that would start it has ended."""
+        """Whether the process that must start this worker has ended."""
         return False
 
     @property
     def ended_with_server(self) -> bool:
-        """Whether it was ended because the process that forked it has ended."""
+        """Whether the worker ended because the process that forked it has ended."""
         return False
 
     def descriptors(self) -> tuple[int, int, int, int]:
@@ -77,18 +77,18 @@ class WorkerProcess(PythonChild):
         return self._child_end.fileno(), self.page.descriptor, self._stack, self._recorder_child_end.fileno()
 
     def started(self, pid: int | None) -> None:
-        """The other ends of the channels belong to the worker now."""
+        """Set the pid, and close this process's copies of the worker's ends."""
         self.pid = pid
         self._child_end.close()
         self._recorder_child_end.close()
 
     def start_by_exec(self, env: Mapping[str, str]) -> None:
-        """Start as a new interpreter, with its environment in place before anything is imported."""
+        """Start the worker as a new interpreter, in which `env` is set before any import."""
         passed = self.descriptors()
         self.started(start_python(_WORKER_MODULE, [str(os.getpid()), *map(str, passed)], passed, env, self.log))
 
     def send(self, command: ipc.WorkerCommand) -> bool:
-        """Send without waiting; False if the worker is gone or reads nothing."""
+        """Send without waiting; return False if the worker has ended or does not read."""
         try:
             self.channel.send(msgspec.json.encode(command), socket.MSG_DONTWAIT)
         except OSError:
@@ -96,17 +96,17 @@ class WorkerProcess(PythonChild):
         return True
 
     def receive(self) -> ipc.WorkerMessage | ipc.Incomplete | None:
-        """Its next message, or None when it closed the channel. Call only when the channel is readable."""
+        """The next message, `Incomplete`, or None if the channel is closed. Call it only if the channel is readable."""
         data = self._frames.receive(self.channel)
         if data is None:
             return ipc.Incomplete()
         return ipc.decode_worker_message.decode(data) if data else None
 
     def gather_evidence(self, state: str | None) -> HangEvidence:
-        """Its stacks and its last collectives; waits at most 0.5 s for both together.
+        """Dump the stacks, ask for the last collectives, and return both; waits at most 0.5 s in all.
 
-        It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed
-        before. `state` is how it was then: what a stopped worker posts once it is woken is no evidence.
+        The signals may wake the worker up (the dump ends a sleep in C, SIGCONT a stop), so call this after all else is
+        read. `state` is the worker's state before: what a stopped worker posts after its wake-up is no evidence.
         """
         if self.pid is None:
             return HangEvidence()
@@ -120,12 +120,11 @@ class WorkerProcess(PythonChild):
         return HangEvidence(stacks, answer.collectives, answer.no_collectives) if answer else HangEvidence(stacks)
 
     def kill(self) -> bool:
-        """Kill it; True if it is gone within 2 s."""
+        """Kill the worker; return whether it is gone within 2 s."""
         self.channel.close()
         return super().kill()
 
     def close(self) -> None:
-        """Give back the descriptors."""
         for end in (self.channel, self._child_end, self._recorder, self._recorder_child_end):
             end.close()
         self.page.close()
@@ -133,10 +132,10 @@ class WorkerProcess(PythonChild):
 
 
 class ForkServer(PythonChild):
-    """The process that imports torch once and forks workers; the first rank at `address` starts it for all there.
+    """A fork server, as a rank sees it. The first rank at `address` starts it for all ranks that use this address.
 
-    The address is a socket in the run's folder; without one the server is this rank's alone. `env` is what a worker of
-    this rank has.
+    The address is a socket in the run's folder; without one the server is for this rank alone. `env` is the environment
+    of this rank's workers.
     """
 
     def __init__(self, rank: int, env: Mapping[str, str], address: Path | None = None) -> None:
@@ -147,33 +146,33 @@ class ForkServer(PythonChild):
         self.killed = False
         self.is_shared = address is not None
         self._address = address
-        self.failed = False  # torch cannot be imported
-        self.has_refused = False  # this rank, as another server like it would
-        self._is_own = False
+        self.failed = False  # whether torch cannot be imported
+        self.has_refused = False  # whether it refused this rank; another server at this address would, too
+        self._is_started_here = False
         self._rank = rank
         self._environment = ipc.environment_file(env)
         self._life: int | None = None
-        self._requested: list[ForkedWorker] = []  # in the order in which their pids will arrive
+        self._requested: list[ForkedWorker] = []  # workers without a pid; their pids arrive in this order
         self._requested_at = 0.0
         self._workers: list[ForkedWorker] = []
         channel, listener = (None, None) if address is None else meet(address)
         self.channel = channel or self._start(env, listener)
         if channel is not None:
-            self._follow(_server_of(channel))
+            self._read_log_of(_server_of(channel))
 
     def _start(self, env: Mapping[str, str], listener: socket.socket | None) -> socket.socket:
         channel, child_end = _socket_pair()
         life_end, self._life = os.pipe()
         passed = (life_end, child_end.fileno(), *([] if listener is None else [listener.fileno()]))
         self.pid = start_python(_FORK_SERVER_MODULE, [*map(str, passed)], passed, env, self.log)
-        self._is_own, self.is_shared = True, listener is not None
+        self._is_started_here, self.is_shared = True, listener is not None
         os.close(life_end)
         for end in filter(None, (child_end, listener)):
             end.close()
         return channel
 
-    def _follow(self, pid: int | None) -> None:
-        """Read the output of a server that another rank started."""
+    def _read_log_of(self, pid: int | None) -> None:
+        """Set the pid of a server that another rank started, and read its output."""
         if pid is not None and pid != self.pid:
             self.pid = pid
             with contextlib.suppress(OSError):
@@ -182,26 +181,26 @@ class ForkServer(PythonChild):
                 self.log = Log(written)
 
     def fork(self, overrides: Mapping[str, str | None], log: Log) -> "ForkedWorker":
-        """Ask for a worker; it starts as soon as the server is free, and can be sent its task before that."""
+        """Request a worker, and return it: it can be sent its task now, and starts as soon as the server is free."""
         worker = ForkedWorker(self, overrides, log)
         self.request(worker)
         return worker
 
     def request(self, worker: "ForkedWorker") -> None:
-        """Ask for this worker, which another server may have been asked for before."""
+        """Request this worker, even if an earlier server was asked for it."""
         worker.server = self
         try:
             descriptors = [*worker.fresh_descriptors(), self._environment]
             message = msgspec.json.encode(ipc.Fork(self._rank))
             socket.send_fds(self.channel, [message], descriptors, socket.MSG_DONTWAIT)
         except OSError:
-            self.closed = True  # the wait for the worker then ends as with a dead server
+            self.closed = True  # the wait for the worker then ends as if the server had ended
         self._requested.append(worker)
         self._requested_at = time.monotonic()
 
     @property
     def is_lost(self) -> bool:
-        """Whether this rank needs another server: this one has died, does not take this rank, or is stopped."""
+        """Whether this rank needs another server, because this one has ended, has refused the rank or is stopped."""
         if not self.is_shared or self.killed or self.failed:
             return False
         if self.closed or self.has_refused or not self._requested:
@@ -210,16 +209,16 @@ class ForkServer(PythonChild):
         return late and (self.state().state or "") in ("T", "t")
 
     def unserved(self) -> "list[ForkedWorker]":
-        """The workers that were asked for, have not started and are still wanted."""
+        """The requested workers that have not started and are still needed."""
         return [worker for worker in self._requested if worker.channel.fileno() >= 0]
 
     def skip_lazy_imports(self) -> None:
-        """Nothing will be trained: what DDP loads lazily (1.7 s of a core with torch 2.13) need not be there."""
+        """Make the server skip imports that only DDP needs (1.7 s of a core with torch 2.13): no model is trained."""
         with contextlib.suppress(OSError):
             self.channel.send(msgspec.json.encode(ipc.SkipLazyImports()), socket.MSG_DONTWAIT)
 
     def receive(self) -> None:
-        """Take in what the server has sent, if anything; does not wait."""
+        """Read and handle a message of the server, if one has arrived; does not wait."""
         if self.closed:
             return
         try:
@@ -231,13 +230,13 @@ class ForkServer(PythonChild):
         if not data:
             self.closed = True
             return
-        self._take_in(ipc.decode_fork_server_message.decode(data))
+        self._handle_message(ipc.decode_fork_server_message.decode(data))
 
-    def _take_in(self, message: ipc.ForkServerMessage) -> None:
+    def _handle_message(self, message: ipc.ForkServerMessage) -> None:
         match message:
             case ipc.Accepted(pid, life):
-                self._follow(pid)
-                self._hold(pid, life)
+                self._read_log_of(pid)
+                self._keep_alive(pid, life)
             case ipc.Unlike():
                 self.has_refused = True
             case ipc.Imported(seconds):
@@ -253,39 +252,39 @@ class ForkServer(PythonChild):
                     if worker.pid == pid:
                         worker.exit_code = code
 
-    def _hold(self, pid: int, life: int) -> None:
-        """Keep the server alive as long as this process lives, and no longer than the last that does so."""
+    def _keep_alive(self, pid: int, life: int) -> None:
+        """Hold the server's pipe open: the server lives until the last process that holds the pipe has ended."""
         try:
             self._life = os.open(f"/proc/{pid}/fd/{life}", os.O_WRONLY)
         except OSError:
             self.closed = True
 
     def gather_evidence(self, state: str | None) -> HangEvidence:
-        """Its stacks: where an import hangs. It posts nothing."""
+        """The stacks of the server, which show a hang of the import. The server posts no collectives."""
         start = self.log.size()
         _dump(self)
         return HangEvidence(read_stacks(_read_dump(self.log.fileno(), start, time.monotonic() + DEADLINES.dump)))
 
     def kill(self) -> bool:
-        """Kill it, and its workers with it; True if it is gone within 2 s. One that others use is left to them."""
+        """Kill the server with its workers; return whether it has ended. A server that other ranks use goes on."""
         self.channel.close()
         self.closed = self.killed = True
         if self._address is not None:
-            with contextlib.suppress(OSError):  # a rank that starts later has a server of its own
+            with contextlib.suppress(OSError):  # a rank that starts later then starts another server
                 self._address.unlink()
         if self._life is not None:
-            os.close(self._life)  # the kernel kills it if this was the last one
+            os.close(self._life)  # the kernel kills the server if no other process holds the pipe
             self._life = None
         if not self.is_shared:
             return super().kill()
-        end = time.monotonic() + (DEADLINES.reap if self._is_own else 0.0)
+        end = time.monotonic() + (DEADLINES.reap if self._is_started_here else 0.0)
         while time.monotonic() < end and not self.is_gone():
             time.sleep(_POLL_SECONDS)
         return self.is_gone() or self.state().state != "D"
 
 
 class ForkedWorker(WorkerProcess):
-    """A worker that the fork server forks; its exit code arrives through the server."""
+    """A worker that the fork server forks; the server sends its exit code."""
 
     def __init__(self, server: ForkServer, overrides: Mapping[str, str | None], log: Log) -> None:
         super().__init__(Kind.TORCH, overrides, log)
@@ -296,12 +295,12 @@ class ForkedWorker(WorkerProcess):
 
     @property
     def waits_for(self) -> PythonChild:
-        """The server, as long as it has not forked this worker."""
+        """The server until it has forked this worker, then the worker."""
         return self.server if self.pid is None else self
 
     @property
     def start_step(self) -> str | None:
-        """The step of the server before it forks this worker."""
+        """The step of the server until it has forked this worker, then None."""
         if self.pid is not None:
             return None
         return IMPORT_STEP if self.server.import_seconds is None else FORK_STEP
@@ -313,17 +312,17 @@ class ForkedWorker(WorkerProcess):
 
     @property
     def ended_with_server(self) -> bool:
-        """Whether the server that forked it has ended, so that the kernel ended it."""
+        """Whether the kernel ended this worker because the server that forked it has ended."""
         return self.pid is not None and self.exit_code is None and self.server.closed
 
     def fresh_descriptors(self) -> tuple[int, ...]:
-        """Descriptors for a server; a process that an earlier server starts all the same ends at once."""
+        """New descriptors for a server; a process that an earlier server still forks for this worker ends at once."""
         self._close_life()
         self._life_end, self._life = os.pipe()
         return *self.descriptors(), self._life_end, self.log.fileno()
 
     def started(self, pid: int | None) -> None:
-        """The other ends belong to the worker now. By a handle of it no signal reaches a later process of its pid."""
+        """Set the pid, and close the worker's ends. With a handle no signal reaches a later process of this pid."""
         super().started(pid)
         if self._life_end is not None:
             os.close(self._life_end)
@@ -340,12 +339,12 @@ class ForkedWorker(WorkerProcess):
                 signal.pidfd_send_signal(self._handle, signum)
 
     def poll(self) -> int | None:
-        """Its exit code once the server has sent it."""
+        """The exit code once the server has sent it, else None."""
         self.server.receive()
         return self.exit_code
 
     def close(self) -> None:
-        """Give back the descriptors; the worker ends."""
+        """Close all descriptors, which ends the worker."""
         super().close()
         self._close_life()
         if self._handle is not None:
@@ -360,11 +359,11 @@ class ForkedWorker(WorkerProcess):
 
 
 def meet(address: Path) -> tuple[socket.socket | None, socket.socket | None]:
-    """A channel to the fork server at an address, or the socket for one that is to be started; neither if it fails."""
+    """A channel to the fork server at an address, or else the socket for a server to start; neither if that fails."""
     listener, channel = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     channel.setblocking(False)
     with contextlib.suppress(OSError), alone_in(address.parent) as folder:
-        # By the folder's descriptor: the path of a socket has at most 107 characters (unix(7)).
+        # Through the folder's descriptor, because the path of a socket has at most 107 characters (unix(7)).
         name = f"/proc/self/fd/{folder}/{address.name}"
         try:
             channel.connect(name)
@@ -384,18 +383,18 @@ def meet(address: Path) -> tuple[socket.socket | None, socket.socket | None]:
 
 
 def _server_of(channel: socket.socket) -> int | None:
-    """The server's pid: the kernel shows it, or the supervisor that opened the socket and then started it."""
+    """The server's pid: the kernel shows it, or the supervisor that opened the socket and then started the server."""
     pid, _ = sharing.peer(channel)
     with contextlib.suppress(OSError):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for own in (pid, *map(int, children)):
-            if _FORK_SERVER_MODULE.encode() in Path(f"/proc/{own}/cmdline").read_bytes():
-                return own
+        for candidate in (pid, *map(int, children)):
+            if _FORK_SERVER_MODULE.encode() in Path(f"/proc/{candidate}/cmdline").read_bytes():
+                return candidate
     return None
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends that keep messages apart."""
+    """Two connected sockets that keep message boundaries."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
@@ -403,15 +402,15 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _dump(child: PythonChild) -> None:
-    """Make a process write its stacks, even if it is stopped."""
+    """Make a process write its stacks, and let it run if it is stopped."""
     child.signal(DUMP_SIGNAL)
     child.signal(signal.SIGCONT)
 
 
 def _read_dump(descriptor: int, start: int, end: float) -> str:
-    """The stacks in a file after `start`, once the main thread's are whole; waits until `end` of the monotonic clock.
+    """The stacks in a file after `start`; waits until the main thread's are complete, or until `end` (monotonic).
 
-    It is not enough that the file stops growing: on a busy host a process can rest in the middle of its dump.
+    A file that stops growing may be incomplete: on a busy host a process can pause in the middle of its dump.
     """
     text = b""
     while time.monotonic() < end and not text.endswith(_MAIN_THREAD_ENDS):
