@@ -1,4 +1,4 @@
-"""ddpdiag: whether an allocation can train with DistributedDataParallel, how fast, and if not, what is at fault."""
+"""ddpdiag shows if an allocation can train with DistributedDataParallel, how fast, and if not, what is at fault."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """The Python API, imported at its first use: every command imports this package, and few need the API."""
+    """Import a name of the Python API at its first use. Every command imports this package, and few need the API."""
     if name not in _HOMES:
         raise AttributeError(f"module 'ddpdiag' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m ddpdiag`, and `torchrun -m ddpdiag`."""
+"""Entry point of `python -m ddpdiag` and of `torchrun -m ddpdiag`."""
 
 from ddpdiag.cli import main
 

@@ -8,7 +8,7 @@
     ddpdiag.judge("run.jsonl")                       # as `ddpdiag judge`
     ddpdiag.explain_text("NCCL WARN Duplicate GPU")  # as `ddpdiag explain`
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 import os
@@ -28,18 +28,18 @@ from ddpdiag.probes.host.programs import python_command, with_home
 
 
 def check(*, nproc_per_node: int | str | None = None, **options: str | float | bool | Sequence[str] | None) -> Report:
-    """Test this host, or this rank's part of an allocation, in a process of its own; the report, when it has ended.
+    """Run `ddpdiag check` in a subprocess, for this host or this rank of an allocation, and return its report.
 
-    Options are those of `ddpdiag check`: `check(stage=["rendezvous", "collective"], budget=30, strict=True)`.
-    UsageError for options that are wrong. RuntimeError, with what it printed, for a process that ends without a report:
-    of a launcher's ranks only rank 0 has one.
+    The options are those of `ddpdiag check`: `check(stage=["rendezvous", "collective"], budget=30, strict=True)`.
+    Raises UsageError for wrong options. Raises RuntimeError, with what the subprocess printed, if it wrote no report:
+    of the ranks of a launcher only rank 0 writes one.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
         given = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
         path = Path(str(given["json"]))
-        words = [word for name, value in given.items() for word in _words(spelled(name), value)]
+        words = [word for name, value in given.items() for word in _option_words(spelled(name), value)]
         command = python_command("ddpdiag", "check", "--quiet", *words)
-        code, printed = _ended(command)
+        code, printed = _run_to_end(command)
         if path.exists():
             return decode(path.read_bytes(), Report, least=SMALLEST_NUMBER)
     if code == ExitCode.USAGE:
@@ -47,7 +47,7 @@ def check(*, nproc_per_node: int | str | None = None, **options: str | float | b
     raise RuntimeError(f"ddpdiag check exited with {code} and wrote no report: {readable(printed.strip())}")
 
 
-def _words(option: str, value: object) -> list[str]:
+def _option_words(option: str, value: object) -> list[str]:
     match value:
         case None | False:
             return []
@@ -58,8 +58,8 @@ def _words(option: str, value: object) -> list[str]:
     return [f"{option}={value}"]
 
 
-def _ended(command: Sequence[str]) -> tuple[int, str]:
-    """The exit code of the command, and what it printed on standard error; Ctrl-C is passed on to it."""
+def _run_to_end(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command to its end. Returns its exit code and its standard error. Ctrl-C is passed on to the command."""
     null, env = subprocess.DEVNULL, with_home(os.environ)
     with subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, text=True, env=env) as process:
         try:
@@ -72,10 +72,10 @@ def _ended(command: Sequence[str]) -> tuple[int, str]:
 
 
 def judge(path: str | Path) -> Report:
-    """The report of a recording (`--record`), judged by this version, or a JSON report; UsageError for another file."""
+    """Judge a recording (`--record`), or read a JSON report (`--json`). Raises UsageError for any other file."""
     return read_report(str(path))
 
 
 def explain_text(text: str) -> Explanation:
-    """Explain an error text or a log: its sightings of known texts, the one that explains the others first."""
+    """Explain an error text or a log. `sightings` are the known error texts in it, the first cause first."""
     return explain_log([text.encode("utf-8", "surrogateescape")], "")

@@ -1,6 +1,6 @@
-"""Bytes in, bytes out: JSON without pickle, without silent loss, and with limits on size, depth and numbers.
+"""Read and write JSON and recordings, without pickle or silent loss, and with limits on size, depth and numbers.
 
-JSON has no NaN and msgspec writes it as null, which would read as "the device does not say". So a non-finite float is
+JSON has no NaN, and msgspec writes it as null, which would mean that a value is not known. So a non-finite float is
 written as the string "nan", "inf" or "-inf" and read back as the float that it was.
 """
 
@@ -27,25 +27,25 @@ from ddpdiag.model.trial import Arrival, refused_override
 T = TypeVar("T")
 K = TypeVar("K", int, tuple[int, int])
 
-# A line above this is not one of ours; the largest honest record (a rank's hang bundle) is some 100 kB.
+# ddpdiag writes no longer lines: its largest record (the stacks of a rank that hangs) has some 100 kB.
 MAX_LINE_BYTES = 4 << 20
 # The recording of 8,192 simulated ranks has 20 MB, and `ddpdiag simulate` takes up to a million.
 MAX_RECORDING_BYTES = 4 << 30
-# All else is read at once.
+# The limit of all other files, which are read into memory at once.
 MAX_FILE_BYTES = 512 << 20
-# No figure of a machine is beyond these (a loss that diverges is within), and their squares and quotients are finite.
+# Every measurement lies between these (a diverging loss, too), and squares and quotients of them are finite.
 LARGEST_NUMBER, SMALLEST_NUMBER = 1e100, 1e-100
-# Such a number, or a part of a name: only then is each number looked at.
+# The exponent of a number beyond these limits, or a part of a name: only then is each number checked.
 _SUSPECT = re.compile(rb"[eE][+-]?[0-9]{3}")
 
 
 def readable(text: str) -> str:
-    """`text` without lone surrogates (bytes of the environment or a path that are no UTF-8), which JSON cannot hold."""
+    """`text` with each lone surrogate (a byte of a variable or path that is not UTF-8) as an escape, for JSON."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _spell(value: Any) -> Any:  # noqa: ANN401 - any tree of plain data
-    """The same tree with every non-finite float spelled out, and every text readable."""
+    """`value` with every non-finite float as a string, and every string without lone surrogates."""
     match value:
         case float():
             return value if math.isfinite(value) else str(value)
@@ -70,9 +70,9 @@ def pretty(value: object) -> str:
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[T], *, least: float = 0.0) -> T:
-    """The `kind` in `data`; msgspec.ValidationError or DecodeError if it is something else, or beyond the limits.
+    """Decode `data` as a `kind`. Raises msgspec.ValidationError or DecodeError if it is none, or beyond the limits.
 
-    `least` is the smallest number that is accepted beside 0: quotients of smaller ones underflow.
+    `least` is the smallest size of a number, except 0, that is accepted: quotients of smaller numbers underflow.
     """
     # strict=False is what reads "nan" back into a float.
     return _within_limits(lambda: msgspec.json.decode(data, type=kind, strict=False), data, least)
@@ -88,10 +88,10 @@ def _within_limits(read: Callable[[], T], data: bytes | msgspec.Raw, least: floa
 
 
 def _check_numbers(data: bytes | msgspec.Raw, value: object, least: float) -> None:
-    """msgspec.ValidationError where `value`, which `data` gave, has a number that no machine has."""
+    """Raise msgspec.ValidationError if `value`, decoded from `data`, has a number that cannot be a measurement."""
     if _SUSPECT.search(data) is None:
         return
-    # Numbers in `Raw` are looked at when they are decoded.
+    # Numbers in `Raw` are checked later, when that is decoded.
     waiting: list[object] = [msgspec.to_builtins(value, enc_hook=lambda _raw: None)]
     while waiting:
         match waiting.pop():
@@ -106,9 +106,9 @@ def _check_numbers(data: bytes | msgspec.Raw, value: object, least: float) -> No
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a file for reading; OSError for a named pipe or a device, which may keep its reader waiting.
+    """Open a file for reading. Raises OSError for a named pipe or a device, which may let its reader wait for ever.
 
-    Descriptors of this process are read whatever they are: /dev/stdin, <(command).
+    Open descriptors of this process, such as /dev/stdin or <(command), and /dev/null are opened all the same.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     is_plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -120,7 +120,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def read_bytes(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file; OSError, with the limit as its reason, for one of more than `most` bytes."""
+    """Read a whole file. Raises OSError, with the limit as its reason, if the file has more than `most` bytes."""
     with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -130,7 +130,7 @@ def read_bytes(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def encode_line(line: Line) -> bytes:
-    """One record of a recording, with its newline. Its `Raw` data must come from `encode`."""
+    """Encode one record of a recording as a line. `Raw` values in the record must come from `encode`."""
     return msgspec.json.encode(line) + b"\n"
 
 
@@ -138,9 +138,9 @@ _line_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def read_recording(paths: Iterable[Path]) -> Recording:
-    """One run from one file, from the files that its ranks left behind, or from the folder that holds them.
+    """Read the recording of one run: from one file, from the files that its ranks wrote, or from a folder of these.
 
-    A line that is cut off or unreadable ends the reading of its file, and a note says so.
+    A line that is cut off or unreadable ends the reading of its file, and a note in the result says so.
     Raises UsageError for a file that cannot be read, is no recording, or belongs to another run.
     """
     lines: list[Line] = []
@@ -151,7 +151,7 @@ def read_recording(paths: Iterable[Path]) -> Recording:
 
 
 def _read_folder(folder: Path, notes: list[str]) -> list[Line]:
-    """The lines of all recordings in a folder, the coordinator's first: it settled places and times."""
+    """Read all recordings in a folder, run.jsonl first: in it rank 0 decided places and times. Adds to `notes`."""
     lines: list[Line] = []
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: (path.name != "run.jsonl", path.name)):
         try:
@@ -193,7 +193,7 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
 
 
 def _rows(path: Path) -> Iterator[bytes]:
-    """The lines of a file, of which one that is too long is cut; UsageError where they cannot be read."""
+    """Read the lines of a file. A line that is too long is cut. Raises UsageError if the file cannot be read."""
     left = MAX_RECORDING_BYTES
     try:
         with open_file(path) as file:
@@ -210,10 +210,10 @@ def _rows(path: Path) -> Iterator[bytes]:
 
 
 def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
-    """A recording from its lines; the same record from two files counts once.
+    """Build a recording from its lines. A record that is in two files counts once.
 
-    Rank 0's header is taken, which alone says how ranks are authenticated. UsageError when the lines belong to
-    different runs, or there are none.
+    The header is rank 0's if it is there: only that one says how ranks are authenticated. Raises UsageError if the
+    lines belong to different runs, or if there is no header.
     """
     by_kind: dict[type, list[Any]] = defaultdict(list)
     for line in lines:
@@ -223,9 +223,9 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
         raise UsageError("no recording given")
     if len(runs := {header.run_id for header in headers}) > 1:
         raise UsageError(f"the files belong to different runs: {', '.join(sorted(runs))}; give the files of one run")
-    arrivals = _first({a.place.rank: a for a in reversed(by_kind[Arrival])})
+    arrivals = _sorted_by_key({a.place.rank: a for a in reversed(by_kind[Arrival])})
     trials = _merged(by_kind[Trial])
-    outcomes = _first({(o.trial, o.rank): o for o in reversed(by_kind[Outcome])})
+    outcomes = _sorted_by_key({(o.trial, o.rank): o for o in reversed(by_kind[Outcome])})
     skips = {skip.code: skip for skip in by_kind[Skip]}
     return Recording(
         header=next((header for header in headers if header.secret), headers[0]),
@@ -240,9 +240,9 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
 
 
 def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
-    """The recording with these lines, as `assemble` makes it of all lines; quick where they come later in the run.
+    """Add `lines` to a recording. The result is that of `assemble` for all lines; it is fast if `lines` come later.
 
-    The recording of a run of thousands of ranks is read some hundred times.
+    The coordinator of thousands of ranks does this some hundred times in a run.
     """
     new = assemble([recording.header, *lines])
     later = _later([t.number for t in recording.trials], [t.number for t in new.trials]) and _later(
@@ -252,7 +252,7 @@ def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
         return assemble([*disassemble(recording), *lines], recording.notes)
     return Recording(
         header=new.header,
-        arrivals=_first({**recording.arrivals, **new.arrivals}) if new.arrivals else recording.arrivals,
+        arrivals=_sorted_by_key({**recording.arrivals, **new.arrivals}) if new.arrivals else recording.arrivals,
         trials=recording.trials + new.trials,
         outcomes=recording.outcomes + new.outcomes,
         events=tuple({encode_line(event): event for event in recording.events + new.events}.values()),
@@ -268,25 +268,25 @@ def _later(old: Sequence[K], new: Sequence[K]) -> bool:
 
 
 def _merged(trials: Iterable[Trial]) -> dict[int, Trial]:
-    """Trials by number; each rank's own record knows its own group only."""
+    """Merge the records of each trial, and return the trials by number. A rank's record has only that rank's group."""
     first: dict[int, Trial] = {}
     groups: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for trial in trials:
         first.setdefault(trial.number, trial)
         groups[trial.number].update(trial.groups)
-    # The order of groups that were all handed out at once is kept.
+    # If the first record of a trial has all of its groups, their order is kept.
     more = {number: trial for number, trial in first.items() if len(groups[number]) != len(trial.groups)}
     first |= {number: structs.replace(trial, groups=tuple(sorted(groups[number]))) for number, trial in more.items()}
     return dict(sorted(first.items()))
 
 
-def _first(lines: dict[K, T]) -> dict[K, T]:
-    """The lines in the order of their keys; of two with one key, the first (they are in reverse order)."""
+def _sorted_by_key(lines: dict[K, T]) -> dict[K, T]:
+    """Sort lines by their keys. Callers insert lines in reverse, so that of two with one key the first counts."""
     return dict(sorted(lines.items()))
 
 
 def disassemble(recording: Recording) -> Iterator[Line]:
-    """The lines of a recording, in an order that `assemble` reads."""
+    """The lines of a recording, without its notes: `assemble` makes the same recording of them."""
     yield recording.header
     yield from recording.arrivals.values()
     yield from recording.trials

@@ -15,7 +15,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The codes that scripts rely on; torchrun turns any non-zero one into 1, `exit_code` in JSON stays."""
+    """The exit codes of ddpdiag. torchrun turns any non-zero code into 1; `exit_code` in the JSON report keeps it."""
 
     FIT = 0
     UNFIT = 1
@@ -27,22 +27,22 @@ class ExitCode(IntEnum):
 
     @classmethod
     def of_signal(cls, signum: int) -> "ExitCode":
-        """Of a process that a signal told to end: SIGHUP and SIGTERM are one to whoever reads it."""
+        """The exit code after a signal that ends ddpdiag: INTERRUPTED after SIGINT, TERMINATED after any other one."""
         return cls.INTERRUPTED if signum == signal.SIGINT else cls.TERMINATED
 
 
 class UserError(Exception):
-    """A failure that one sentence explains; `str()` of it is that sentence."""
+    """A failure that one sentence explains. `str(error)` is that sentence."""
 
     exit_code: int = ExitCode.USAGE
 
 
 class UsageError(UserError):
-    """Bad input: the sentence names what, where, and what was expected."""
+    """Wrong input. The sentence says what is wrong, in which option, variable or file, and what was expected."""
 
 
 class Unwritten(UserError):
-    """An output could not be written after a run: the verdict's code stays, and FIT, which waits for it, is UNKNOWN."""
+    """An output could not be written after a run. The exit code is the verdict's, but UNKNOWN instead of FIT."""
 
     def __init__(self, sentence: str, verdict_code: int) -> None:
         super().__init__(sentence)
@@ -50,7 +50,7 @@ class Unwritten(UserError):
 
 
 class AbsentBackend(Exception):
-    """This torch does not have the backend. In a worker, where it is an outcome."""
+    """The installed torch does not have the backend. A worker raises this, and it becomes the trial's outcome."""
 
 
 class RunLost(UserError):
@@ -62,6 +62,6 @@ class RunLost(UserError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word, such as "; did you mean nccl?"; empty if no known one is like it."""
+    """The end of a sentence about an unknown word: "; did you mean nccl?". Empty if no known word is similar."""
     spelled = {each.lower(): each for each in known}
     return "".join(f"; did you mean {spelled[each]}?" for each in get_close_matches(word.lower(), spelled, n=1))

@@ -1,10 +1,10 @@
-"""Text from elsewhere (other machines, files, environments, command lines): shown, never obeyed, without secrets."""
+"""Make text of other machines, files, environments and command lines safe to show: no commands, no secrets."""
 
 import os
 import re
 from collections.abc import Sequence
 
-# What is recorded is mailed around, so a name that might hold a secret loses even where nothing else speaks against it.
+# Recordings are sent to other people, so the value of every name that might mean a secret is hidden.
 _SECRET = r"TOKEN|SECRET|PASS|PWD|PSK|KEY|CREDENTIAL|AUTH|COOKIE"
 _NAME = re.compile(_SECRET, re.IGNORECASE)
 _HIDDEN = "***"
@@ -15,8 +15,8 @@ _ASSIGNED = re.compile(
     rf"(?<![\w.-])[\w.-]{{0,64}}(?:{_SECRET})[\w.-]{{0,64}}=){_VALUE}",
     re.IGNORECASE,
 )
-# "password: VALUE"; but "KeyError: 'RANK'" is the reason of a failure.
-_TOLD = re.compile(
+# "password: VALUE"; but not "KeyError: 'RANK'", which is the reason of a failure.
+_LABELLED = re.compile(
     rf"((?:PASSWORD|PASSWD|PASSPHRASE|PWD|PSK|SECRET|TOKEN|API[_-]?KEY|AUTHORIZATION)[\"']?:\s?){_VALUE}", re.IGNORECASE
 )
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w+/=.~-]{8,}", re.IGNORECASE)
@@ -28,18 +28,18 @@ _COMMAND = re.compile(r"(?:^|\r)[^\S\n]*:(?=:)|##(?=\[)", re.MULTILINE)
 
 
 def is_secret(name: str) -> bool:
-    """May what has this name (a variable, an option) be a secret?"""
+    """Whether the value of a variable or option with this name may be a secret."""
     return _NAME.search(name) is not None
 
 
 def without_secrets(text: str) -> str:
-    """`text` with "***" in place of values that have the names of secrets, and of credentials in addresses."""
-    text = _TOLD.sub(rf"\1{_HIDDEN}", _ASSIGNED.sub(rf"\1{_HIDDEN}", _URL.sub(f"{_HIDDEN}@", text)))
+    """`text` with "***" in place of values whose names may mean a secret, and of credentials in addresses."""
+    text = _LABELLED.sub(rf"\1{_HIDDEN}", _ASSIGNED.sub(rf"\1{_HIDDEN}", _URL.sub(f"{_HIDDEN}@", text)))
     return _BEARER.sub(rf"\1 {_HIDDEN}", text)
 
 
 def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
-    """A command line without secrets; a word that follows an option such as --password is one, also with spaces."""
+    """A command line without secrets. A word after an option such as --password is hidden, even if it has spaces."""
     return tuple(
         _HIDDEN if before.startswith("-") and "=" not in before and is_secret(before) else without_secrets(word)
         for before, word in zip(("", *words), words, strict=False)
@@ -47,7 +47,7 @@ def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def printable(text: str) -> str:
-    """`text` with every character that is not seen spelled out ("\\x1b"); line ends stay, odd spaces become spaces."""
+    """`text` with invisible characters as escapes ("\\x1b"). Line ends stay, tabs and odd spaces become spaces."""
     if text.isascii() and text.isprintable():
         return text
     return _NOT_PLAIN.sub(_visible, text.expandtabs(4))
@@ -63,5 +63,5 @@ def _visible(found: re.Match[str]) -> str:
 
 
 def without_commands(text: str) -> str:
-    """`text` of which GitHub Actions obeys no line; unchanged where it does not read the output."""
+    """`text` changed so that GitHub Actions obeys no line of it; unchanged if GITHUB_ACTIONS is not set."""
     return _COMMAND.sub(r"\g<0> ", text) if os.environ.get("GITHUB_ACTIONS") else text

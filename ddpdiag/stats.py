@@ -1,4 +1,4 @@
-"""Small statistics over ranks: samples, and who differs from whom."""
+"""Statistics over ranks: summaries of measurements, ranks that differ from the majority, and outliers."""
 
 import math
 from collections import Counter
@@ -11,8 +11,8 @@ V = TypeVar("V", bound=Hashable)
 
 
 class Samples(Struct, frozen=True, gc=False, kw_only=True):
-    """Seconds (or whatever the field's name says) of repeated measurements: the minimum estimates the machine,
-    the distance from it to p95 shows how restless it is."""
+    """A summary of repeated measurements, in the unit of the field that holds it. `min` estimates what the machine can
+    do, and the distance from `min` to `p95` shows how much its speed varies."""
 
     min: float
     median: float
@@ -29,7 +29,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def samples(values: Iterable[float]) -> Samples:
-    """Summary of at least one finite value; ValueError if there is none."""
+    """Summarise finite values. Raises ValueError if there is none."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values to summarise")
@@ -37,7 +37,7 @@ def samples(values: Iterable[float]) -> Samples:
 
 
 class Odd(Struct, frozen=True):
-    """The ranks that differ. `ranks` is empty when no strict majority exists."""
+    """The `ranks` without the value of the majority (`usual`; without a majority None and no ranks), and all groups."""
 
     usual: object
     ranks: tuple[int, ...]
@@ -45,7 +45,7 @@ class Odd(Struct, frozen=True):
 
 
 def odd_ones_out(values: Mapping[int, V]) -> Odd | None:
-    """Ranks whose value differs from the one that more than half of the ranks have; None if all agree."""
+    """The ranks whose value is not the one that more than half of the ranks have. None if all have the same value."""
     counts = Counter(values.values())
     if len(counts) <= 1:
         return None
@@ -58,16 +58,16 @@ def odd_ones_out(values: Mapping[int, V]) -> Odd | None:
     return Odd(usual, tuple(sorted(rank for rank, own in values.items() if own != usual)), groups)
 
 
-# Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993): the modified z-score, and where it is too large.
+# Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993): the factor of the modified z-score, and its limit.
 _MODIFIED_Z = 0.6745
 _MOST_Z = 3.5
 _LEAST_SHARE = 0.1
 
 
 def outliers(values: Sequence[float]) -> frozenset[int]:
-    """The places of values that lie far from the median, beside the spread of the others: modified z-score above 3.5.
+    """The indices of outliers: values whose distance from the median is a modified z-score above 3.5.
 
-    Less than a tenth of the median is never far. Of two values neither is.
+    A distance below a tenth of the median never counts. Of two values none is an outlier.
     """
     if len(values) < 3:
         return frozenset()

@@ -1,11 +1,11 @@
-"""Numbers and names as text for people: three digits and a unit that fits, many names in few characters.
+"""Format numbers and names for people: numbers with three digits and a fitting unit, many names in few characters.
 
 Times and bandwidths step by 1000 (GB/s is 1e9 bytes per second), sizes by 1024 (MiB), as in nccl-tests' options and
 columns. Three digits are shown, since no measurement here is better than that. The unit of a figure is the end of its
 name: `busbw_bytes_per_s`, or one of its words between dots: `training.seconds`, `seconds.import`.
 
-Host names come from recordings of other users, and readers paste folded names into commands of Slurm and ClusterShell:
-only names that mean themselves are folded, never "@group", brackets or operators.
+Host names come from recordings of other users, and readers paste folded names ("n[0-3]") into commands of Slurm and
+ClusterShell. So names with characters that mean something there ("@group", brackets, operators) are never folded.
 """
 
 import math
@@ -21,13 +21,13 @@ ABSENT = "–"
 
 
 class Unit(NamedTuple):
-    """The divisor of a value that is shown, and the symbol behind it."""
+    """A unit: a value in it is divided by `size` and followed by `symbol`."""
 
     size: float
     symbol: str
 
 
-# The symbols are ASCII ("us"), as nccl-tests writes them: the text also ends in log files.
+# The symbols are ASCII ("us"), as nccl-tests writes them, because the text is also written to log files.
 _SECONDS = (Unit(1.0, "s"), Unit(1e-3, "ms"), Unit(1e-6, "us"), Unit(1e-9, "ns"))
 _BYTES_PER_S = (Unit(1e12, "TB/s"), Unit(1e9, "GB/s"), Unit(1e6, "MB/s"), Unit(1e3, "kB/s"), Unit(1.0, "B/s"))
 _FLOP_PER_S = (Unit(1e12, "TFLOP/s"), Unit(1e9, "GFLOP/s"), Unit(1e6, "MFLOP/s"), Unit(1.0, "FLOP/s"))
@@ -36,7 +36,7 @@ _PER_SECOND = (Unit(1.0, "/s"),)
 _SHARE = (Unit(0.01, "%"),)
 _PLAIN = Unit(1.0, "")
 _LEAST_PERCENT = 0.001
-# A fifth above an expectation is more than noise.
+# A rate this many times its expectation is more than noise: the expectation was wrong.
 _WRONG_FROM = 1.2
 
 # Longest first: "_bytes_per_s" also ends in "_per_s".
@@ -49,67 +49,67 @@ _SUFFIXES: tuple[tuple[str, tuple[Unit, ...]], ...] = (
     ("_share", _SHARE),
     ("_accuracy", _SHARE),
 )
-# Where the whole name is a unit.
+# Labels of names that are only a unit.
 _BARE = {"bytes_per_s": "rate", "per_second": "rate", "seconds": "time", "bytes": "size", "share": "share"}
 
 
 def seconds(value: float | None) -> str:
-    """A time: "3.2 ms"."""
+    """A time as text: "3.2 ms". ABSENT for None."""
     return _pretty(value, _SECONDS)
 
 
 def bytes_per_s(value: float | None) -> str:
-    """A bandwidth, in powers of 1000: "1.07 GB/s"."""
+    """A bandwidth as text, in powers of 1000: "1.07 GB/s". ABSENT for None."""
     return _pretty(value, _BYTES_PER_S)
 
 
 def byte_count(value: float | None) -> str:
-    """A size, in powers of 1024: "64 MiB"."""
+    """A size as text, in powers of 1024: "64 MiB". ABSENT for None."""
     return _pretty(value, _BYTES)
 
 
 def percent(share: float | None) -> str:
-    """A share of one: 0.42 is "42 %"."""
+    """A fraction as a percentage: 0.42 is "42 %". ABSENT for None."""
     return _pretty(share, _SHARE)
 
 
 def begun(sentence: str) -> str:
-    """With a capital letter in front."""
+    """The sentence with a capital first letter."""
     return sentence[:1].upper() + sentence[1:]
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things: "1 rank", "4 ranks"."""
+    """A number with its noun in the singular or plural: "1 rank", "4 ranks"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def time_text(seconds: float) -> str:
-    """In a sentence: "120 us"."""
+    """A time, for a sentence: "120 us"."""
     return _in_sentence(seconds, _SECONDS)
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """In a sentence: "1.31 GB/s"."""
+    """A bandwidth, for a sentence: "1.31 GB/s"."""
     return _in_sentence(bytes_per_s, _BYTES_PER_S)
 
 
 def link_rate(bytes_per_s: float | None) -> str:
-    """The nominal rate of a network link: "400 Gbit/s"."""
+    """The nominal rate of a network link: "400 Gbit/s", or "speed unknown" for None."""
     return "speed unknown" if bytes_per_s is None else f"{bytes_per_s * 8e-9:g} Gbit/s"
 
 
 def flops_text(flop_per_s: float) -> str:
-    """In a sentence: "712 TFLOP/s"."""
+    """A speed of computing, for a sentence: "712 TFLOP/s"."""
     return _in_sentence(flop_per_s, _FLOP_PER_S)
 
 
 def size_text(size_bytes: float) -> str:
-    """In a sentence: "64 MiB"."""
+    """A size, for a sentence: "64 MiB"."""
     return _in_sentence(size_bytes, _BYTES)
 
 
 def share_text(share: float) -> str:
-    """In a sentence: "91 %", and "0.4 %": only nothing is "0 %"."""
+    """A share, for a sentence: "91 %" or "0.4 %". Only 0 is "0 %"."""
     percents = abs(share) * 100
     if 0 < percents < _LEAST_PERCENT:
         return f"less than {_LEAST_PERCENT:g} %"
@@ -119,7 +119,7 @@ def share_text(share: float) -> str:
 
 
 def reached_text(bytes_per_s: float, expected_bytes_per_s: float) -> str:
-    """In a sentence: "91 % of 1.44 GB/s"; an expectation that is far exceeded was wrong, and is no percentage."""
+    """A rate beside its expectation: "91 % of 1.44 GB/s". No percentage if the rate shows that it was wrong."""
     if is_exceeded(bytes_per_s, expected_bytes_per_s):
         return f"more than the {rate_text(expected_bytes_per_s)} expected"
     return f"{share_text(bytes_per_s / expected_bytes_per_s)} of {rate_text(expected_bytes_per_s)}"
@@ -131,12 +131,12 @@ def is_exceeded(bytes_per_s: float, expected_bytes_per_s: float) -> bool:
 
 
 def times_text(ratio: float) -> str:
-    """In a sentence: "2.1 times"."""
+    """A ratio, for a sentence: "2.1 times"."""
     return f"{ratio:.{0 if ratio >= 9.95 else 1 if ratio >= 1.095 else 2}f} times"
 
 
 def _in_sentence(value: float, units: Sequence[Unit]) -> str:
-    """Without separators of thousands; nothing is so much of the smallest unit."""
+    """A value with a fitting unit, without separators of thousands. 0 gets the smallest unit."""
     return _pretty(value, units if value else units[-1:]).replace(",", "")
 
 
@@ -150,7 +150,7 @@ def _pretty(value: float | None, units: Sequence[Unit]) -> str:
 
 
 def _fitting(value: float, units: Sequence[Unit]) -> Unit:
-    """The largest unit of which `value` is at least one; for 0 the base unit, for less than the smallest that one."""
+    """The largest unit that `value` reaches, or the smallest unit if it reaches none. For 0 it is the base unit."""
     if value == 0 or not math.isfinite(value):
         return next(unit for unit in units if unit.size == 1.0 or len(units) == 1)
     # Rounded as it will be shown, else 999.9 us would read "1,000 us".
@@ -158,7 +158,7 @@ def _fitting(value: float, units: Sequence[Unit]) -> Unit:
 
 
 def figure(value: float) -> str:
-    """Three digits, "nan" or "inf"; no unit."""
+    """A number as text without a unit: at least three digits, or "nan" or "inf"."""
     size = abs(value)
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
@@ -177,12 +177,12 @@ def _short(value: float) -> str:
 
 
 def _family(name: str) -> tuple[str, tuple[Unit, ...]]:
-    """The suffix of `name` and its units; an empty suffix and no units if it has none."""
+    """The suffix of `name` that is a unit, and the units in which its values are shown; both empty if there is none."""
     plain = f"_{name.replace('.', '_')}"
     found = next(((suffix, units) for suffix, units in _SUFFIXES if plain.endswith(suffix)), None)
     if found is not None:
         return found
-    # `seconds.import`: what is counted is each of those that follow.
+    # In `seconds.import` the first word is the unit.
     head = f"_{name.partition('.')[0]}" if "." in name else ""
     return "", dict(_SUFFIXES).get(head, ())
 
@@ -206,7 +206,7 @@ def _spaced(name: str) -> str:
 
 
 def quantity(name: str, value: Scalar | list[Scalar]) -> str:
-    """The value of the figure `name`, with the unit that its name ends in; text stays as it is."""
+    """The value of the figure `name` as text, with the unit that the name shows. Strings stay as they are."""
     match value:
         case None:
             return ABSENT
@@ -231,12 +231,12 @@ def _float(value: int | float) -> float:
 
 
 def is_number(value: Scalar) -> TypeGuard[int | float]:
-    """Whether it is a finite number."""
+    """Whether `value` is a finite number (a bool is none)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_float(value))
 
 
 def column_unit(name: str, values: Iterable[Scalar]) -> Unit:
-    """One unit for a whole column, so that its numbers can be compared: the one that fits the median of them."""
+    """The unit for all values of a column, so that they can be compared: the unit that fits their median."""
     numbers = sorted(filter(is_number, values))
     _, units = _family(name)
     if not units or not numbers:
@@ -245,32 +245,32 @@ def column_unit(name: str, values: Iterable[Scalar]) -> Unit:
 
 
 def cell(value: Scalar, unit: Unit) -> str:
-    """A value in a column of `unit`, without the symbol."""
+    """The text of a value in a column of `unit`, without the unit's symbol."""
     if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and unit is not _PLAIN):
         return figure(_float(value) / unit.size)
     return quantity("", value)
 
 
 def listed(words: Sequence[str], limit: int | None) -> str:
-    """Words joined by commas; of more than `limit`, how many are left out: "n0, n1 +3 more"."""
+    """At most `limit` words joined by commas, and how many words are left out: "n0, n1 +3 more"."""
     return ", ".join(words[:limit]) + left_out(len(words), limit)
 
 
 def left_out(number: int, limit: int | None) -> str:
-    """The part of `number` beyond the limit: " +3 more", or nothing."""
+    """By how many `number` exceeds the limit: " +3 more". Empty if it does not, or if there is no limit."""
     return f" +{number - limit:,} more" if limit is not None and number > limit else ""
 
 
 _MEANS_ITSELF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _DIGITS = re.compile(r"(\d+)")
-# The last numbers of a name that are folded. NodeSet takes 108 s for 4,000 names with four numbers each.
+# How many numbers of a name are folded, from the last on. NodeSet takes 108 s for 4,000 names with four numbers.
 _MOST_DIMENSIONS = 4
 _BRACKETED = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
 
 
 class _Piece(NamedTuple):
-    """A part of the folded text that can be left out: `inner` is a name or a range within `before` and `after`."""
+    """A part of a folded text that can be left out: a name or range (`inner`), the text around it, and its `names`."""
 
     before: str
     inner: str
@@ -279,9 +279,9 @@ class _Piece(NamedTuple):
 
 
 def fold_hosts(names: Iterable[str], *, limit: int | None = None) -> str:
-    """Host names folded; at most `limit` names or ranges, and how many hosts are left out: "n[0-3,7] +12 more".
+    """Fold host names: at most `limit` names or ranges, and how many hosts are left out: "n[0-3,7] +12 more".
 
-    Names that NodeSet would not take literally are joined by commas behind the others.
+    Names that ClusterShell's NodeSet would not take literally stay as they are, behind the others.
     """
     return _fold_hosts(tuple(dict.fromkeys(names)), limit)
 
@@ -296,9 +296,9 @@ def _fold_hosts(names: tuple[str, ...], limit: int | None) -> str:
 
 
 def _boxes(names: Sequence[str]) -> list[str]:
-    """Names folded by one number after the other, from the last: whole boxes such as "r[0-3]c[0-7]" are found.
+    """Fold names by each of their last numbers, from the last on, which finds whole boxes such as "r[0-3]c[0-7]".
 
-    Names that differ in the same number alone are folded; each of the last numbers takes one pass over the names.
+    For each of these numbers one pass over the names folds those that differ in this number alone.
     """
     rows: dict[tuple[str, ...], None] = dict.fromkeys(map(_split, names))
     for place in range(max(map(len, rows)) - 2, 0, -2):
@@ -315,17 +315,17 @@ def _boxes(names: Sequence[str]) -> list[str]:
 
 
 def _split(name: str) -> tuple[str, ...]:
-    """Text, number, text and so on; only the last numbers stand apart."""
+    """Split a name into text, number, text and so on; only its last `_MOST_DIMENSIONS` numbers are split off."""
     parts = _DIGITS.split(name)
     last = 2 * _MOST_DIMENSIONS
     return ("".join(parts[:-last]), *parts[-last:]) if len(parts) > last else tuple(parts)
 
 
 def _ranges(numbers: Sequence[str]) -> str:
-    """Numbers in brackets, such as "[0-3,7]" or "[08-11]"; a single one without."""
+    """Numbers as ranges in brackets, such as "[0-3,7]" or "[08-11]". A single number has no brackets."""
     if len(numbers) == 1:
         return numbers[0]
-    # With zeros before them numbers have a width.
+    # Numbers with leading zeros keep their width.
     padded = {len(number) for number in numbers if number[0] == "0" and len(number) > 1}
     by_width: dict[int, list[int]] = {}
     for number in numbers:
@@ -336,7 +336,7 @@ def _ranges(numbers: Sequence[str]) -> str:
 
 
 def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and last number of each run without a gap."""
+    """The first and last number of each run of consecutive numbers."""
     runs: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if runs and runs[-1][1] == number - 1:
@@ -358,13 +358,13 @@ def _pieces(part: str) -> list[_Piece]:
 
 
 def _width(item: str) -> int:
-    """The count of numbers in "4-7" or "4"."""
+    """How many numbers a range has: 4 for "4-7", 1 for "4"."""
     match = _RANGE.fullmatch(item)
     return int(match[2]) - int(match[1]) + 1 if match else 1
 
 
 def ranks_text(ranks: Iterable[int], *, limit: int | None = None) -> str:
-    """Such as "rank 3" or "ranks 3,7-9"."""
+    """Ranks in words: "rank 3" or "ranks 3,7-9"."""
     kept = list(ranks)
     return f"rank{'' if len(kept) == 1 else 's'} {fold_ranks(kept, limit=limit)}"
 
@@ -382,6 +382,6 @@ def _join(pieces: Sequence[_Piece], limit: int | None) -> str:
 
 
 def fold_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
-    """Ranks folded: "0-3,7"; at most `limit` numbers or ranges, and how many ranks are left out."""
+    """Fold ranks, such as "0-3,7": at most `limit` numbers or ranges, and how many ranks are left out."""
     runs = _runs(ranks)
     return _join([_Piece("", str(a) if a == b else f"{a}-{b}", "", b - a + 1) for a, b in runs], limit)

@@ -10,13 +10,13 @@ _NAME = "ddpdiag"
 
 
 def main() -> None:
-    """Entry of the console script; exits with the code of the contract."""
+    """Run the command line, and exit with one of the codes in `ExitCode`."""
     open_standard_streams()
     sys.exit(guarded(_command_line))
 
 
 def _command_line() -> int | None:
-    # Here, inside of `guarded`: for a failed import Python would leave with 1, which is UNFIT, and drains nodes.
+    # Imported inside of `guarded`: after a failed import Python would exit with 1, which is UNFIT, and drains nodes.
     try:
         from ddpdiag.cli.app import Refused, app
         from ddpdiag.cli.parsing import sentence_of

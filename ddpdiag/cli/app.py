@@ -1,4 +1,4 @@
-"""The commands. Bodies import what they need, so that `--help` is there at once."""
+"""The commands of ddpdiag. Their bodies import what they need, so that `--help` is there at once."""
 
 import sys
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def ddpdiag(
 
 
 def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
-    """A command with examples of its use, under its body's name; its help is the body's docstring."""
+    """Decorator: register a function as a command. `lines` are examples; the docstring becomes the help text."""
 
     def registered(body: Body) -> Body:
         # Rich keeps the line ends inside of paragraphs, and breaks lines at the terminal's width, too.

@@ -1,4 +1,4 @@
-"""`ddpdiag check`: options into data, then one rank's part, or all ranks of this host."""
+"""`ddpdiag check`: turn options into data, then run one rank's part, or start all ranks of this host."""
 
 import math
 import os
@@ -47,7 +47,7 @@ def run(
     bench: Bench | None = None,
     train: Train | None = None,
 ) -> int:
-    """Take part in a run, or start one on this host; the exit code."""
+    """Take part in a run as one rank, or start all ranks of this host. Returns the exit code."""
     _utf8("--run-id", args.run_id)
     _utf8("--backend", asked.backend)
     check_backend(asked.backend)
@@ -83,7 +83,7 @@ def run(
 
 
 def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
-    """One rank's part in the run; the exit code. Rank 0 measures, judges, writes the report and ends the run."""
+    """Run one rank's part; returns the exit code. Rank 0 measures, judges, writes the report and ends the run."""
     display = _display(place, outputs, whole=run.launch.whole)
     if place.rank != 0:
         return follow(run, place, display)
@@ -96,10 +96,10 @@ def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
 
 
 def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
-    """The display of a rank; it has a thread, so it is made in the rank's own process.
+    """The display of a rank's progress. It has a thread, so it must be made in the rank's own process.
 
-    Rank 0 shows the run. While others look for it they share logs and terminals, so one of them prints, and none where
-    one process started all.
+    Rank 0 shows the run. While other ranks look for rank 0 they share logs and terminals, so only one of them prints,
+    and none of them if one process started all ranks.
     """
     if display_of(sys.stderr, os.environ) is Display.LIVE:
         prints = place.rank == 0 or not (whole or place.local_rank)
@@ -111,7 +111,7 @@ def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
 
 
 def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], int | None]) -> tuple[int, str]:
-    """Judge, write, print; the exit code and the sentence. A signal meanwhile changes only the exit code."""
+    """Judge, write, print; returns exit code and sentence. A signal meanwhile changes only the exit code."""
     report = with_signal(judge(assemble(lines), all_checks()), late_signal())
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)
@@ -176,10 +176,10 @@ _CROWDED_BUDGET = 8.0
 
 
 def _default_budget(launch: Launch, *, gpus: int) -> float:
-    """60 s on one host, 120 s on several; a launcher that does not say how many ranks are here may span several.
+    """The budget in seconds: 60 on one host, 120 on several, or if the launcher does not say how many ranks a host has.
 
-    More for many ranks on several hosts, for NCCL (`gpus` are those of it that this host shows), and where many ranks
-    share a core. Ranks that this process starts share its cores; elsewhere each may be bound to some of the host's.
+    More for many ranks on several hosts, for NCCL (`gpus` of this host are visible to it), and if many ranks share a
+    core. Ranks that this process starts share its cores; other ranks may each be bound to some cores of the host.
     """
     place = launch.place
     here = place.local_world_size or 0
@@ -193,7 +193,7 @@ def _default_budget(launch: Launch, *, gpus: int) -> float:
 
 
 def _utf8(option: str, text: str | None) -> str | None:
-    """The text, or a UsageError: other hosts and the recording receive it as JSON, so it must be UTF-8."""
+    """Return `text`. Raises UsageError if it is not UTF-8: other hosts and the recording receive it as JSON."""
     if text is not None and readable(text) != text:
         raise UsageError(f"{option} {readable(text)}: the name is not UTF-8; give another name, such as a link")
     return text
@@ -207,7 +207,7 @@ def _absolute(option: str, path: str | None) -> str | None:
 
 
 def _directory(option: str, path: str | None, launch: Launch) -> str | None:
-    """The absolute path. A directory that one of several hosts lacks is left to a check, which names the host."""
+    """The absolute path. Raises UsageError if a run of one host lacks the directory; on several, a check tests it."""
     absolute = _absolute(option, path)
     if launch.whole and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
@@ -221,9 +221,9 @@ _BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2", "nccl-legacy
 
 
 def check_backend(name: str) -> None:
-    """UsageError for a backend that torch cannot know.
+    """Raise UsageError for a backend that torch cannot know.
 
-    Others come with packages that torch loads by itself, since they declare an entry point
+    Further backends come with packages that torch loads automatically, since they declare an entry point
     (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
     """
     wanted = name.strip().lower()
@@ -234,7 +234,7 @@ def check_backend(name: str) -> None:
 
 
 def refuse_nccl_without_gpus(backend: str) -> None:
-    """UsageError now, rather than from every rank."""
+    """Raise UsageError if nccl cannot run here, at once rather than from every rank."""
     if (reason := nccl_without_gpus(backend)) is not None:
         raise UsageError(reason)
 
@@ -256,7 +256,7 @@ def nccl_without_gpus(backend: str) -> str | None:
 
 
 def torch_version() -> str | None:
-    """The version ("2.13.0+cpu"), without an import of torch; None where it is not installed as a package."""
+    """The version of torch ("2.13.0+cpu"), without importing torch. None if it is not installed as a package."""
     try:
         return version("torch")
     except PackageNotFoundError:

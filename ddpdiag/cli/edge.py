@@ -23,7 +23,7 @@ _LEAST_COLUMNS = 20  # below this, a word stands on each line
 
 
 def guarded(call: Callable[[], int | None]) -> int:
-    """The exit code of `call`; never an exception."""
+    """Run `call`, and return its exit code. Raises nothing: an exception becomes a sentence and an exit code."""
     try:
         code = call()
         _flush()
@@ -54,7 +54,7 @@ def guarded(call: Callable[[], int | None]) -> int:
 
 
 def located(sentence: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A sentence about an option, which begins with its name; before it, the variable that the value is from."""
+    """A sentence that begins with an option, with the environment variable before it that set the option, if any."""
     option = re.match(r"--[a-z-]+", sentence)
     variable = f"DDPDIAG_{option[0][2:].replace('-', '_').upper()}" if option is not None else ""
     if option is None or variable not in environment:
@@ -72,7 +72,7 @@ def too_many_files(error: Exception) -> str | None:
 
 
 def complain(sentence: str) -> None:
-    """One sentence on standard error; one line in a log, and on a terminal as many as its width asks for."""
+    """Print a sentence on standard error: on one line in a log, wrapped to the width on a terminal."""
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):  # the reader may be gone
@@ -86,7 +86,7 @@ def complain(sentence: str) -> None:
 
 
 def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
-    """Standard input for reading a `kind` of file; a hint where it is a terminal, UsageError where it is closed."""
+    """Standard input, for reading a `kind` of file. Prints a hint if it is a terminal; UsageError if it is closed."""
     if sys.stdin is None:
         raise UsageError(f"standard input is closed; give the {kind}'s name, or pipe the {kind} in")
     if sys.stdin.isatty() and not quiet:
@@ -95,7 +95,7 @@ def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
 
 
 def open_standard_streams() -> None:
-    """`>&-`: else the next socket takes descriptor 1, and whatever a library prints goes there."""
+    """Open /dev/null for closed streams (`>&-`), or the next socket would be descriptor 1, to which libraries print."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -104,7 +104,7 @@ def open_standard_streams() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once: threads stuck in a name look-up, and what cannot be flushed, must not hold it."""
+    """End this process at once, whatever threads are stuck in a name look-up, and whatever cannot be flushed."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -113,7 +113,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _flush() -> None:
-    """BrokenPipeError if the reader left; who could not write has said so already, and the exit code stands."""
+    """Flush standard output. Raises BrokenPipeError if the reader left; other errors were reported before."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`ddpdiag host`: options into data, one rank alone, a report. All of it in a child that has a deadline."""
+"""`ddpdiag host`: turn options into data, test this host as one rank, and report, all in a child with a deadline."""
 
 import math
 import os
@@ -38,15 +38,15 @@ _OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004")
 
 
 def run(asked: HostOptions, outputs: Outputs) -> int:
-    """Look at this host and report; the exit code. RunLost when the budget was over before there was a report."""
+    """Test this host, report, and return the exit code. Raises RunLost if the budget ends before the report."""
     if not math.isfinite(asked.budget):
         raise UsageError(f"--budget {asked.budget}: expected a finite number of seconds, since every run must end")
     options = _options(asked, outputs)
-    return call_with_deadline(lambda stand: guarded(lambda: _look(asked, options, outputs, stand)), asked.budget)
+    return call_with_deadline(lambda announce: guarded(lambda: _look(asked, options, outputs, announce)), asked.budget)
 
 
 def codes(*, torch: bool) -> tuple[str, ...]:
-    """The checks that run, in the order of the list of checks."""
+    """The codes of the checks that run, in the order of the list of checks."""
     stages = list(Stage)
     wanted = (*WITHOUT_TORCH, *(WITH_TORCH if torch else ()))
     return tuple(sorted(wanted, key=lambda code: (stages.index(by_code(code).stage), code)))
@@ -65,17 +65,17 @@ def _options(asked: HostOptions, outputs: Outputs) -> Options:
     return options
 
 
-def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announce) -> int:
-    stand("check the files to write")
+def _look(asked: HostOptions, options: Options, outputs: Outputs, announce: Announce) -> int:
+    announce("check the files to write")
     outputs.check()
-    # The whole host, whatever a launcher around this process says.
+    # One rank for the whole host, whatever a launcher around this process says.
     node = node_name(os.environ, readable(socket.gethostname()))
     place = Place(rank=0, world_size=1, host=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
     names = codes(torch=asked.torch)
     checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
-    stand("count the GPUs")
+    announce("count the GPUs")
     arrival = own_arrival(place)
-    stand("test the host")
+    announce("test the host")
     chosen = tuple(check for check in checks if selected(check, options))
     signals = Signals()
     header = Header(
@@ -88,11 +88,11 @@ def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announc
         checks=names,
     )
     lines = run_alone(arrival, header, chosen, Silent(), signals)
-    told_before = signals.received is not None
-    stand("judge")
+    signalled_before = signals.received is not None
+    announce("judge")
     report = judge(assemble(lines), checks)
-    if not told_before:
+    if not signalled_before:
         report = with_signal(report, signals.received)
-    stand("write the report")
+    announce("write the report")
     publish(report, lines, outputs, sys.stdout, sys.stderr)
     return report.exit_code

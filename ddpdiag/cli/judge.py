@@ -1,4 +1,4 @@
-"""`ddpdiag judge`."""
+"""`ddpdiag judge`: judge a recording again, or show a JSON report again."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.judgement.reading import read_run
 from ddpdiag.model import Recording, Report
 
-# They need a judgement, or what a judgement is made from: a report has neither.
+# Options that need a recording: a JSON report has no measurements to judge or write again.
 _OF_RECORDINGS = ("record", "write_workaround", "strict")
 
 
@@ -29,7 +29,7 @@ def run(files: Sequence[str], outputs: Outputs) -> int:
 
 
 def _show(report: Report, path: str, outputs: Outputs) -> int:
-    """A report as it was written: its verdict and findings stand."""
+    """Show a JSON report with the verdict and findings that it has, and return its exit code."""
     kind = f"{readable(path)} is a JSON report, which has no measurements"
     for each in fields(outputs):
         if each.name in _OF_RECORDINGS and getattr(outputs, each.name) != each.default:

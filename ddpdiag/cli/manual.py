@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The first line."""
+        """The first line of the manual page, without its full stop."""
         return cleandoc(self.manual).partition("\n")[0].rstrip(".")
 
     @property
@@ -40,7 +40,7 @@ class Page(NamedTuple):
 
 
 def text_of(page: Page, *, asked: str = "", width: int, color: bool) -> str:
-    """The page for a terminal. Examples and tables stay as they are; `asked` is what comes first, on one finding."""
+    """The page for a terminal. Examples and tables stay as they are. `asked`, on one finding, comes first."""
     width = max(width, _LEAST_WIDTH)
     paragraphs = page.paragraphs
     if page.settings:
@@ -86,7 +86,7 @@ def _is_block(paragraph: str) -> bool:
 
 
 def checks_table(pages: Iterable[Page]) -> str:
-    """One line for each check."""
+    """One line for each check or rule: code, name, stage and title."""
     rows = [(page.code, page.name, page.stage, page.title) for page in pages]
     code, name, stage = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     return "".join(f"{row[0]:<{code}}  {row[1]:<{name}}  {row[2]:<{stage}}  {row[3]}\n" for row in rows)

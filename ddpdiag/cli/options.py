@@ -14,7 +14,7 @@ __all__ = ["completion", "option"]
 
 
 def spelled(name: str) -> str:
-    """The option of the field `name`."""
+    """The option of the field `name`: "--port-range" of "port_range"."""
     return "--" + name.rstrip("_").replace("_", "-")
 
 
@@ -64,12 +64,12 @@ def codes_and_names() -> list[str]:
 
 
 def backends() -> tuple[str, ...]:
-    """The backends that most jobs take."""
+    """The backends that most jobs use."""
     return "auto", "nccl", "gloo"
 
 
 def split(values: Sequence[str]) -> tuple[str, ...]:
-    """Options that may be repeated take several values at once, too: `--stage gpu,collective`."""
+    """The values of a repeatable option, each of which may be a list: `--stage gpu,collective`."""
     return tuple(part.strip() for value in values for part in value.split(","))
 
 
@@ -78,7 +78,7 @@ def _codes(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def _thresholds(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`CODE.name=number` as pairs."""
+    """Split each `CODE.name=number` into a pair. Raises UsageError for any other form."""
     settings = []
     for value in values:
         name, equals, number = value.partition("=")
@@ -90,7 +90,7 @@ def _thresholds(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _is_threshold(text: str) -> bool:
-    """A finite number that is not negative: with NaN no limit is ever passed, and no deadline."""
+    """Whether `text` is a finite number, 0 or more: with NaN no limit is ever passed, and no deadline."""
     try:
         return math.isfinite(number := float(text)) and number >= 0
     except ValueError:

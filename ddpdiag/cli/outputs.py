@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def rendered(module: str, *, features: bool = False) -> "Content":
-    """The content that `render` of a module makes of a report, and of its features where the format shows them.
+    """A function that makes a file's content by `render` of a module, with features if the format shows them.
 
-    The module is imported then: Prometheus' client takes 60 ms.
+    It imports the module when it is called, because Prometheus' client takes 60 ms.
     """
 
     def content(report: "Report", _lines: "Iterable[Line]", _path: str) -> str | bytes:
@@ -37,7 +37,7 @@ def rendered(module: str, *, features: bool = False) -> "Content":
 
 
 def written(content: "Content", help: str, *names: str, panel: str = FILES, advanced: bool = False) -> str | None:
-    """An option that names a file to write, and what makes its content."""
+    """An option that names a file to write. `content` makes the content of this file."""
     return option(None, help, *names, metavar="FILE", panel=panel, advanced=advanced, variable=False, content=content)
 
 
@@ -85,7 +85,7 @@ class Outputs(DisplayOptions):
     details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
-        """UsageError now rather than after a minute of measuring, or over what is read."""
+        """Raise UsageError before anything is measured, if a file cannot be written or would overwrite an input."""
         from ddpdiag.render.files import check_writable
 
         if self.html is not None:
@@ -131,7 +131,7 @@ class Outputs(DisplayOptions):
         return terminal.render(report, color=color, width=width, details=self.details)
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
-        """Each file that was asked for, and how its content is made."""
+        """Each file that the options name, and a function that makes its content."""
         for each in fields(self):
             path = getattr(self, each.name)
             if "content" in each.metadata and path is not None:
@@ -200,7 +200,7 @@ def is_one_file(path: str, other: str) -> bool:
     """Whether both name the same file."""
     try:
         return os.path.samefile(path, other)
-    except OSError:  # one of them is not there
+    except OSError:  # one of them does not exist
         return False
 
 
@@ -219,7 +219,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 @contextmanager
 def counter(*, quiet: bool) -> "Iterator[Counter]":
-    """The progress of what has no stages, on standard error."""
+    """Show the progress of work without stages on standard error, unless `quiet`."""
     from ddpdiag.render.files import Display, display_of
     from ddpdiag.render.progress import Counter
 
@@ -232,7 +232,7 @@ def counter(*, quiet: bool) -> "Iterator[Counter]":
 
 
 def write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> list[str]:
-    """Write the files that options name; a sentence for each that could not be written."""
+    """Write the files that options name. Returns a sentence for each file that could not be written."""
     from ddpdiag.render import files
 
     failed: list[str] = []
@@ -247,9 +247,9 @@ def write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> 
 def publish(
     report: "Report", lines: "Iterable[Line]", outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
 ) -> None:
-    """Write the files first, then show the report; Unwritten, after all was tried, for what could not be written.
+    """Write the files first, then show the report. Raises Unwritten at the end if any output could not be written.
 
-    A stream is None where it was closed before the start.
+    A stream is None if it was closed before the start.
     """
     failed = write_files(report, lines, outputs)
     stream = stderr if outputs.takes_stdout else stdout
@@ -264,7 +264,7 @@ def publish(
 
 
 def show(text: str, stream: TextIO | None) -> None:
-    """Show `text`; UsageError, with the reason, where nothing can be written. BrokenPipeError: the reader left."""
+    """Show `text`. Raises UsageError, with the reason, if that fails, and BrokenPipeError if the reader left."""
     from ddpdiag.render import files
 
     try:

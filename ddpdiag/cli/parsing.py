@@ -1,4 +1,4 @@
-"""Dataclasses of options as parameters of Typer's commands: their names, their help, and what was given."""
+"""Turn dataclasses of options into parameters of Typer's commands, and the values given back into dataclasses."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from ddpdiag.errors import UsageError, nearest
 R = TypeVar("R")
 
 # The command that `ddpdiag watch` starts may have empty arguments.
-_FREE = "command"
+_MAY_BE_EMPTY = "command"
 # Names that other programs (torchrun, accelerate, deepspeed, mpirun, srun) have for our options.
 _RANKS_OF_A_HOST = "--nproc-per-node"
 _ELSEWHERE = {
@@ -60,10 +60,10 @@ _HELP_ALL = typer.Option("--help-all", help="Show all options and exit.", callba
 
 
 def command(body: Callable[..., R]) -> Callable[..., R]:
-    """`body` as Typer wants it: a parameter that is a dataclass gives way to an option for each of its fields.
+    """`body` as Typer needs it: each parameter that is a dataclass is replaced by an option for each of its fields.
 
-    Of `Annotated[Outputs, "json", "record"]` these fields alone are options, in this order. Options before the
-    command (the context's object) count where an option is not given. UsageError for a text that is empty.
+    Of `Annotated[Outputs, "json", "record"]` only these fields become options, in this order. If an option is not
+    given, one before the command counts (the context's object). The result raises UsageError for a text that is empty.
     """
     hints = get_type_hints(body, include_extras=True)
     groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_plain(hint))}
@@ -78,7 +78,7 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
     @wraps(body)
     def called(context: typer.Context, help_all: bool = False, **values: object) -> R:
         for name, value in values.items():
-            if name != _FREE and "" in (value if isinstance(value, list) else (value,)):
+            if name != _MAY_BE_EMPTY and "" in (value if isinstance(value, list) else (value,)):
                 # An argument goes by the name under which users know it: "FILE".
                 metavar = get_args(arguments[name])[1].metavar.removesuffix("...") if name in arguments else None
                 subject = metavar or spelled(name)
@@ -98,12 +98,12 @@ class _Group:
     def __init__(self, hint: object) -> None:
         self._kind = _plain(hint)
         known = {each.name: each for each in fields(self._kind)}
-        # Those of a base class last: how a report is shown follows what it is.
+        # Fields of base classes come last: options on how to show a report follow those on its content.
         own_first = dict.fromkeys(name for kind in self._kind.__mro__ for name in get_annotations(kind))
         self.fields = [known[name] for name in get_args(hint)[1:] or own_first]
 
     def made(self, values: dict[str, object], before: Mapping[str, object]) -> object:
-        """The dataclass, from its own `values`, which are taken away."""
+        """Make the dataclass from its fields in `values`, and remove them from `values`."""
         own = {each.name: values.pop(each.name) for each in self.fields}
         return self._kind(**{each.name: _value(each, own[each.name], before) for each in self.fields})
 
@@ -132,7 +132,7 @@ def _parameter(declared: "Field[Any]") -> Parameter:
 
 
 def _value(declared: "Field[Any]", value: object, before: Mapping[str, object]) -> object:
-    """The value of an option; a tuple where the option may be repeated."""
+    """The value of an option; a tuple if the option may be repeated."""
     if value is None or value == []:
         return before.get(declared.name, declared.default)
     given = tuple(value) if isinstance(value, list) else value
@@ -146,7 +146,7 @@ def _value(declared: "Field[Any]", value: object, before: Mapping[str, object]) 
 
 
 def examples(*lines: str) -> str:
-    """An epilog of one example a line."""
+    """The epilog of a help text: one example on each line."""
     return "\n\n".join(["Examples:", *lines])
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct, convert, structs
 
 PLACEHOLDER = re.compile(r"(?<![$\w])\{([a-z_]{1,30})\}")
-# A log is text from elsewhere: what is put into a command has no character that a shell obeys.
+# Logs are text of other machines, so a value that is put into a command has no character that a shell obeys.
 _FILLED = ("meaning", "confirm", "fix")
 _PLAIN = re.compile(r"[\w.:/,@+=\[\] -]{1,100}")
 
@@ -35,28 +35,28 @@ class Role(Enum):
 class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A text, and what it means: a table of cards/*.toml, with the card's name as its title.
 
-    `anchor` are words that every such line holds as they stand here; they are searched for first, which is fast.
-    `pattern` is a regular expression that the line must fit, too. Its groups have a meaning: `rank` and `host` printed
-    the line, `other` is a second rank that it is about, `missing` are ranks that were waited for in vain, `work` is the
-    number of a collective, `operation` and `elements` what it is, `group` the group in which it is counted, and of each
-    `kind` there is a sighting of its own.
+    `anchor` is a text that every such line contains exactly; it is searched for first, which is fast. `pattern` is a
+    regular expression that the line must fit, too. Its groups have a meaning: `rank` and `host` printed the line,
+    `other` is a second rank that the line is about, `missing` are ranks that were waited for in vain, `work` is the
+    number of a collective, `operation` and `elements` what this collective is, and `group` the group in which it is
+    counted. Each `kind` has its own sighting.
 
-    `meaning`, `confirm` and `fix` may name further groups in braces: "{port}" becomes the port of the first line. Where
-    that names none, it becomes the one in `defaults`, or the name in capitals (PORT). A value with a character that a
-    shell obeys is not taken.
+    `meaning`, `confirm` and `fix` may name further groups in braces: "{port}" becomes the port of the first line. If
+    that line has none, it becomes the one in `defaults`, or the name in capitals (PORT). A value with a character that
+    a shell obeys is not used.
 
     `code` is the check, the finding or the lint rule whose page explains the text. `example` is a real line, and
-    `source` is where it is printed or was seen. `in_table`: a line of torchrun's table of failures, which names rank
-    and host in the lines before. `waiting_rank` is the rank that waits where the line names none. Beside a text of a
-    card of `echo_of` this one is an echo. The card `mismatch` takes its place where ranks name different collectives of
-    one number. `is_retried`: the program tries again after it, so beside another failure it is a note.
+    `source` is where such a line is printed or was seen. `in_table`: a line of torchrun's table of failures, which
+    names rank and host in the lines before. `waiting_rank` is the rank that waits if the line names none. If the log
+    has a text of a card in `echo_of`, this text is an echo. If ranks name different collectives of one number, the card
+    `mismatch` replaces this one. `is_retried`: the program tries again, so beside another failure it is a note.
 
-    `vague`: the text shows only which library failed, or only that a process ended. `fallback`: the card is tried where
-    no other fits the line, and quotes the first unknown line of its kind. Known texts win over it, except vague ones
-    that are printed later. A fallback with the role "hint" is a warning; it becomes the failure where the log shows
-    that the job failed, and at most which library did. `in_traceback`: the card is held against the last line of each
-    of Python's tracebacks. `action` is what the GPU or NVSwitch of a line of the kernel's log needs: a cause with an
-    action is a fault of that device, a cause without one of a program.
+    `vague`: the text shows only which library failed, or only that a process ended. `fallback`: the card is tried if no
+    other card fits the line, and quotes the first unknown line of its kind. Known texts win over it, except vague ones
+    that are printed later. A fallback with the role "hint" is a warning; it becomes the failure if the log shows that
+    the job failed, and at most which library failed. `in_traceback`: the card is matched against the last line of each
+    Python traceback. `action` is what the GPU or NVSwitch of a line of the kernel's log needs: a cause with an action
+    is a fault of that device, a cause without an action is a fault of a program.
     """
 
     name: str

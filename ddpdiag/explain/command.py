@@ -26,7 +26,7 @@ _MOST_FILES = 4096  # torchrun's two files for each of 2,048 ranks
 
 
 def run(words: Sequence[str], how: DisplayOptions = _DEFAULT) -> int:
-    """Print what explains `words`; 3 where a text, or all logs, have no known failure."""
+    """Print what explains `words`. Returns the exit code: 3 if the text, or every log, has no known failure."""
     text = " ".join(words)
     if len(words) == 1 and (code := text if _CODE.fullmatch(text) else code_of(text)) is not None:
         _show_page(code, how.color)
@@ -38,7 +38,7 @@ def run(words: Sequence[str], how: DisplayOptions = _DEFAULT) -> int:
     missing = next((word for word in words if _is_missing_log(word)), None)
     if missing is not None and any(map(_is_log, words)):
         raise UsageError(f"{readable(missing)}: no such file")
-    # Pasted text is a log without a name: the numbers of its lines are of no use.
+    # Pasted text is a log without a name, whose line numbers are not shown.
     explained = explain_log([text.encode("utf-8", "surrogateescape")], "")
     if not explained.sightings and not re.search(r"\s", text.strip()):
         if missing is not None:
@@ -73,7 +73,7 @@ def _logs(folder: str) -> list[str]:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """The plain files below a folder, in the order of their names; links and hidden files are left out."""
+    """The plain files below a folder, in the order of their names. Links and hidden files are left out."""
     for path, inner, names in os.walk(folder, onerror=lambda error: _leave_out(error.filename, error)):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         files = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
@@ -81,7 +81,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a file has content, of which the beginning has no zero byte."""
+    """Whether a file has content, and no zero byte at its beginning. Complains if the file cannot be read."""
     try:
         with open_file(path) as file:
             head = file.read(_HEAD_BYTES)
@@ -96,8 +96,8 @@ def _leave_out(path: str, error: OSError) -> None:
 
 
 def _show(found: Sequence[Explanation], how: DisplayOptions) -> int:
-    """Print each log under its name; the exit code is that of the best."""
-    from ddpdiag.explain.render import render  # rich, which a page needs not
+    """Print what explains each log. Returns the exit code: 0 if any log is explained, else 3."""
+    from ddpdiag.explain.render import render  # imports rich, which a manual page does not need
 
     width, color = terminal(sys.stdout, how.color)
     show(render(found, width=width, color=color), sys.stdout)
@@ -110,7 +110,7 @@ def _show_page(code: str, when: Color, before: str = "") -> None:
 
 
 def _pieces(word: str, *, quiet: bool) -> Iterator[bytes]:
-    """A log, or standard input ("-"), in pieces."""
+    """Read a log, or standard input ("-"), in pieces. Raises UsageError if that fails."""
     try:
         with nullcontext(standard_input("log", quiet=quiet)) if word == "-" else open_file(word) as file:
             while piece := file.read(_PIECE_BYTES):

@@ -1,7 +1,7 @@
-"""Lines of logs: what launchers, containers and loggers put before a text, and the rank and host that this shows.
+"""Read lines of logs: the prefixes of launchers, containers and loggers, and the rank and host that they show.
 
-And Python's tracebacks: the line of the exception, the deepest frame in the user's code, what it followed. A traceback
-is read from its first line on, over lines of the same origin only, since ranks write between each other's.
+Also read Python's tracebacks: the line of the exception, the deepest frame in the user's code, and what it followed. A
+traceback is read from its first line on, over lines of the same origin only, because lines of several ranks may mix.
 """
 
 import json
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-# Longer lines are progress bars and dumps; what is searched for is near its anchor.
+# Of longer lines (progress bars, dumps) only the head and the surroundings of a card's anchor are read.
 _BEFORE, _AFTER, _HEAD = 1_000, 2_000, 200
 # Names with a counter (gpu1, worker1) are no hosts; gpu01 and worker-01 are, since counters have no leading 0.
 _NO_HOST = r"(?!python|(?:epoch|step|iter|iteration|batch|rank|line)[-_]?\d*: |(?:gpu|cuda|worker)[-_]?(?!0\d)\d*: )"
 _DAY_AND_TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _LETTERS = string.ascii_lowercase
-# Each with the characters that it may begin with: most lines of a log begin with none of them.
+# Patterns of prefixes, each with its possible first characters: most lines of a log begin with none of these.
 _PREFIXES = tuple(
     (frozenset(first), re.compile(pattern))
     for first, pattern in (
@@ -43,7 +43,7 @@ _PREFIXES = tuple(
         ("1", r"1\d{12}[ \t]"),
     )
 )
-# A container's time, a logger's, srun's task, torchrun's rank and torch's own: nothing has more.
+# The times of a container and a logger, srun's task, and the ranks of torchrun and torch: no line has more.
 _MOST_PREFIXES = 5
 # The text of a line that is a JSON object; the brace may follow a time.
 _JSON = re.compile(r'"(?:log|message|msg|textPayload|MESSAGE)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)*)')
@@ -51,7 +51,7 @@ _ORIGINS = (
     ("Rank ", re.compile(r"\bRank (?P<rank>\d{1,6})\]")),
     (" [", re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,7}:\d{1,7} \[\d{1,3}\]")),
 )
-# torchrun's table of failures has a line for each; one of four lies between the rank and its exit code.
+# torchrun's table of failures names a worker's rank and host in lines of their own, before its exit code.
 _TABLE_RANK = re.compile(r"rank {6}: (\d{1,6}) ")
 _TABLE_HOST = re.compile(r"host {6}: (\S{1,100})")
 
@@ -66,7 +66,7 @@ class Origin(NamedTuple):
 
     @property
     def is_process(self) -> bool:
-        """Whether it names one process, rather than all of a host or any."""
+        """Whether it names one process, rather than only a host or nothing."""
         return (self.rank, self.local_rank, self.task) != (None, None, None)
 
 
@@ -78,7 +78,7 @@ WHOLE = _HEAD + _BEFORE + _AFTER
 
 
 def window(line: bytes, at: int) -> str:
-    """The line as text; of a long one its head and what lies around `at`."""
+    """The line as text. A long line is cut to its head and the surroundings of byte `at`."""
     if len(line) > WHOLE:
         line = line[:_HEAD] + line[max(_HEAD, at - _BEFORE) : at + _AFTER]
     return line.decode("utf-8", "replace")
@@ -87,7 +87,7 @@ def window(line: bytes, at: int) -> str:
 def read_line(text: str) -> tuple[Origin, str]:
     """The line's origin, and the line without the prefixes of launchers and loggers.
 
-    Of a JSON object it is the message, which may have several lines.
+    If the line is a JSON object, the text is its message, which may have several lines.
     """
     named, text = _read_prefixes(text)
     for words, pattern in _ORIGINS:
@@ -97,7 +97,7 @@ def read_line(text: str) -> tuple[Origin, str]:
 
 
 def read_prefixes(text: str) -> tuple[Origin, str]:
-    """As `read_line`, but the origin that the prefixes show, whatever the text itself names."""
+    """Like `read_line`, but the origin is what the prefixes show, whatever the text itself names."""
     named, text = _read_prefixes(text)
     return _origin(named), text
 
@@ -130,12 +130,12 @@ def _message(text: str) -> str | None:
         message = json.loads(f'"{match[1]}"', strict=False)
     except ValueError:
         return match[1]
-    # Half of a surrogate pair can be escaped, but not written.
+    # JSON can escape half of a surrogate pair, which UTF-8 cannot encode.
     return str(message).encode("utf-8", "replace").decode()
 
 
 def table_origin(before: str, origin: Origin) -> Origin:
-    """The worker of a line of torchrun's table of failures, from the lines before it."""
+    """The origin of a line in torchrun's table of failures: `origin`, with rank and host of the lines `before`."""
     ranks, hosts = _TABLE_RANK.findall(before), _TABLE_HOST.findall(before)
     return origin._replace(rank=int(ranks[-1]) if ranks else origin.rank, host=hosts[-1] if hosts else origin.host)
 
@@ -143,7 +143,7 @@ def table_origin(before: str, origin: Origin) -> Origin:
 # Python's tracebacks --------------------------------------------------------------------------------------------------
 
 _BEGIN = b"Traceback (most recent call last)"
-# A log that has more of them repeats itself; a longer one is a recursion.
+# Limits of tracebacks and of their lines: a log with more repeats itself, and a longer traceback is a recursion.
 _MOST, _MOST_LINES = 500, 300
 _LOOK_BACK = 400
 _MESSAGE_LINES = 3
@@ -158,10 +158,10 @@ _LIBRARY = re.compile(
 
 
 class Traceback(NamedTuple):
-    """One traceback: where its exception's line starts, what it says and where it was raised.
+    """One traceback: the `start` of its exception's line in the block, that line as `text`, and the raising `frame`.
 
-    `is_chained`: it was raised because of the one before it, or while that one was handled. `is_ignored`: Python
-    reports it and continues.
+    `is_chained`: the exception was raised because of the previous one, or while that one was handled. `is_ignored`:
+    Python reports the exception and continues.
     """
 
     start: int
@@ -173,27 +173,27 @@ class Traceback(NamedTuple):
 
 
 def tracebacks(block: bytes, *, is_first: bool = False) -> Iterator[Traceback]:
-    """The tracebacks that a block of lines holds to their end; the first block of a log may begin inside of one."""
+    """The complete tracebacks in a block of lines. The first block of a log may begin inside of a traceback."""
     at = block.find(_BEGIN)
     frame = block.find(b'File "', 0, at if at >= 0 else len(block)) if is_first else -1
-    if frame >= 0 and (found := _read(block, block.rfind(b"\n", 0, frame) + 1, frame)) is not None:
+    if frame >= 0 and (found := _read_traceback(block, block.rfind(b"\n", 0, frame) + 1, frame)) is not None:
         yield found
     for _ in range(_MOST):
         if at < 0:
             return
         start = block.rfind(b"\n", max(0, at - 4096), at) + 1
-        if (found := _read(block, start, at)) is not None:
+        if (found := _read_traceback(block, start, at)) is not None:
             yield found
         at = block.find(_BEGIN, at + len(_BEGIN))
 
 
 def message_after(block: bytes, end: int, origin: Origin) -> str:
-    """The lines after one that ends with a colon: the message of an exception that begins on the next line."""
+    """The message of an exception whose line ends with a colon: the lines of this origin that follow byte `end`."""
     texts = (text.strip() for _, text in _following(block, end, origin))
     return " ".join(islice(filter(None, texts), _MESSAGE_LINES))
 
 
-def _read(block: bytes, start: int, at: int) -> Traceback | None:
+def _read_traceback(block: bytes, start: int, at: int) -> Traceback | None:
     first = block[start : _end(block, at)]
     origin, text = read_prefixes(window(first, at - start))
     head, *inner = text[max(0, text.rfind("Traceback")) :].split("\n")
@@ -201,14 +201,14 @@ def _read(block: bytes, start: int, at: int) -> Traceback | None:
     earlier = block[max(0, start - _LOOK_BACK) : start].decode("utf-8", "replace").split("\n")
     before = (words for other, words in map(read_prefixes, reversed(earlier)) if other == origin and words)
     last = next(before, "") if text.startswith("Traceback") else text.partition("Traceback")[0]
-    # A message of several lines, or the lines that follow.
+    # The other lines of a message with several lines, or the lines that follow in the block.
     lines = (
         [(start, read_prefixes(line)[1]) for line in inner] if inner else _following(block, start + len(first), origin)
     )
-    ended = _ended(lines, len(text) - len(text.lstrip()))
-    if ended is None or not head:
+    found = _exception_in(lines, len(text) - len(text.lstrip()))
+    if found is None or not head:
         return None
-    place, exception, frame = ended
+    place, exception, frame = found
     return Traceback(
         start=place,
         origin=origin,
@@ -224,7 +224,7 @@ def _end(block: bytes, at: int) -> int:
 
 
 def _following(block: bytes, at: int, origin: Origin) -> Iterator[tuple[int, str]]:
-    """The next lines of this origin, each with its place."""
+    """The next lines of this origin after byte `at`, each with its start in the block."""
     for _ in range(_MOST_LINES):
         start = at + 1
         if start >= len(block):
@@ -235,17 +235,17 @@ def _following(block: bytes, at: int, origin: Origin) -> Iterator[tuple[int, str
             yield start, text
 
 
-def _ended(lines: Iterable[tuple[int, str]], indent: int) -> tuple[int, str, str] | None:
-    """The start of the exception's line, the line, and the deepest frame; torchrun's table indents a traceback."""
+def _exception_in(lines: Iterable[tuple[int, str]], indent: int) -> tuple[int, str, str] | None:
+    """The start and text of the exception's line, and the deepest frame. torchrun's table indents tracebacks."""
     frames: list[str] = []
-    own: list[str] = []
+    user_frames: list[str] = []
     for place, text in lines:
         if frame := _FRAME.match(text):
             function = f" in {frame['function']}" if frame["function"] else ""
             frames.append(f"{frame['file']}, line {frame['line']},{function}".rstrip(","))
             if not _LIBRARY.search(frame["file"]):
-                own.append(frames[-1])
+                user_frames.append(frames[-1])
         elif len(text) - len(text.lstrip()) <= indent:
             text = text.strip()
-            return (place, text, (own or frames or [""])[-1]) if _EXCEPTION.match(text) else None
+            return (place, text, (user_frames or frames or [""])[-1]) if _EXCEPTION.match(text) else None
     return None

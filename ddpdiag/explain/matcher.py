@@ -1,11 +1,11 @@
 """The matcher: finds cards (error texts of other programs, and what each means) in a log.
 
-One pass over blocks of lines, each searched for every card's anchor: searching for fixed words goes at the speed of
-memory; only a line that holds some is decoded and held against patterns, and none of these looks at more than a few
+The log is read once, in blocks of lines. Each block is searched for every card's anchor, which goes at the speed of
+memory. Only a line that contains an anchor is decoded and matched against patterns, and no pattern sees more than a few
 thousand characters. So the time grows with the length of the log alone.
 
-A line that no card knows is quoted by a fallback card where it is NCCL's warning, an error of CUDA or Python's
-exception. An exception is no failure of its own where it was raised because of a known text, or by a process that had
+A line that no card knows is quoted by a fallback card if it is a warning of NCCL, an error of CUDA or an exception of
+Python. An exception is not counted as a failure if it was raised because of a known text, or by a process that had
 already printed one.
 """
 
@@ -59,7 +59,7 @@ def explain_log(pieces: Iterable[bytes], source: str, cards: Sequence[Card] | No
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Whole lines, without colours; a line that is longer than a block is cut."""
+    """Join pieces to blocks of whole lines, without colours. A line that is longer than a block is cut."""
     rest: list[bytes] = []
     held = 0
     for piece in pieces:
@@ -79,24 +79,24 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A card's pattern, when it is first needed; there are more than `re` keeps."""
+    """Compile a card's pattern at its first use. There are more patterns than the cache of `re` keeps."""
     return re.compile(pattern)
 
 
 class _Matcher:
-    """The tallies so far of each card and kind, and the number of lines read."""
+    """Reads a log block by block, and tallies the lines of each card and kind. `lines` were read."""
 
     def __init__(self, cards: Sequence[Card]) -> None:
         self.lines = 0
         self._tallies: dict[_Key, Tally] = {}
         self._cards = [(card, card.anchor.encode()) for card in cards if not card.in_traceback]
         self._in_traceback = [card for card in cards if card.in_traceback]
-        # By origin: what its last traceback ended with; the role of the first known text that is no hint or note.
+        # By origin: the card and kind of its last exception; the role of its first known text that is no hint or note.
         self._raised: dict[Origin, _Key] = {}
         self._failed: dict[Origin, Role] = {}
 
     def read(self, block: bytes) -> None:
-        """A block of lines."""
+        """Read the next block of lines, and tally the known texts in it."""
         raised = {found.start: found for found in tracebacks(block, is_first=self.lines == 0)}
         counted, line = 0, self.lines + 1
         # Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors are where.
@@ -131,7 +131,7 @@ class _Matcher:
         number: int,
         traceback: Traceback | None,
     ) -> None:
-        """The first card that fits the line."""
+        """Tally the line for the first card of `hits` that fits it."""
         line = block[start:end]
         whole = read_line(window(line, 0)) if len(line) <= WHOLE else None
         for card, at in hits:
@@ -160,7 +160,7 @@ class _Matcher:
             return
 
     def _tally(self, card: Card, key: _Key, number: int, text: str) -> Tally | None:
-        """The tally of the card; None if there are too many kinds of it."""
+        """The tally of a card and kind, which is made at its first line. None if the card has too many kinds."""
         if key not in self._tallies:
             if key[1] and sum(name == card.name for name, _ in self._tallies) >= _MOST_KINDS:
                 return None
@@ -168,7 +168,7 @@ class _Matcher:
         return self._tallies[key]
 
     def _follow(self, key: _Key, tally: Tally, origin: Origin, traceback: Traceback | None) -> None:
-        """Note whether an unknown text follows from what its process printed before."""
+        """Note in `tally` whether an unknown text follows from what its process printed before."""
         card = tally.card
         root = None
         if traceback is not None:
@@ -194,14 +194,14 @@ class _Matcher:
 
 
 class _Ends:
-    """The ends of the lines of a block; a progress bar that begins anew with a carriage return is a line."""
+    """Finds the lines of a block. A carriage return, with which progress bars begin anew, ends a line, too."""
 
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._places: list[int] | None = None
 
     def around(self, at: int) -> tuple[int, int]:
-        """The begin and end of the line of `at`."""
+        """The start and end of the line that contains byte `at`."""
         if self._places is None:
             self._places = [match.start() for match in _LINE_END.finditer(self._block)]
         number = bisect_left(self._places, at)

@@ -43,7 +43,7 @@ _HINTS = (
 
 
 def render(found: Sequence[Explanation], *, width: int, color: bool) -> str:
-    """Each log under its name; of several, those that have no known text are listed at the end."""
+    """The explanations of logs as text. If there are several, those without a known text are listed at the end."""
     silent = [log for log in found if len(found) > 1 and not log.sightings]
     page = Page(color=color, width=width)
     for log in found:
@@ -55,7 +55,7 @@ def render(found: Sequence[Explanation], *, width: int, color: bool) -> str:
 
 
 def blocks(found: Explanation) -> Iterator[Block]:
-    """Each sighting, the explaining one first; echoes and notes in brief. `found.source` is empty for a mere text."""
+    """The blocks of an explanation: its sightings, the first cause first; echoes and notes only in brief."""
     if found.source:
         known = sum(not one.card.fallback for one in found.sightings)
         others = len(found.sightings) - known
@@ -73,7 +73,7 @@ def blocks(found: Explanation) -> Iterator[Block]:
 
 
 def _without_sightings(logs: Sequence[Explanation], *, others: int) -> Iterator[Block]:
-    """The logs that have no known text; where no other log has one, what to do."""
+    """Name the logs that have no known text. If there are no `others` that have one, also say what to do."""
     names = listed([one_line(log.source) for log in logs], _SHOWN_NAMES)
     yield Text(f"ddpdiag: no known text in {count(len(logs), 'other file' if others else 'file')}: {names}")
     if not others:
@@ -108,7 +108,7 @@ def _call(call: Call) -> str:
 
 
 def _calls(sighting: Sighting) -> str:
-    """The collective that each side names under the number; a rank that differs from most is named."""
+    """The different collectives that ranks name under one number, and the ranks that differ from most."""
     *odd, (_, most) = sighting.calls
     sides = [f"{_call(call)} on {_ranks(ranks)}" for call, ranks in sighting.calls[-_SHOWN_FULL:]]
     rest = tuple(sorted(rank for _, ranks in odd for rank in ranks))
@@ -118,7 +118,7 @@ def _calls(sighting: Sighting) -> str:
 
 
 def _origins(sighting: Sighting) -> str:
-    """The ranks and hosts that printed it: "ranks 0, 2; host n1", or nothing."""
+    """The ranks and hosts that printed a text: "ranks 0,2; host n1". Empty if none is known."""
     parts = [_ranks(sighting.ranks)] if sighting.ranks else []
     if sighting.local_ranks:
         parts.append(f"local {_ranks(sighting.local_ranks)}")

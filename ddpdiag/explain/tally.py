@@ -1,5 +1,5 @@
-"""Tallies of each card in a log, counted while it is read, and the sightings that follow from them, with their roles
-beside each other: which explains the others, which is a consequence, and which comes first.
+"""Tally the lines of each card while a log is read, make sightings of the tallies, and compare the sightings with each
+other: which one explains the others, which one is a consequence, and which one comes first.
 """
 
 import re
@@ -13,16 +13,16 @@ from ddpdiag.explain.card import Card, Role
 from ddpdiag.explain.lines import Origin
 from ddpdiag.stats import odd_ones_out
 
-# The source of what is read from a pipe: no file has this name.
+# The name of a log that is read from a pipe. No file has this name.
 STANDARD_INPUT = "standard input"
 _MOST_NAMES = 100_000
-# Of these every rank must give as many elements as the others. What has two sides is called differently on each.
+# Collectives in which every rank must give as many elements, and operations whose two sides have different names.
 _EQUAL_SIZES = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "BARRIER"})
 _TWO_SIDED = frozenset({"SEND", "RECV", "COALESCED"})
 
 
 class Call(NamedTuple):
-    """The collective that ranks name under a number; `elements` where all ranks must give as many."""
+    """The collective that ranks name under a number. `elements` is None if ranks may give different numbers."""
 
     operation: str
     elements: int | None = None
@@ -32,9 +32,9 @@ class Sighting(Struct, frozen=True, kw_only=True):
     """A card's text in a log: how often, in which lines, and the ranks and hosts that printed it.
 
     `ranks`, `tasks` (of `srun -l`), `local_ranks` (of torchrun's own prefix) and `hosts` are those that the lines name.
-    `missing` are ranks that others waited for; `works` the ranks whose last collective had each number. `calls` are
-    the different ones that ranks name of number `differing`, the most common one last. `line` is the first line,
-    `excerpt` its text.
+    `missing` are ranks that others waited for. `works` are, by the number of a collective, the ranks whose last one it
+    was. `calls` are the different collectives that ranks name under the number `differing`, the most common one last.
+    `line` is the first line, `excerpt` its text.
     """
 
     card: Card
@@ -54,7 +54,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The content of a text or a log: the sightings, the one that explains the others first; `lines` were read."""
+    """What explains a log (or a text, without `source`): its sightings, first cause first; how many lines it has."""
 
     sightings: tuple[Sighting, ...]
     lines: int
@@ -76,7 +76,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Tally:
-    """The lines of a card that were read so far."""
+    """Counts the lines of a card while a log is read, and collects what they name."""
 
     card: Card
     line: int
@@ -92,12 +92,12 @@ class Tally:
     calls: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     frame: str = ""
-    # Whether a line of it followed from no other text; else its role, by the text that the first line followed.
+    # Whether a line of the card followed from no other text; else `follower` is its role, by what it followed first.
     is_first: bool = False
     follower: Role = Role.NOTE
 
     def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
-        """One more line. Ranks and hosts that the text itself names count more than those of its prefixes."""
+        """Count one more line. A rank or host that the text itself names replaces that of the line's prefixes."""
         if not self.count:
             self.values = dict(groups)
         self.count += 1
@@ -119,7 +119,7 @@ class Tally:
                 self.calls.setdefault((groups.get("group", ""), int(groups["work"])), {})[rank] = call
 
     def differing(self) -> tuple[int | None, tuple[tuple[Call, tuple[int, ...]], ...]]:
-        """The first number of which ranks name different collectives, and these with their ranks."""
+        """The first number under which ranks name different collectives, and these with their ranks; None, ()."""
         for (_, work), by_rank in sorted(self.calls.items(), key=lambda item: item[0][1]):
             if (odd := odd_ones_out(by_rank)) is not None:
                 sides = {by_rank[ranks[0]]: ranks for ranks in odd.groups.values()}
@@ -127,7 +127,7 @@ class Tally:
         return None, ()
 
     def sighting(self) -> Sighting:
-        """The tally as data. An unknown text that only followed another one is no failure of its own."""
+        """The tally as a sighting. An unknown text that only followed another one does not count as a failure."""
         card = self.card.filled(self.values)
         if card.fallback and not self.is_first:
             card = structs.replace(card, role=self.follower)
@@ -154,7 +154,7 @@ class Tally:
         )
 
 
-# Beside each other ---------------------------------------------------------------------------------------------------
+# Comparison of sightings ---------------------------------------------------------------------------------------------
 
 # A fallback that comes after a wait, or a warning, is listed after what others waited for.
 _PLACES = {Role.CAUSE: 0, Role.FAILURE: 1, Role.HINT: 3, Role.WAIT: 4, Role.ECHO: 6, Role.NOTE: 7}
@@ -162,10 +162,10 @@ _AFTER_KNOWN_FAILURES, _AFTER_WAITS = 2, 5
 
 
 def related(sightings: Sequence[Sighting], cards: Sequence[Card], *, is_log: bool) -> list[Sighting]:
-    """The sightings with the roles that they have beside each other.
+    """The sightings with the roles that they have among all sightings of the log.
 
     Some only echo another one, some prove that ranks differ, and an unknown warning is the failure of a log that shows
-    no other reason for one. A text without a log is asked about, so its warning is the failure.
+    no other reason for one. A warning in a pasted text (no log) is the failure, because the user asks about it.
     """
     by_name = {card.name: card for card in cards}
     seen = {one.card.name for one in sightings}
@@ -196,8 +196,8 @@ def _is_warning(card: Card) -> bool:
 def in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     """Sort sightings by role, then by line, so that those that explain the others are first.
 
-    A rank that others waited for, and that waited itself, is not the missing one; ranks that waited only for such ranks
-    are listed after those that waited for others.
+    A rank that others waited for is not missing if it waited itself. Waits for such ranks only are listed after waits
+    for missing ranks.
     """
     waits = [one for one in sightings if one.card.role is Role.WAIT]
     waiting = {rank for one in waits for rank in (*one.ranks, one.card.waiting_rank)}

@@ -1,8 +1,8 @@
-"""Pitfalls of DistributedDataParallel that can be read off a training script, which is never run and never imported.
+"""Find pitfalls of DistributedDataParallel in the source of a training script, which is never run and never imported.
 
 One file is read at a time (`Script`): names are followed through imports, assignments, attributes, and the calls of
-its own functions. A rule speaks where every value that a name can have is known to be wrong, and is silent where one of
-them is unknown: a script that is right must stay silent, and a pitfall that is spread over several files may be missed.
+its own functions. A rule reports a line if every value that a name can have is known to be wrong, and reports nothing
+if one of them is unknown: a correct script must get no report, and a pitfall in several files may be missed.
 """
 
 import ast
@@ -48,5 +48,5 @@ class Rule:
 
 
 def rule(code: str, severity: Severity) -> Callable[[Look], Rule]:
-    """The rule for which a function looks: its name and its docstring are the rule's name and manual page."""
+    """Decorator: make a rule of a function, whose name and docstring become the rule's name and manual page."""
     return lambda look: Rule(code, look.__name__.replace("_", "-"), severity, cleandoc(look.__doc__ or ""), look)

@@ -14,7 +14,7 @@ SPAWNED = "spawned"
 
 
 class Source(NamedTuple):
-    """The origin of a value: an expression (the `item`-th of its results), or None where it is unknown."""
+    """The origin of a value: an expression (or the `item`-th of its results), or None if it is unknown."""
 
     expression: ast.expr | None
     item: int | None = None
@@ -26,7 +26,7 @@ UNKNOWN = Source(None)
 
 
 class Bindings(Script):
-    """Every assignment of a script, whatever the order: a name means all that it is ever bound to in its scope."""
+    """A script with its assignments, in any order: a name stands for all values that it ever gets in its scope."""
 
     @cached_property
     def _bound(self) -> dict[Key, list[Source]]:
@@ -63,12 +63,12 @@ class Bindings(Script):
                     yield from self._keys(scope, each, _part(source, number, len(targets)), shared)
 
     def _attribute_key(self, node: ast.Attribute) -> Key:
-        """`self.x` belongs to its class; `args.x` means the same wherever `args` stands."""
+        """The key of an attribute. `self.x` belongs to its class; `args.x` is the same in the whole script."""
         path = attribute_path(node) or ""
         return (self.class_of(node) if path.startswith("self.") else None, path)
 
     def _given(self, function: Function, name: str) -> Iterator[Source]:
-        """The arguments for a parameter at every call in the script, or UNKNOWN; nothing for another name."""
+        """The arguments for the parameter `name` at every call in the script, or UNKNOWN; nothing if there is none."""
         arguments = function.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if name not in names:
@@ -86,11 +86,11 @@ class Bindings(Script):
             yield UNKNOWN if has_unpacking(call) else known
         starts = [call for started, call in self.starts if started is function]
         for call in starts:
-            yield self._handed_over(call, position)
+            yield self._passed_to_process(call, position)
         if not sites and not starts:
             yield UNKNOWN
 
-    def _handed_over(self, start: ast.Call, position: int) -> Source:
+    def _passed_to_process(self, start: ast.Call, position: int) -> Source:
         """The argument that mp.spawn(f, args=(...)) or Process(target=f, args=(...)) passes at that position."""
         spawned = self.callee(start).rpartition(".")[2] != "Process"
         if spawned and position == 0:
@@ -105,7 +105,7 @@ class Bindings(Script):
         return Source(None, how=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
 
     def _is_counter(self, node: ast.expr) -> bool:
-        """Whether it is the variable of `for i in range(...)`."""
+        """Whether `node` is the variable of `for i in range(...)`."""
         if not isinstance(node, ast.Name):
             return False
         sources = self.sources(node)
@@ -131,7 +131,7 @@ class Bindings(Script):
         return tuple(found)
 
     def _steps(self, node: ast.expr) -> Iterator[ast.expr | None]:
-        """One step back from a name or call; nothing if it is neither."""
+        """The expressions one step back from a name, attribute or call; nothing for any other expression."""
         if isinstance(node, (ast.Name, ast.Attribute)):
             sources = self.sources(node) or [Source(None)]
         elif isinstance(node, ast.Call):
@@ -149,7 +149,7 @@ class Bindings(Script):
                 yield from items or [None]
 
     def items(self, call: ast.expr, number: int) -> Iterator[ast.expr]:
-        """The `number`-th of what the script's own function returns."""
+        """The `number`-th element of the tuples that the script's own function returns."""
         for function in self.targets(call) if isinstance(call, ast.Call) else ():
             for value in returned(function):
                 if isinstance(value, ast.Tuple) and number < len(value.elts):
@@ -165,7 +165,7 @@ def _default(function: Function, name: str) -> Source:
 
 
 def _part(source: Source, number: int, total: int) -> Source:
-    """The `number`-th of what is unpacked."""
+    """The source of the `number`-th of `total` targets to which a source is unpacked."""
     if source.how or source.expression is None:
         return UNKNOWN
     if isinstance(source.expression, (ast.Tuple, ast.List)):

@@ -1,4 +1,4 @@
-"""`ddpdiag lint`: scripts into findings, by the rules that the command line chooses."""
+"""`ddpdiag lint`: judge scripts by the rules that the command line chooses, and show the findings."""
 
 import ast
 import io
@@ -54,7 +54,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
     """The findings by file and line; `errors` are sentences on files that could not be read.
 
     The title of a finding is the name of its rule. Its evidence has `path`, `line` and `column`, both from 1, the
-    `source` line, and where that calls a function that goes wrong, `helper_line`, `helper_column` and `helper_source`.
+    `source` line, and if that calls a function that goes wrong, `helper_line`, `helper_column` and `helper_source`.
     """
 
     scripts: tuple[Script, ...]
@@ -65,7 +65,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
 
 
 def run(paths: Sequence[str], how: LintOptions) -> int:
-    """The exit code: 0 clean, 1 something was found (notes do not count), 2 a file could not be read."""
+    """Judge and report. Returns the exit code: 0 clean, 1 findings (notes do not count), 2 a file was not readable."""
     json = how.json
     if json is not None:
         if any(is_one_file(json, path) for path in paths):
@@ -104,7 +104,7 @@ def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None, *, quiet: bool = False) -> LintReport:
-    """The findings on every script; what cannot be read does not keep the others from being judged."""
+    """Judge every script. A script that cannot be read becomes an error, and the others are judged all the same."""
     rules = all_rules() if rules is None else rules
     scripts: list[Script] = []
     findings: list[Finding] = []
@@ -129,7 +129,7 @@ def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None, *, quiet: 
 
 
 def _piped(*, quiet: bool) -> bytes:
-    """Standard input; ValueError for more than a script has."""
+    """Read a script from standard input. Raises ValueError if it is larger than a script may be."""
     data = standard_input("script", quiet=quiet).read(_LARGEST_BYTES + 1)
     if len(data) > _LARGEST_BYTES:
         raise ValueError(f"it has more than {_LARGEST_BYTES >> 10} KiB, the most that is read")
@@ -176,7 +176,7 @@ def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None)
     ignored = 0
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # the line ends that Python counts
     for rule, hit in found:
-        # A comment on any line of what is meant keeps it quiet.
+        # A comment on any line of the code that is reported silences the rule.
         meant = [*_lines_of(hit.node), *(_lines_of(hit.helper) if hit.helper is not None else ())]
         if any(line in quiet and (not quiet[line] or rule.code in quiet[line]) for line in meant):
             ignored += 1
@@ -212,9 +212,9 @@ def _place(lines: Sequence[str], node: ast.AST) -> tuple[int, int, str]:
 
 @contextmanager
 def _limited_time(seconds: float) -> Iterator[None]:
-    """TimeoutError once the body has taken so much processor time; signals, and so limits, are the main thread's.
+    """Raise TimeoutError once the body has taken so much processor time; in the main thread only, as it uses signals.
 
-    Some rules look at pairs of lines: of some generated scripts, their time grows with the square of the length.
+    Some rules look at pairs of lines, so that for some generated scripts the time grows with the square of the length.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -261,7 +261,7 @@ def _parsed(source: str, path: str) -> ast.Module:
 
 
 def _ignored(source: str) -> Iterator[tuple[int, frozenset[str]]]:
-    """The codes that a comment keeps quiet on its line; an empty set stands for all. Comments only, never strings."""
+    """The line and codes of each comment that silences rules; an empty set stands for all codes. Strings never do."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
             codes = match[1].split(",") if match[1] else ()

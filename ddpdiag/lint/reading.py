@@ -54,46 +54,46 @@ _ANSWERS = {
     "DistributedDataParallel": Kind.WRAPPED,
     "DistributedSampler": Kind.SAMPLER,
 }
-# Helpers that scripts import from files of their own.
+# Names of helpers that scripts import from other files of their project.
 _IS_RANK = re.compile(r"_?is_(main|master|rank_?(0|zero)|primary|chief|root|leader)(_process|_node|_rank)?")
 _RANKISH = re.compile(
     r"rank|main|master|primary|chief|leader|root|local|gpu|device|proc|worker|node|zero", re.IGNORECASE
 )
-_OWN = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
+_DIFFERS_BY_RANK = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
 _DEPTH = 40
-# No script by hand has more in one block; of generated ones the time would grow with their square.
+# No script written by hand has more early exits in one block; for generated ones the time would grow quadratically.
 _MOST_EXITS = 1000
 _TESTS = (ast.Compare, ast.UnaryOp, ast.BoolOp)
 
 
 class Reading(Bindings):
-    """One script, read: the kinds of its expressions, and where its lines run."""
+    """A script with the kinds of its expressions, and the ranks on which its lines run."""
 
     def __init__(self, tree: ast.Module) -> None:
         super().__init__(tree)
         self._known: dict[ast.AST, Kinds] = {}
-        self._for_now: dict[ast.AST, Kinds] = {}
+        self._provisional: dict[ast.AST, Kinds] = {}
         self._open: set[ast.AST] = set()
         self._rankish: dict[tuple[ast.AST, int], bool] = {}
 
     def kinds(self, node: ast.expr | None) -> Kinds:
-        """The possible kinds of an expression; {OTHER} where nothing is known."""
+        """The possible kinds of an expression; {OTHER} if nothing is known."""
         if node is None or node in self._open or len(self._open) > _DEPTH:
             return frozenset()
-        if (known := self._known.get(node) or self._for_now.get(node)) is not None:
+        if (known := self._known.get(node) or self._provisional.get(node)) is not None:
             return known
         self._open.add(node)
         found = (self._called(node) if isinstance(node, ast.Call) else self._read(node)) or OTHER
         self._open.discard(node)
         if self._open:
-            self._for_now[node] = found  # what stood open may be missing: good for this question only
+            self._provisional[node] = found  # kinds of open expressions may be missing, so it is not kept
         else:
             self._known[node] = found
-            self._for_now.clear()
+            self._provisional.clear()
         return found
 
     def surely(self, node: ast.expr | None, *kinds: Kind) -> bool:
-        """Whether it is one of these kinds in every case."""
+        """Whether each possible kind of the expression is one of `kinds`."""
         return node is not None and self.kinds(node) <= frozenset(kinds)
 
     def surely_within(self, node: ast.AST, *kinds: Kind) -> bool:
@@ -101,12 +101,12 @@ class Reading(Bindings):
         return any(isinstance(each, ast.expr) and self.surely(each, *kinds) for each in ast.walk(node))
 
     def maybe(self, node: ast.expr | None, *kinds: Kind) -> bool:
-        """Whether it can be one of these kinds."""
+        """Whether a possible kind of the expression is one of `kinds`."""
         return node is not None and bool(self.kinds(node) & frozenset(kinds))
 
     def depends_on_rank(self, node: ast.AST) -> bool:
         """Whether an expression contains a value that may differ between ranks."""
-        return self._smells(node, 3)
+        return self._may_differ(node, 3)
 
     def holds_rank(self, node: ast.AST) -> bool:
         """Whether a part of the expression is a rank, as a number or as text."""
@@ -114,17 +114,17 @@ class Reading(Bindings):
         return any(isinstance(each, ast.expr) and self.kinds(each) & ranks for each in ast.walk(node))
 
     def may_be_own(self, path: ast.expr) -> bool:
-        """Whether a path (or its target) may be another one on each rank."""
+        """Whether a path, or a value from which it comes, may differ between ranks."""
         parts = [path, *(origin for origin in self.origins(path) if origin is not None)]
-        return any(self.holds_rank(part) or any(map(_OWN.search, names_in(part))) for part in parts)
+        return any(self.holds_rank(part) or any(map(_DIFFERS_BY_RANK.search, names_in(part))) for part in parts)
 
-    def _smells(self, node: ast.AST, depth: int) -> bool:
+    def _may_differ(self, node: ast.AST, depth: int) -> bool:
         if (node, depth) not in self._rankish:
-            self._rankish[node, depth] = False  # meanwhile: a loop adds nothing
+            self._rankish[node, depth] = False  # in case a name leads back to itself
             found = any(map(_RANKISH.search, names_in(node))) or self.holds_rank(node)
             if not found and depth > 0:
                 sources = (source.expression for each in variables_in(node) for source in self.sources(each))
-                found = any(each is not None and self._smells(each, depth - 1) for each in sources)
+                found = any(each is not None and self._may_differ(each, depth - 1) for each in sources)
             self._rankish[node, depth] = found
         return self._rankish[node, depth]
 
@@ -242,7 +242,7 @@ class Reading(Bindings):
         return False
 
     def _is_rank_and_number(self, one: ast.expr, other: ast.expr, equal: bool) -> bool:
-        """`rank == 3`, or `rank > 0`; `rank < 4` may well be a group of ranks that is meant."""
+        """Whether it compares like `rank == 3` or `rank > 0`; `rank < 4` may well mean a group of ranks."""
         if not self.surely(one, *RANKS) or not isinstance(other, ast.Constant):
             return False
         return type(other.value) is int and (other.value >= 0 if equal else 0 <= other.value <= 1)
@@ -250,9 +250,9 @@ class Reading(Bindings):
     # The ranks that run a line
 
     def branch_of_some_ranks(self, node: ast.AST) -> ast.AST | None:
-        """The node where a test of the rank surely decides whether it runs, else the call that leads to it and does.
+        """`node` if a test of the rank surely decides whether it runs, else the call leading to it for which one does.
 
-        Only functions that are called at one place are followed to their callers. None: it may run on all ranks.
+        A function is followed to its caller only if there is one call of it. None: `node` may run on all ranks.
         """
         seen: set[ast.AST] = set()
         while not any(map(self.is_rank_test, self.conditions(node))):
@@ -282,7 +282,7 @@ class Reading(Bindings):
         return Severity.ERROR if self.means_several_hosts else Severity.WARNING
 
     def is_wrapped(self, node: ast.expr) -> bool:
-        """Whether it can be a DistributedDataParallel."""
+        """Whether the expression can be a DistributedDataParallel."""
         return self.maybe(node, Kind.WRAPPED)
 
     def conditions(self, node: ast.AST) -> Iterator[ast.expr]:
@@ -311,7 +311,7 @@ class Reading(Bindings):
         matches: Callable[[ast.expr], bool],
         seen: frozenset[ast.AST] = frozenset(),
     ) -> bool:
-        """Whether the line runs under a condition that matches, wherever it is called from within the script."""
+        """Whether the line runs under a condition that matches, whichever call in the script leads to it."""
         if any(map(matches, self.conditions(node))):
             return True
         function = self.function_of(node)

@@ -1,4 +1,4 @@
-"""A script as the rules see it: its tree, imports, functions and calls; and small questions to a part of the tree."""
+"""A script as the rules see it: its syntax tree, imports, functions and calls; and helpers for parts of the tree."""
 
 import ast
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeGuard
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# They make the process group, move the model and shard the data themselves, each by its own rules.
+# Frameworks that make the process group, move the model and shard the data themselves, each by its own rules.
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 _GROUPS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
@@ -21,14 +21,14 @@ BLOCKS = ("body", "orelse", "finalbody")
 
 
 class Exit(NamedTuple):
-    """An `if` that leaves its block, by its place there."""
+    """An `if` whose body leaves the block around it: the index of the `if` in this block, and its test."""
 
     place: int
     test: ast.expr
 
 
 class Script:
-    """One source file. Most is worked out when it is first asked for."""
+    """One source file. Most properties are computed at their first use."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
@@ -94,7 +94,7 @@ class Script:
         return self.name(call.func)
 
     def last_name(self, call: ast.Call) -> str:
-        """The last part of that: "get_rank"."""
+        """The last part of the name of the called function: "get_rank"."""
         return self.callee(call).rpartition(".")[2]
 
     def calls_of(self, *names: str) -> Iterator[ast.Call]:
@@ -190,7 +190,7 @@ class Script:
         return isinstance(self.parents.get(function), ast.ClassDef)
 
     def takes_self(self, function: Function) -> bool:
-        """Whether the first parameter is the object."""
+        """Whether the first parameter of the function is the object."""
         static = any(attribute_path(each) == "staticmethod" for each in function.decorator_list)
         return self._is_method(function) and not static
 
@@ -222,7 +222,7 @@ class Script:
             waiting += [t for node in ast.walk(function) if isinstance(node, ast.Call) for t in self.targets(node)]
         return frozenset(seen)
 
-    # Bits of evidence
+    # Evidence in the whole script
 
     @cached_property
     def texts(self) -> frozenset[str]:
@@ -269,22 +269,22 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 
 def has_unpacking(call: ast.Call) -> bool:
-    """`f(*args)` or `f(**options)`: what is passed cannot be read."""
+    """Whether the call is `f(*args)` or `f(**options)`, so that its arguments cannot be read."""
     return any(each.arg is None for each in call.keywords) or any(isinstance(arg, ast.Starred) for arg in call.args)
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:
-    """Whether it is a constant of this value (True is not 1)."""
+    """Whether `node` is a constant of this value (True is not 1)."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
 
 
 def text_of(node: ast.AST | None) -> str | None:
-    """The string that is written there, or None."""
+    """The value of a string constant; None for any other node."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def attribute_path(node: ast.AST) -> str | None:
-    """ "a.b.c" of that expression; None if it is more than names and dots."""
+    """The dotted name of an expression such as `a.b.c`. None if it is more than names and dots."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -301,12 +301,12 @@ def words_in(node: ast.AST) -> Iterator[str]:
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
-    """Every name and attribute in an expression."""
+    """The text of every name and attribute in an expression."""
     return (each.id if isinstance(each, ast.Name) else each.attr for each in variables_in(node))
 
 
 def variables_in(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
-    """Every name and attribute in an expression, as a part of it."""
+    """The node of every name and attribute in an expression."""
     return (each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute)))
 
 

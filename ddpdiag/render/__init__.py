@@ -1,6 +1,6 @@
 """Reports as text: for people (terminal), for scripts (JSON), where that text goes, and what features add to it.
 
-Everything here turns a finished `Report` into characters. Nothing is judged, and nothing is measured.
+The modules of this package turn a finished `Report` into characters. They judge nothing, and measure nothing.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Sample(NamedTuple):
-    """One number of the metric `name`, which what it `says` explains."""
+    """One number of the Prometheus metric `name`, whose help text is `says`."""
 
     name: str
     says: str
@@ -21,7 +21,7 @@ class Sample(NamedTuple):
 
 
 class Feature(Protocol):
-    """A feature's module with its part of a report; it is asked only for reports that have such a part."""
+    """A module that draws one part of a report (benchmark, training); called only if the report has this part."""
 
     def blocks(self, report: "Report") -> Iterator["Section"]:
         """The sections that every format draws."""

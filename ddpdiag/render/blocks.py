@@ -1,7 +1,7 @@
 """The blocks of a report, stated once and drawn by the terminal, Markdown and HTML.
 
-A feature has one function for all formats, `blocks(report) -> Iterator[Section]`. It states values, and no painter's
-matters: no width, colour, escaping, cut text or number of rows.
+A feature has one function for all formats, `blocks(report) -> Iterator[Section]`. It states only values. Width, colour,
+escaping, cut texts and the number of rows are matters of the painters, which draw the blocks.
 
     def blocks(report: Report) -> Iterator[Section]:
         table = Table(
@@ -23,7 +23,7 @@ matters: no width, colour, escaping, cut text or number of rows.
 A value is a number in SI units, a text as it was recorded, or None where it is not known. Painters give numbers a unit,
 neutralise texts, and escape them. Words between backticks are code.
 
-| painter | shortens | has besides |
+| painter | shortens | also has |
 |---|---|---|
 | terminal (`painter.py`) | tables beyond 16 rows, unless `--details`; leaves out folds and charts | colours |
 | Markdown (`markup.py`) | what does not fit a comment on GitHub; leaves out charts | folds |
@@ -60,9 +60,9 @@ class Cell(NamedTuple):
 
 
 class Column(Struct, frozen=True):
-    """A column. The end of `name` is the unit of its numbers ("peak_bytes"), its beginning the title if none is given.
+    """A column. The end of `name` is the unit of its numbers ("peak_bytes"); its beginning is the default of `title`.
 
-    `bar`: HTML shows each number as a bar, too. `whole`: names to be copied, which are never folded.
+    `bar`: HTML shows each number as a bar, too. `whole`: the cells are names to be copied, which are never wrapped.
     """
 
     title: str = ""
@@ -72,11 +72,11 @@ class Column(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """A table; `noun` names what one row is. `order`: the places of rows, the important ones first, if not all fit.
+    """A table; `noun` names what one row is. `order`: the indices of the rows, the important ones first.
 
-    `names`: so many columns identify a row. Where a terminal has no room for all others, it shows the first that fit
-    beside them, and with `--details` all, in pieces; of a table without `names` it always shows all. `one_unit`: all
-    columns have the name of the last one, and share one unit.
+    `names` is how many columns identify a row. If a terminal has no room for all other columns, it shows the first ones
+    that fit; with `--details`, or if `names` is None, it shows all of them, in pieces. `one_unit`: all columns have the
+    name of the last one, and share one unit.
     """
 
     columns: tuple[Column, ...]
@@ -112,7 +112,7 @@ class Code(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """A curve: points in rising order; an expectation is `dashed`."""
+    """A curve: its points in rising order of x. A curve that is only expected is `dashed`."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -120,7 +120,7 @@ class Line(Struct, frozen=True):
 
 
 class Chart(Struct, frozen=True, kw_only=True):
-    """Curves over `x`, which is drawn in powers of two; `x` and `y` are names that end in their unit ("size_bytes").
+    """Curves over a logarithmic x axis. `x` and `y` are the names of the axes, which end in their unit ("size_bytes").
 
     Only HTML draws it: its numbers are also in a table.
     """
@@ -184,7 +184,7 @@ def mark_of(cell: Scalar | Cell) -> Mark:
 
 
 def drawn_columns(table: Table, places: Sequence[int], absent: str) -> list[Drawn]:
-    """The rows at these `places` as text, each column in one unit; `absent` stands for what is not known."""
+    """The columns of the rows at `places` as text, each column in one unit. `absent` is the text of None."""
     columns = []
     unit = None
     if table.one_unit:
@@ -199,7 +199,7 @@ def drawn_columns(table: Table, places: Sequence[int], absent: str) -> list[Draw
 
 
 def matrix_table(block: Matrix) -> Table:
-    """The matrix as a table with a row for each source; long names of columns are numbers of rows instead."""
+    """The matrix as a table with a row for each source. If column names are long, row numbers replace them."""
     matrix = block.matrix
     names, heads = matrix.rows, matrix.columns
     if names == heads and max(map(len, heads), default=0) > _LONGEST_HEAD:
@@ -212,6 +212,6 @@ def matrix_table(block: Matrix) -> Table:
 
 
 def first_places(table: Table, most: int) -> list[int]:
-    """The places of the rows that a painter shows: all of them, or the `most` important ones."""
+    """The indices of the rows that a painter shows: all of them, or only the first `most` of `order`."""
     every = range(len(table.rows))
     return list(every) if len(table.rows) <= most else list((table.order or every)[:most])

@@ -1,4 +1,4 @@
-"""Writing of texts: to a file, whole or not at all, or to a terminal or pipe, as far as it takes them.
+"""Write texts: to a file, completely or not at all, or to a terminal or pipe.
 
 A file is written under another name in the same folder and then renamed, so that readers never see a partial file and
 a full disk leaves the old one. A pipe or a device is written to directly: it must not be replaced.
@@ -20,8 +20,8 @@ from ddpdiag.sanitize import without_commands
 
 STANDARD_OUTPUT = "-"
 _MOST_LINKS = 40  # as the kernel (MAXSYMLINKS)
-# What our tables and rich's bars are made of beyond ASCII, for streams that lack it: letters as wide as it, or columns
-# would be torn.
+# For streams that cannot encode the other characters of our tables and of rich's bars: ASCII characters of the same
+# width, which keep columns aligned.
 _PLAIN = str.maketrans(
     dict.fromkeys("\u2013\u2014\u2212\u2500", "-")
     | dict.fromkeys("\u2588\u2589\u258a\u258b\u258c\u2590", "#")
@@ -34,7 +34,7 @@ def write(path: str, content: str | bytes) -> None:
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         if path == STANDARD_OUTPUT:
-            _say(without_commands(content if isinstance(content, str) else content.decode()), sys.stdout)
+            _write_to_stream(without_commands(content if isinstance(content, str) else content.decode()), sys.stdout)
         elif _is_special(target := _target(path)):
             # Opening a named pipe without a reader would wait for ever; with O_NONBLOCK it fails.
             descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -51,7 +51,7 @@ def write(path: str, content: str | bytes) -> None:
 
 
 def check_writable(path: str) -> None:
-    """UsageError if `write` could not write to `path`; neither leaves a file behind nor changes one."""
+    """Raise UsageError if `write` could not write to `path`. No file is changed, and no new file stays behind."""
     if path == STANDARD_OUTPUT:
         return
     try:
@@ -81,16 +81,16 @@ def _unwritable(path: str, error: OSError | ValueError) -> UsageError:
 
 
 def show(text: str, stream: TextIO | None) -> None:
-    """Write what people read to a stream of this process, None where it was closed before the start.
+    """Write a text for people to a stream of this process, which is None if it was closed before the start.
 
-    OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters.
+    Raises OSError or ValueError if that fails. Tables keep their form if the stream's encoding has few characters.
     """
     if stream is not None and not can_show(stream, text):
         text = text.translate(_PLAIN)
-    _say(without_commands(text), stream)
+    _write_to_stream(without_commands(text), stream)
 
 
-def _say(text: str, stream: TextIO | None) -> None:
+def _write_to_stream(text: str, stream: TextIO | None) -> None:
     if stream is None:
         raise OSError(errno.EBADF, "it is closed")
     # A log's encoding may be ASCII; a report with an escaped letter is better than none.
@@ -100,17 +100,17 @@ def _say(text: str, stream: TextIO | None) -> None:
 
 
 def _target(path: str) -> Path:
-    """The file that `path` means: a link stays a link, and what it points to is replaced."""
+    """The file to which `path` leads through links: a link stays a link, and its target is replaced."""
     if not path:
         raise ValueError("the name is empty")
     return _followed(Path.cwd(), Path(path), _MOST_LINKS)
 
 
 def _followed(folder: Path, path: Path, left: int) -> Path:
-    """`path`, as seen from `folder`, without links.
+    """Follow the links of `path`, which is relative to `folder`; at most `left` links.
 
-    PermissionError if another user made one in a folder like /tmp, as with fs.protected_symlinks (proc(5)), which not
-    every kernel has switched on.
+    Raises PermissionError for a link that another user made in a folder like /tmp, as kernels do that have
+    fs.protected_symlinks (proc(5)) switched on.
     """
     for part in path.parts:
         step = folder.parent if part == os.pardir else folder / part
@@ -128,7 +128,7 @@ def _followed(folder: Path, path: Path, left: int) -> Path:
 
 
 def _refuse_other_users(target: Path, file: os.stat_result) -> None:
-    """PermissionError for a file or named pipe that another user made in a folder like /tmp, as for a link there."""
+    """Raise PermissionError for a file or named pipe that another user made in a folder like /tmp."""
     folder = target.parent.stat()
     if folder.st_mode & stat.S_ISVTX and file.st_uid not in (os.geteuid(), folder.st_uid):
         kind = "a file" if stat.S_ISREG(file.st_mode) else "no plain file, but one"
@@ -136,7 +136,7 @@ def _refuse_other_users(target: Path, file: os.stat_result) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether something exists there that is no plain file."""
+    """Whether `path` exists and is no plain file."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _open_beside(target: Path) -> tuple[Path, int]:
-    """A new file in the folder of `target`; not by tempfile, whose files no other user may read."""
+    """Create a file in the folder of `target`; not by tempfile, whose files no other user may read."""
     temporary = target.parent / f".ddpdiag-{os.urandom(8).hex()}"
     return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -168,9 +168,9 @@ class Display(Enum):
 
 
 def display_of(stream: TextIO | None, environ: Mapping[str, str]) -> Display:
-    """Live on a terminal; lines in a log, and where a terminal is a log all the same.
+    """LIVE on a terminal, LINES in a log, NONE for a closed stream.
 
-    CI services (they set CI) keep all that was drawn over, and `TERM=dumb` cannot draw over anything.
+    A terminal counts as a log if CI is set, since CI services keep every redrawn line, or if TERM is "dumb".
     """
     try:
         if stream is None or stream.closed:
@@ -183,7 +183,7 @@ def display_of(stream: TextIO | None, environ: Mapping[str, str]) -> Display:
 
 
 def can_show(stream: TextIO, text: str) -> bool:
-    """Whether the encoding of the stream has these letters."""
+    """Whether the encoding of the stream has all characters of `text`."""
     try:
         text.encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -192,10 +192,10 @@ def can_show(stream: TextIO, text: str) -> bool:
 
 
 def put(stream: TextIO, text: str) -> bool:
-    """Write `text` at once if that can be done without waiting; False where the reader is gone.
+    """Write `text` if that is possible without waiting, else drop it. Returns False if the reader is gone.
 
-    A terminal that was stopped (Ctrl-S) and a pipe without a reader block a writer for ever. Progress is not worth
-    that, so what does not fit is dropped.
+    A terminal that was stopped (Ctrl-S), or a full pipe that nobody reads, blocks its writer for ever. Progress is
+    not worth that.
     """
     try:
         if takes(stream):
@@ -219,7 +219,7 @@ def takes(stream: TextIO) -> bool:
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Columns and lines of the terminal behind the stream; 80 and 25 where there is none."""
+    """Columns and lines of the terminal behind the stream. 80 and 25 if it is no terminal."""
     try:
         columns, lines = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):

@@ -20,9 +20,9 @@ from ddpdiag.text import fold_hosts, fold_ranks, label, left_out, listed, quanti
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 
-# One finding a rank, on a thousand ranks: the first few show what it looks like, the rest is a list of names.
+# If each of a thousand ranks has the same finding, a few are shown, and the others are a list of names.
 SAME_SHOWN = 3
-# Where several codes have many, one of each: beyond so many findings a page is no longer read.
+# If more findings than this would be shown, only one of each code is: nobody reads a longer page.
 FINDINGS_SHOWN = 5
 # Errors and warnings of so many codes are shown in full.
 CODES_SHOWN = 3
@@ -74,7 +74,7 @@ def write_findings(
 
 
 def _write_headed(page: Page, finding: Finding, text: str, *, style: str = "") -> None:
-    """A paragraph behind the severity and code of a finding."""
+    """Write a paragraph that begins with the severity and code of a finding."""
     lead = f"{finding.severity.value} {one_line(finding.code)}: "
     page.write(text, style=style, lead=lead, lead_style=_STYLES[finding.severity])
 
@@ -87,14 +87,14 @@ def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, detail
     same = (other for other in earlier if (other.fix, other.env) == (finding.fix, finding.env))
     above = next(same, None) if finding.fix else None
     _write_fix(page, finding, above)
-    # What follows from another finding is short below it.
+    # A finding of another code with the same fix follows from the one above, and is shown without evidence.
     if above is None or above.code == finding.code:
         write_evidence(page, finding, details=details, earlier=earlier)
     page.blank()
 
 
 def beyond(title: str, message: str) -> str:
-    """The part of a message beyond the title that it begins with."""
+    """The message without the title, if it begins with the title."""
     # A sentence begins with a capital letter.
     if not title or message[:1].lower() != title[:1].lower() or not message[1:].startswith(title[1:]):
         return message
@@ -105,7 +105,7 @@ def beyond(title: str, message: str) -> str:
         beyond_it = f"{match[1]}{rest[match.end() :]}"
     else:
         return message
-    # A name stays as it is written, and so does a sentence.
+    # Only a plain word gets a capital letter. A name stays as it is written, and so does a whole sentence.
     is_sentence = rest.startswith(".")
     has_word = beyond_it.partition(" ")[0].isalpha()
     return beyond_it[:1].upper() + beyond_it[1:] if has_word and not is_sentence else beyond_it
@@ -121,13 +121,13 @@ def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) 
 
 
 def _without_blame(findings: Sequence[Finding]) -> str:
-    """That no rank, host, GPU or link is to blame, where one should be."""
+    """A sentence that nothing is blamed; empty if the findings are notes or about the run as a whole."""
     of_all = all(finding.severity is Severity.NOTE or finding.of_the_run for finding in findings)
     return "" if of_all else "no rank, host, GPU or link is blamed"
 
 
 def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:
-    """The fix, and variables that help; if they are shown `above` already, where."""
+    """Write the fix and its variables, or a reference to the finding `above` that shows the same ones."""
     if finding.fix:
         text = finding.fix if above is None else f"see {one_line(above.code)} above."
         page.write(text, indent=4, lead="Fix: ", lead_style="bold")
@@ -136,7 +136,7 @@ def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> No
 
 
 def _more(page: Page, group: Sequence[Finding], shown: int, *, details: bool) -> None:
-    """One line for findings that look like those `shown` before them."""
+    """Write one line on the findings of a group beyond the first `shown`."""
     findings = group[shown:]
     if not findings:
         return
@@ -153,7 +153,7 @@ def blame(findings: Sequence[Finding], limit: int | None) -> str:
 
 
 def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iterable[Finding] = ()) -> None:
-    """Figures in one paragraph; below it what takes a line for each item: tables, stacks, an output of many lines.
+    """Write the figures in one paragraph, and below it values with many lines: tables, stacks, outputs.
 
     A stack that one of the `earlier` findings has is not shown again.
     """
@@ -179,12 +179,12 @@ def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iter
 
 
 def most_of(things: Sequence[object], few: int) -> int:
-    """The number that is shown: "and 1 more" would take the room of the one."""
+    """How many of `things` to show: `few`, or all if only one more is left, since "1 more" takes a line, too."""
     return len(things) if len(things) <= few + 1 else few
 
 
 def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Value]:
-    """The evidence without what is for experts, what is not known, and what title or message say word for word."""
+    """The evidence without details for experts, unknown values, and values that title or message already name."""
     if KNOWN_ERROR in finding.evidence:
         return {}
     prose = one_line(f"{finding.title} {finding.message}")
@@ -202,7 +202,7 @@ def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Val
 
 
 def _is_in_prose(name: str, value: Value, prose: str) -> bool:
-    """Whether the prose has each of these, word for word; a number without a unit may mean anything in it."""
+    """Whether the prose has each value, word for word. A number without a unit never counts: it is ambiguous."""
     items = value if isinstance(value, list) else [value]
     texts = [value_text(name, item) for item in items]
     return 0 < len(texts) <= LIST_SHOWN and all(
@@ -214,7 +214,7 @@ def _is_in_prose(name: str, value: Value, prose: str) -> bool:
 
 
 def _rows(name: str, value: Value, *, details: bool) -> list[str]:
-    """The lines of a value that has one for each item ("rank 3: hung", a frame of a stack); else empty."""
+    """The lines of a value that needs one line for each item ("rank 3: hung", a frame of a stack); else empty."""
     if isinstance(value, str):
         return value.splitlines() if details and "\n" in value else []
     if not isinstance(value, list):
@@ -225,7 +225,7 @@ def _rows(name: str, value: Value, *, details: bool) -> list[str]:
 
 
 def value_text(name: str, value: Value, limit: int | None = None) -> str:
-    """A value with its unit, in ASCII."""
+    """The value of the figure `name` as text, with its unit: "not known" for None, at most `limit` items."""
     if value is None:
         return "not known"
     if isinstance(value, list) and value:

@@ -1,14 +1,14 @@
-"""Texts of any origin, and blocks, as Markdown of GitHub, GitLab and chats.
+"""Draw blocks, and texts of any origin, as Markdown for GitHub, GitLab and chats.
 
 Host names, error texts and backends come from other machines. Nothing of them may become markup, a link, an image or
-HTML, end the table or block that it stands in, or notify a person ("@all"). The source stays ASCII where the text is.
+HTML, end the table or block around it, or notify a person ("@all"). The source of an ASCII text stays ASCII.
 
 Sources: GitHub Flavored Markdown Spec 0.29 (6.1 backslash escapes, 6.9 autolinks, 4.10 tables);
 GitHub turns @name, #12 and GH-12 of the rendered text into links, except inside of code.
 
-The document stays short enough for a comment: GitHub takes 65,536 characters. Here UTF-8 bytes are counted, of which
-there are never fewer, and after escaping, which can make eight of one. Whatever is cut says how much is missing; the
-JSON report has all of it.
+The document stays short enough for a comment: GitHub takes 65,536 characters. This module counts UTF-8 bytes, which are
+never fewer, and counts after escaping, which can turn one character into eight. Wherever a text or list is cut, a note
+says how much is missing; the JSON report has all of it.
 """
 
 import re
@@ -35,36 +35,36 @@ from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count
 
-# An invisible break: what follows is no name, number or address any more. A reference, so that the source stays ASCII.
+# An invisible break, so that GitHub sees no name, number or address behind it. As an entity it keeps the source ASCII.
 _BREAK = "&#8203;"
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 _MARKUP = re.compile(r"[\\`*_\[\]|~!{}]")
 _CALLS = re.compile(r"(?<=[@#])(?=[\w-])|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
 _SCHEME = re.compile(r"(?<=mailto|..xmpp)(?=:)", re.IGNORECASE)
-# What makes a heading, a list or a rule of the line that it begins.
+# Beginnings of a line that make it a heading, a list or a rule.
 _BEGINS = re.compile(r"(?=[-+](?:[-\s]|$)|[#=]|\d{1,9}[.)](?:\s|$))")
 _RUNS = re.compile(r"`+")
 
 
 def words(text: str) -> str:
-    """A sentence of unknown origin, in one line; it may stand anywhere, a table's cell included."""
+    """Escape a text of unknown origin, on one line, for any place in a document, a table's cell included."""
     escaped = _MARKUP.sub(r"\\\g<0>", _as_html(text))
     begun = _BEGINS.sub(_BREAK_MARK, escaped.strip(), count=1) if _BEGINS.match(escaped.strip()) else escaped.strip()
     return begun.replace(_BREAK_MARK, _BREAK)
 
 
 def _as_html(text: str) -> str:
-    """One line with entities; calls and links are broken."""
+    """The text on one line, with HTML entities. Mentions (@name, #12) and links are broken."""
     broken = _SCHEME.sub(_BREAK_MARK, _CALLS.sub(_BREAK_MARK, one_line(text)))
     return broken.translate(_ENTITIES)
 
 
-# While text is escaped, the break is a character that `one_line` has spelled out wherever it stood.
+# This character stands for the break while a text is escaped; `one_line` has spelled it out in the text itself.
 _BREAK_MARK = "\u200b"
 
 
 def fence(text: str) -> list[str]:
-    """Lines for a shell to be copied, as a fenced block."""
+    """Lines for a shell as a fenced code block, to be copied."""
     lines = printable(text).split("\n")
     ticks = "`" * max(3, max((len(run) for line in lines for run in _RUNS.findall(line)), default=0) + 1)
     return [f"{ticks}sh", *lines, ticks]
@@ -81,13 +81,13 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def folded(summary: str, lines: Iterable[str]) -> list[str]:
-    """Lines behind a summary of unknown origin, which a click opens; nothing where there are none."""
+    """Lines that a click on a summary of unknown origin opens. Empty if there are no lines."""
     body = list(lines)
     while body and not body[-1]:
         body.pop()
     if not body:
         return []
-    # The line is HTML, where a backslash is one.
+    # This line is HTML, in which a backslash escapes nothing.
     head = _as_html(summary).replace(_BREAK_MARK, _BREAK)
     return ["<details>", f"<summary>{head}</summary>", "", *body, "", "</details>", ""]
 
@@ -99,7 +99,7 @@ _ELSEWHERE = "in the JSON report"
 
 
 class Piece(NamedTuple):
-    """Lines that make sense only together, and the noun for what is missing without them."""
+    """Lines that are shown or left out together, and the noun that names them if they are left out."""
 
     noun: str
     lines: Sequence[str]
@@ -111,7 +111,7 @@ def size(lines: Iterable[str]) -> int:
 
 
 def fitting(pieces: Iterable[Piece], most: int = MOST_BYTES) -> list[str]:
-    """The lines of the pieces that fit into `most` bytes, the first ones first, and a sentence on the others."""
+    """The lines of the first pieces that fit into `most` bytes, and a sentence on the pieces that are left out."""
     lines: list[str] = []
     left: Counter[str] = Counter()
     room = most - _REST_BYTES
@@ -128,7 +128,7 @@ def fitting(pieces: Iterable[Piece], most: int = MOST_BYTES) -> list[str]:
 
 
 def said(text: str, most: int) -> str:
-    """A sentence of unknown origin in about `most` bytes, and how many of its characters are missing."""
+    """Escape a text of unknown origin, cut to about `most` bytes, and say how many characters are missing."""
     length = min(len(text), most)
     while length and (own := size((words(text[:length]),))) > most:
         length = length * most // own
@@ -137,7 +137,7 @@ def said(text: str, most: int) -> str:
 
 
 def listed(lines: Sequence[str], noun: str, *, total: int, most: int) -> list[str]:
-    """The first items of a list that has `total`, and how many more there are."""
+    """The first items of a list of `total` items, in at most `most` bytes, and how many more there are."""
     shown, more = _first(lines, noun, total, most)
     return [*shown, *(f"- {sentence}" for sentence in more)]
 
@@ -151,7 +151,7 @@ def tabled(
     most: int,
     right: Sequence[bool] = (),
 ) -> list[str]:
-    """The first rows of a table that has `total`, and how many more there are; nothing where there are none."""
+    """The first rows of a table of `total` rows, in at most `most` bytes, and how many more there are."""
     if not cells:
         return []
     lines = table(headers, cells, right=right)
@@ -160,7 +160,7 @@ def tabled(
 
 
 def _first(lines: Sequence[str], noun: str, total: int, most: int) -> tuple[list[str], list[str]]:
-    """The lines that fit, and a sentence on the others where there are some."""
+    """The lines that fit into `most` bytes, and a sentence on the other ones if there are any."""
     sums = accumulate(size((line,)) for line in lines)
     shown = [line for line, used in zip(lines, sums, strict=True) if used <= most]
     left = total - len(shown)
@@ -168,7 +168,7 @@ def _first(lines: Sequence[str], noun: str, total: int, most: int) -> tuple[list
 
 
 def spaced(lines: list[str]) -> list[str]:
-    """Lines with an empty one behind them; nothing where there are none."""
+    """`lines` with an empty line behind them. Empty if there are none."""
     return [*lines, ""] if lines else []
 
 
@@ -177,7 +177,7 @@ _ROWS_SHOWN, _COLUMNS_SHOWN, _TITLE_LETTERS = 64, 16, 400
 
 
 def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
-    """The blocks as Markdown, each a piece that is shown or left out as a whole."""
+    """Draw the blocks as Markdown, in pieces that are shown or left out as a whole."""
     for block in blocks:
         match block:
             case Section(title=title, blocks=inner):
@@ -210,7 +210,7 @@ def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
 
 
 def _matrix_blocks(own: Matrix) -> Iterator[Block]:
-    """A table, or the note alone where many columns would make none that a reader can follow."""
+    """The matrix as a table, or its note alone if it has too many columns for a reader."""
     if len(own.matrix.columns) > _COLUMNS_SHOWN:
         yield Text(own.note, own.title)
         return
@@ -218,7 +218,7 @@ def _matrix_blocks(own: Matrix) -> Iterator[Block]:
 
 
 def _noun(title: str) -> str:
-    """A title of unknown origin, short enough for the sentence on parts that are left out."""
+    """Escape a title of unknown origin, and cut it for the sentence on parts that are left out."""
     return said(title, _TITLE_LETTERS)
 
 

@@ -1,4 +1,4 @@
-"""Matrices of pairs, one for all hosts that have the same, and those that a report on a terminal shows."""
+"""Put equal matrices of pairs of several hosts together, and choose those that a terminal shows."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from ddpdiag.text import begun, count, fold_hosts
 # So many different tables are always shown; more of them bury the findings.
 FEW = 2
 _NAMES_SHOWN = 16
-# In the terminal only where something is wrong with them: the matrices of every run among hosts.
+# Matrices that every run of several hosts has: a terminal shows them only if something is wrong with them.
 _QUIET = ("fab.pairs", "rdz.mesh")
 
 
 class Alike(NamedTuple):
-    """A matrix, and the hosts that have exactly this one; `what` is its name without the host."""
+    """A matrix, and all hosts that have exactly this matrix. `what` is its name without the host."""
 
     what: str
     hosts: tuple[str, ...]
@@ -33,14 +33,14 @@ class Alike(NamedTuple):
 def matrix_blocks(
     matrices: Sequence[Matrix], findings: Sequence[Finding], *, details: bool
 ) -> Iterator[blocks.Matrix | blocks.Text]:
-    """The tables that are worth their room: with `details` all, else those of warned hosts, or all if they are few."""
+    """The matrices that a terminal shows: all with `details`, else those of hosts with findings, or all if few."""
     tables = alike(matrices)
-    few = sum(own.what not in _QUIET for own in tables) <= FEW
-    wanted = [own for own in tables if details or (few and own.what not in _QUIET) or _is_concerned(own, findings)]
-    # A few of a thousand hosts show what it looks like, and a matrix of a thousand hosts is for scripts.
-    small = [own for own in wanted if max(len(own.matrix.rows), len(own.matrix.columns)) <= ALL_SHOWN]
+    few = sum(one.what not in _QUIET for one in tables) <= FEW
+    wanted = [one for one in tables if details or (few and one.what not in _QUIET) or _is_concerned(one, findings)]
+    # Of a thousand hosts a few matrices are enough, and a matrix of a thousand hosts is for scripts.
+    small = [one for one in wanted if max(len(one.matrix.rows), len(one.matrix.columns)) <= ALL_SHOWN]
     shown = wanted if details else small[: 2 * FEW]
-    yield from (blocks.Matrix(own.title, own.matrix) for own in shown)
+    yield from (blocks.Matrix(one.title, one.matrix) for one in shown)
     if hidden := len(tables) - len(shown):
         text = f"{count(hidden, 'more table')} of pairs: with --details, or in the JSON report"
         yield blocks.Text(text, mark=blocks.Mark.DIM)
@@ -52,8 +52,8 @@ def alike(matrices: Sequence[Matrix]) -> list[Alike]:
     for matrix in matrices:
         groups[_what(matrix), matrix.title, matrix.rows, matrix.columns, matrix.cells, matrix.unit].append(matrix)
     return [
-        Alike(_what(own[0]), tuple(host for matrix in own if (host := _host(matrix))), own[0])
-        for own in groups.values()
+        Alike(_what(equal[0]), tuple(host for matrix in equal if (host := _host(matrix))), equal[0])
+        for equal in groups.values()
     ]
 
 
@@ -62,16 +62,16 @@ def _what(matrix: Matrix) -> str:
 
 
 def _host(matrix: Matrix) -> str:
-    """A host's name may hold dots."""
+    """The host in a matrix's name ("p2p.topology.HOST"); it may contain dots."""
     return ".".join(matrix.name.split(".")[2:])
 
 
-def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
+def _is_concerned(one: Alike, findings: Sequence[Finding]) -> bool:
     """Whether a warning or error of the same family of checks blames one of these hosts, or none."""
-    family = own.what.partition(".")[0].upper()
+    family = one.what.partition(".")[0].upper()
     return any(
         finding.severity is not Severity.NOTE
         and finding.code.startswith(family)
-        and (not finding.hosts or not own.hosts or not {*finding.hosts}.isdisjoint(own.hosts))
+        and (not finding.hosts or not one.hosts or not {*finding.hosts}.isdisjoint(one.hosts))
         for finding in findings
     )

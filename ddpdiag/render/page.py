@@ -1,7 +1,7 @@
 """A page of text: wrapped, indented, coloured or plain, with nothing cut off, and tables that fit its width.
 
-Texts in a report come from other machines. Whatever is in them, they are shown and never obeyed: neither rich's markup
-nor a terminal's escape codes, nor characters that reverse or hide their neighbours.
+Texts in a report come from other machines. They are shown as they are: rich's markup, a terminal's escape codes and
+characters that reverse or hide their neighbours have no effect.
 """
 
 import math
@@ -26,7 +26,7 @@ _LEAST_BODY = 24
 
 
 def one_line(text: str) -> str:
-    """`text` for a place that has one line only."""
+    """`text` on one line, with invisible characters as escapes."""
     return " ".join(printable(text).split("\n"))
 
 
@@ -53,11 +53,11 @@ class Page:
         )
 
     def blank(self) -> None:
-        """An empty line."""
+        """Write an empty line."""
         self._file.write("\n")
 
     def verbatim(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
-        """One line that is never wrapped, because it is made to be copied; a part may be a text with its style."""
+        """Write a line that is never wrapped, because readers copy it. A part may be a text with its style."""
         line = Text(" " * indent)
         for part in parts:
             text, style = (part, "") if isinstance(part, str) else part
@@ -65,9 +65,9 @@ class Page:
         self._put(line)
 
     def write(self, body: str, *, style: str = "", indent: int = 0, lead: str = "", lead_style: str = "") -> None:
-        """A wrapped paragraph. `lead` stands before it, and the lines that follow are indented to its end.
+        """Write a wrapped paragraph. `lead` comes before it, and the following lines are indented to the end of `lead`.
 
-        A word that is longer than the line stays whole: paths and names are there to be copied.
+        A word that is longer than the line stays whole, because readers copy paths and names.
         """
         head = Text(" " * indent).append(printable(lead), lead_style)
         if self.width - head.cell_len < _LEAST_BODY and lead:
@@ -80,9 +80,9 @@ class Page:
                 head = Text(" " * head.cell_len)
 
     def table(self, table: Table) -> None:
-        """A table; its cells must be `Text`, or rich would interpret them.
+        """Write a table. Its cells must be `Text`, or rich would interpret them.
 
-        One whose columns have a least width is as wide as they need: the terminal wraps it, and names stay whole.
+        If columns have a least width, the table may be wider than the page: the terminal wraps it; names stay whole.
         """
         wide = any(column.min_width is not None for column in table.columns)
         least = Measurement.get(self._console, self._console.options, table).minimum if wide else 0
@@ -93,16 +93,16 @@ class Page:
 
     def _put(self, line: Text) -> None:
         line.rstrip()
-        # Soft wrap means that rich neither wraps nor crops: the line is as long as it is.
+        # With soft wrap rich neither wraps nor crops the line.
         self._console.print(line, soft_wrap=True)
 
     @property
     def lines(self) -> int:
-        """The number of lines so far."""
+        """The number of lines that were written."""
         return self._file.getvalue().count("\n")
 
     def text(self) -> str:
-        """All that was written."""
+        """The whole text that was written."""
         return self._file.getvalue()
 
 
@@ -110,7 +110,7 @@ _MOST_DECIMALS, _MOST_SIZE = 3, 1e7
 
 
 class Format(NamedTuple):
-    """The form of the numbers of a column: one unit, and decimal points in line."""
+    """The form of the numbers of a column: one unit, and one number of decimals."""
 
     unit: Unit
     decimals: int
@@ -125,7 +125,7 @@ class Format(NamedTuple):
 
 
 def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None) -> Format:
-    """The unit that fits a column's median, if none is given; the median has three digits, the least number one."""
+    """The form that shows 3 digits of a column's median and 1 of its least number. `unit`: default fits the median."""
     numbers = sorted(filter(is_number, values))
     unit = unit or column_unit(name, numbers)
     sizes = sorted(size for number in numbers if (size := abs(number / unit.size)))
@@ -140,7 +140,7 @@ _LONGEST_TEXT = 28
 
 
 class Column(NamedTuple):
-    """One column, ready to be drawn; long texts fold, unless they are to stay `whole`."""
+    """One column, ready to be drawn. Long texts are wrapped, unless they are to stay `whole`."""
 
     header: str
     cells: tuple[str, ...]
@@ -150,13 +150,13 @@ class Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Characters that it takes, at most."""
+        """The width of the column in characters."""
         widest = max(map(cell_len, (*self.header.split("\n"), *self.cells)), default=0)
         return widest if self.right or self.whole else min(widest, _LONGEST_TEXT)
 
 
 def fitted(names: Sequence[Column], figures: Sequence[Column], height: int, *, width: int) -> Iterator[Table]:
-    """Tables that fit `width`, each with the names. Two spaces between columns, or one where only then all fit."""
+    """Tables that fit `width`: each has all `names` and some `figures`. The gap is 2 spaces, or 1 if all fit then."""
     between = len(names) + len(figures) - 1
     room = width - sum(column.width for column in (*names, *figures))
     gap = 1 if between <= room < 2 * between else 2  # two spaces read better, but one table reads better than two

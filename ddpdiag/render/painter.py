@@ -1,4 +1,4 @@
-"""Blocks on a page of the terminal."""
+"""Draw blocks on a page for the terminal."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -29,7 +29,7 @@ _ITEMS_SHOWN = 8
 
 
 def paint(page: Page, blocks: Iterable[Block], *, details: bool = False) -> None:
-    """Write the blocks; `details` shortens nothing and shows what is folded."""
+    """Write the blocks. With `details` nothing is shortened, and folds are shown, too."""
     for block in blocks:
         if isinstance(block, Section) or (isinstance(block, Fold) and details):
             _write_title(page, block.title)
@@ -78,7 +78,7 @@ def _write_items(page: Page, block: Items, *, details: bool) -> None:
 
 
 def write_table(page: Page, table: Table, *, details: bool = False) -> None:
-    """Write a table, in as many pieces as the width asks for; each piece begins with the first column."""
+    """Write a table, in pieces if the page is too narrow. Each piece begins with the columns that name a row."""
     if not table.rows:
         return
     places = first_places(table, MOST_SHOWN if details else ALL_SHOWN)

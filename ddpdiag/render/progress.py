@@ -1,4 +1,4 @@
-"""The progress of a run on standard error, from the news so far.
+"""Show the progress of a run on standard error, from the news that the run sends.
 
 In a log there is a line when something has come to an end, and one every 30 s while nothing does. A job that is killed
 in the middle leaves these lines and nothing else, so each says how far the run was:
@@ -49,7 +49,7 @@ _CLEAR = "\r\x1b[K"
 
 @dataclass(frozen=True)
 class Doing:
-    """The running check with its latest trial, or only a stage. Times are those of the holder's clock."""
+    """The check that runs with its latest trial, or only the stage. Times are those of the clock of `Progress`."""
 
     title: str
     since: float
@@ -69,14 +69,14 @@ class Doing:
         return self
 
     def words(self, now: float) -> str:
-        """ "COL001 all-reduce: 2.3 s of 36 s, 3 of 4 ranks done", the latest time at which its trial ends included."""
+        """What runs: "COL001 all-reduce: 2.3 s of 36 s, 3 of 4 ranks done". Its trial ends after 36 s at the latest."""
         clock = f"{now - self.since:.1f} s" + ("" if self.ends is None else f" of {self.ends - self.since:.0f} s")
         pending = "" if self.pending is None else pending_words(self.pending)
         return ", ".join(filter(None, (f"{self.title}: {clock}", pending, self.progress)))
 
 
 def pending_words(pending: Pending) -> str:
-    """ "3 of 4 ranks done, waiting for rank 3 on n1"; the ranks are omitted where all are waited for."""
+    """A trial's ranks: "3 of 4 ranks done, waiting for rank 3 on n1". No ranks are named if none is done."""
     text = f"{pending.done:,} of {count(pending.ranks, 'rank')} done"
     if not pending.awaited or len(pending.awaited) == pending.ranks:
         return text
@@ -85,7 +85,7 @@ def pending_words(pending: Pending) -> str:
 
 
 class Silent:
-    """Shows nothing."""
+    """A listener that shows nothing."""
 
     def tell(self, news: News) -> None:
         """Do nothing."""
@@ -95,13 +95,13 @@ class Silent:
 
 
 def listener(stream: TextIO | None, environ: Mapping[str, str]) -> Listener:
-    """The display of a run on this stream; none where no reader could see it."""
+    """The listener that shows a run on this stream; `Silent` if the stream is closed."""
     display = display_of(stream, environ)
     return Silent() if stream is None or display is Display.NONE else Progress(stream, live=display is Display.LIVE)
 
 
 class Progress:
-    """Writes a line for what came to an end; on a terminal only for failures, below which one line shows what runs."""
+    """Writes a line on each stage that ends; on a terminal only on failures, and a redrawn line shows what runs."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, *, live: bool) -> None:
         self._stream, self._clock, self._live = stream, clock, live
@@ -110,16 +110,16 @@ class Progress:
         self._began = clock()
         self._budget_seconds: float | None = None
         self._stages: dict[str, StageEnded] = {}
-        self._said: dict[str, str] = {}  # by stage
+        self._stage_lines: dict[str, str] = {}  # by stage
         self._doing: Doing | None = None
         self._wait: tuple[Waiting | Seeking, float] | None = None  # and the time until which it waits
-        self._due = 0.0  # for a line on what runs
+        self._due = 0.0  # when the next line on what runs may be written
         self._over = threading.Event()
         if live:
             threading.Thread(target=self._draw, name="progress", daemon=True).start()
 
     def tell(self, news: News) -> None:
-        """Take it into the state, and write a line about it if it is worth one."""
+        """Note an event, and write a line on it if it is important. On a terminal `Joined` ends the display."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -132,14 +132,14 @@ class Progress:
             self.close()
 
     def close(self) -> None:
-        """Take the drawn line away, and show nothing more; calling it again does nothing."""
+        """Erase the redrawn line, and show nothing more. A second call does nothing."""
         with self._lock:
             if not self._over.is_set():
                 self._put("")
                 self._over.set()
 
     def refresh(self) -> None:
-        """Draw what runs now; it happens by itself twice a second."""
+        """Redraw the line on what runs now. On a terminal a thread does this twice a second."""
         with self._lock:
             now = self._clock()
             turning = self._spinner[int(now * _REFRESHES_PER_SECOND) % len(self._spinner)]
@@ -157,7 +157,7 @@ class Progress:
             self._over.set()
 
     def _spent(self, now: float) -> str:
-        """ "[12 s of 60 s]"."""
+        """The time since the start, and the budget: "[12 s of 60 s]"."""
         limit = "" if self._budget_seconds is None else f" of {self._budget_seconds:.0f} s"
         return f"[{now - self._began:.0f} s{limit}]"
 
@@ -180,7 +180,7 @@ class Progress:
                 self._doing = self._doing.after(news, now)
 
     def _line(self, news: News, now: float) -> str:
-        """The line about an event; mostly empty."""
+        """The line about an event. Empty for most events."""
         match news:
             case Happened(text=text):
                 return text
@@ -199,16 +199,16 @@ class Progress:
         return ""
 
     def _stage(self, news: StageEnded) -> str:
-        """The line about the end of a stage, or of a part of it that failed; each is written once."""
+        """The line about the end of a stage, or of a part of it that failed. Empty if it was written before."""
         whole = self._stages[news.name]
         is_over = not news.more and whole.status != "skipped"
         codes = f" in {', '.join(dict.fromkeys(whole.failed))}" if whole.failed else ""
         text = f"{whole.name} {whole.status}{codes}" if is_over or news.status == "failed" else ""
-        before, self._said[news.name] = self._said.get(news.name), text
+        before, self._stage_lines[news.name] = self._stage_lines.get(news.name), text
         return text if text != before else ""
 
     def _waiting(self, now: float) -> str:
-        """The ranks that are waited for, and the time left; nothing during the first seconds."""
+        """The line about ranks that are waited for, and the time left. Empty during the first seconds."""
         if now - self._began < PATIENCE_SECONDS or self._wait is None:
             return ""
         news, ends = self._wait
@@ -220,7 +220,7 @@ class Progress:
 
 
 def _together(before: StageEnded | None, news: StageEnded) -> StageEnded:
-    """A stage that ran in two parts has the worse status of both; a skipped part does not count."""
+    """Join two parts of a stage. The worse status of both counts, and a skipped part does not count."""
     if before is None:
         return news
     status = max(before.status, news.status, key=("skipped", "done", "cut short", "failed").index)
@@ -228,18 +228,18 @@ def _together(before: StageEnded | None, news: StageEnded) -> StageEnded:
 
 
 class Counter:
-    """The progress of work without stages: one line, which is redrawn, on a terminal alone."""
+    """Shows the progress of work without stages: one line, which is redrawn, on a terminal only."""
 
     def __init__(self, stream: TextIO | None, display: Display) -> None:
         self._stream = stream if display is Display.LIVE else None
 
     def tell(self, text: str) -> None:
-        """Show that it is so far."""
+        """Redraw the line with `text`."""
         if self._stream is not None and not put(self._stream, _CLEAR + clipped(text, size(self._stream)[0] - 1)):
             self._stream = None
 
     def close(self) -> None:
-        """Leave no trace, nor that of a Ctrl-C."""
+        """Erase the line, with the "^C" of a Ctrl-C in it, and show nothing more."""
         if self._stream is not None:
             put(self._stream, _CLEAR)
         self._stream = None

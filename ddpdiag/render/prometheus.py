@@ -23,7 +23,7 @@ from ddpdiag.render.page import one_line
 
 _WHO = ("rank", "local_rank", "host", "gpu_uuid")
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
-# Ours, and what Prometheus calls them.
+# Units at the end of our names, and what Prometheus calls them.
 _UNITS = (("_per_s", "_per_second"), ("_share", "_ratio"))
 
 
@@ -41,8 +41,8 @@ class _Once(Collector):
         self._report = report
 
     def collect(self) -> Iterator[Metric]:
-        """A family for each name. The collector refuses a whole file in which a sample is there twice: the first
-        counts."""
+        """A family for each name. Of two samples with the same name and labels only the first is kept, because the
+        textfile collector would refuse the whole file."""
         families: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
         for sample in _samples(self._report):
             labels = tuple((name, _text(value)) for name, value in sample.labels.items())
@@ -87,8 +87,8 @@ def _run(report: Report) -> Iterator[Sample]:
     yield Sample("world_ranks_present", "Ranks that joined.", len(report.ranks), {})
     yield Sample("world_hosts", "Hosts with a rank that joined.", len(world.hosts), {})
     for verdict in Verdict:
-        own = {"verdict": verdict.value}
-        yield Sample("verdict", "1 for the verdict of the run, 0 for the others.", verdict is report.verdict, own)
+        labels = {"verdict": verdict.value}
+        yield Sample("verdict", "1 for the verdict of the run, 0 for the others.", verdict is report.verdict, labels)
     says = "1 where the verdict is fit and a host or rank slows the job down, else 0."
     yield Sample("degraded", says, report.degraded, {})
     for state, hosts in (("bad", report.hosts.failing), ("good", report.hosts.healthy)):
@@ -101,20 +101,20 @@ def _stages_checks_and_findings(report: Report) -> Iterator[Sample]:
     for stage in report.stages:
         yield Sample("stage_seconds", "Duration of the stage.", stage.seconds, {"stage": stage.name})
     for check in report.checks:
-        own = {"check": check.code, "name": check.name, "stage": check.stage}
+        labels = {"check": check.code, "name": check.name, "stage": check.stage}
         said = "1 for a check that was skipped."
-        yield Sample("check_skipped", said, check.skipped_because is not None, own)
+        yield Sample("check_skipped", said, check.skipped_because is not None, labels)
         for status, count in check.statuses.items():
             yield Sample(
-                "check_outcomes", "Outcomes of a check by status, over ranks.", count, own | {"status": status}
+                "check_outcomes", "Outcomes of a check by status, over ranks.", count, labels | {"status": status}
             )
     # A finding that blames several hosts counts on each; one that blames none has an empty host.
     found = Counter(
         (finding.code, finding.severity.value, host) for finding in report.findings for host in finding.hosts or ("",)
     )
     for (code, severity, host), count in found.items():
-        own = {"code": code, "severity": severity, "host": host}
-        yield Sample("findings", "Findings by code, severity and blamed host.", count, own)
+        labels = {"code": code, "severity": severity, "host": host}
+        yield Sample("findings", "Findings by code, severity and blamed host.", count, labels)
 
 
 def _timestamp(created: str) -> float | None:
@@ -125,7 +125,7 @@ def _timestamp(created: str) -> float | None:
 
 
 def _spelled(name: str) -> tuple[str, dict[str, str]]:
-    """ "all_reduce.gloo.busbw_bytes_per_s" as all_reduce_busbw_bytes_per_second with a label backend="gloo"."""
+    """The metric and its labels: all_reduce_busbw_bytes_per_second, gloo, for all_reduce.gloo.busbw_bytes_per_s."""
     backends = [part for part in name.split(".") if part in _BACKENDS]
     parts = [part for part in name.split(".") if part not in _BACKENDS]
     if parts[:1] == ["seconds"]:  # "seconds.import"
@@ -134,7 +134,7 @@ def _spelled(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _with_unit(name: str) -> str:
-    for own, theirs in _UNITS:
-        if name.endswith(own):
-            return name.removesuffix(own) + theirs
+    for ours, theirs in _UNITS:
+        if name.endswith(ours):
+            return name.removesuffix(ours) + theirs
     return name

@@ -14,7 +14,7 @@ Row = Mapping[str, Scalar]
 
 # The parts of a training step; their sum is the step.
 STEP = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "wait_seconds")
-# The order of columns: a terminal has room for the first ones. Columns that are not listed stand between these.
+# The first and last columns: a terminal has room for the first ones. Other columns come between the two groups.
 _MOST = (
     "samples_per_second",
     "busbw_bytes_per_s",
@@ -34,7 +34,7 @@ _MEANINGS = (
         "slowest rank.",
     ),
 )
-# Columns that are empty on ranks that have nothing to say there.
+# Columns that may be empty for some ranks, which are not different for that.
 _OPTIONAL = ("transport", "gpu_uuid")
 _IDENTITY = ("rank", "local_rank", "host")
 _ORDER = (Severity.ERROR, Severity.WARNING, None)
@@ -45,7 +45,7 @@ _MISSING_SHOWN = 16
 
 
 def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severity]:
-    """The worst that each rank is blamed for; a host that is blamed as a whole means each rank of it."""
+    """The worst severity for which each rank is blamed. If only a host is blamed, each rank of it is."""
     marks: dict[int, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
         own = [finding for finding in findings if finding.severity is severity]
@@ -94,7 +94,7 @@ def ranks_table(report: Report) -> Table | None:
 
 
 def are_alike(report: Report) -> bool:
-    """Whether findings blame all ranks or none, and all ranks have the same columns."""
+    """Whether all ranks joined, are blamed alike (all or none), and have the same columns."""
     marks, names = blamed(report.findings, report.ranks), _columns(report.ranks)
     blames = {_mark(row, marks) for row in report.ranks}
     columns = {tuple(row.get(name) is None for name in names if name not in _OPTIONAL) for row in report.ranks}
@@ -119,7 +119,7 @@ def _mark(row: Row, marks: Mapping[int, Severity]) -> Severity | None:
 
 
 def _state(place: int, row: Row, marks: Mapping[int, Severity], slow: Iterable[frozenset[int]]) -> Cell:
-    """Whether the rank is blamed; else whether one of its figures is an outlier."""
+    """The cell that shows whether the rank is blamed, or else whether one of its figures is an outlier."""
     if (severity := _mark(row, marks)) is not None:
         return _STATES[severity]
     return Cell("outlier", Mark.WARNING) if any(place in places for places in slow) else Cell(None)
@@ -132,7 +132,7 @@ def _never_joined(report: Report) -> Iterator[int]:
 
 
 def _order(rows: Sequence[Row], marks: Mapping[int, Severity], names: Sequence[str]) -> list[int]:
-    """The places of the rows, blamed, silent and slowest ranks first."""
+    """The indices of the rows: blamed ranks first, then ranks without figures, then the slowest."""
     numbers = {name: sorted(filter(is_number, (row.get(name) for row in rows))) for name in names}
     medians = {name: quantile(values, 0.5) for name, values in numbers.items() if values}
 
@@ -146,7 +146,7 @@ def _order(rows: Sequence[Row], marks: Mapping[int, Severity], names: Sequence[s
 
 
 def _slowness(name: str, value: Scalar, median: float) -> float:
-    """The factor by which it is slower than the median; 0 for values without better and worse."""
+    """How many times slower than the median the value is; 0 for a figure that says nothing about speed."""
     if isinstance(value, bool) or not isinstance(value, int | float) or median <= 0:
         return 0.0
     if not math.isfinite(value):
@@ -158,7 +158,7 @@ def _slowness(name: str, value: Scalar, median: float) -> float:
 
 
 def _slow_places(name: str, rows: Sequence[Row]) -> frozenset[int]:
-    """The places of outliers on the slow side."""
+    """The indices of the rows whose figure `name` is an outlier on the slow side."""
     numbers = [(place, float(value)) for place, row in enumerate(rows) if is_number(value := row.get(name))]
     if not column_unit(name, (1.0,)).symbol or len(numbers) < 2:
         return frozenset()

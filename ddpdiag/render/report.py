@@ -74,7 +74,7 @@ def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
 
 
 def _pairs(matrices: Sequence[Alike], findings: Sequence[Finding]) -> Iterator[Block]:
-    """The matrices of rates, those of blamed hosts first; of hosts that are alike one."""
+    """The matrices of rates, those of blamed hosts first. Hosts with equal matrices share one."""
     nodes = {node for finding in findings for node in finding.hosts}
     drawable = [own for own in matrices if _is_drawable(own.matrix)]
     shown = sorted(drawable, key=lambda own: bool(own.hosts) and nodes.isdisjoint(own.hosts))[:_MATRICES_SHOWN]
@@ -180,7 +180,7 @@ def _hosts(report: Report) -> Table:
     rows: dict[str, list[Row]] = {}
     for row in report.ranks:
         rows.setdefault(str(row.get("host")), []).append(row)
-    # The worst that each host is blamed for.
+    # The worst severity for which each host is blamed.
     worst: dict[str, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
         worst |= {
@@ -211,7 +211,7 @@ def _hosts(report: Report) -> Table:
 
 
 def _uuids(own: Alike) -> str:
-    """The UUIDs of the GPUs if all are of a single host."""
+    """A sentence with the UUIDs of the GPUs if the matrix is of a single host; else empty."""
     gpus = "; ".join(f"{gpu}: {uuid}" for gpu, uuid in own.matrix.gpus.items()) if len(own.hosts) < 2 else ""
     return f"{gpus}." if gpus else ""
 

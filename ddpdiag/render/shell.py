@@ -9,7 +9,7 @@ from ddpdiag.text import fold_hosts, times_text
 
 # A longer list of hosts is not worth pasting.
 _LONGEST_LIST = 1_000
-# Why it is not known which variables to set.
+# Why there are no variables to set, by the finding that shows it.
 _WITHOUT = {
     "P2P003.unfinished": "no variables: the search for them was not finished",
     "P2P003.nothing": "no variables: the job's backend failed with all that were tried",
@@ -30,11 +30,11 @@ def _line(name: str, value: str | None) -> str:
 
 
 def render(report: Report) -> str:
-    """A file to be sourced before the job starts; a comment alone where nothing has to be set."""
+    """The text of a file to be sourced before the job starts. Only a comment if nothing has to be set."""
     found = {finding.code for finding in report.findings}
     if report.workarounds:
         why = f"variables that {report.world.backend} needs here, as tested"
-    elif known := [said for code, said in _WITHOUT.items() if code in found]:
+    elif known := [reason for code, reason in _WITHOUT.items() if code in found]:
         why = known[0]
     else:
         # Without findings of the search, its check says whether it ran.
@@ -43,15 +43,15 @@ def render(report: Report) -> str:
         why = f"no variables: none were tried{skipped}"
         if search is not None and search.statuses:
             why = "no variables: none is needed"
-    # What a line end in a name would begin is a command.
+    # The comment is put on one line, because the text after a line end in a name would be a command.
     lines = (f"# {one_line(f'ddpdiag, run {report.run_id}: {why}')}", *shell_lines(report.workarounds))
     return "".join(f"{line}\n" for line in lines)
 
 
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
-    """Sentences, each with a line to paste: without the failing hosts, and without those that only slow the job down.
+    """Pairs of a sentence and a line to paste, to leave out failing hosts, and hosts that only slow the job down.
 
-    Nothing where there is no other host. The line is srun's where Slurm runs the job; elsewhere it is the list.
+    Empty if there is no other host. The line is a command of srun if Slurm runs the job, else the list of hosts.
     """
     bad, slow = report.hosts.failing, tuple(name for name in report.hosts.slow if name not in report.hosts.failing)
     if len(report.world.hosts) < 2 and not report.world.scheduler:
@@ -78,7 +78,7 @@ def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
 
 
 def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
-    """Failing hosts are left out as well: with one pasted line, all hosts that are left are healthy."""
+    """The pair for slow hosts. It leaves out failing hosts as well, so that one line leaves only healthy hosts."""
     share = max(report.hosts.slow[name] for name in slow)
     are = "host is" if len(slow) == 1 else "hosts are up to"
     sentence = f"{len(slow):,} {are} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
@@ -93,8 +93,8 @@ def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
 
 
 def _rest(report: Report, left_out: Sequence[str]) -> str:
-    """In a step of Slurm, the nodes and tasks that are left: within its job srun asks for all of them otherwise, and
-    fails."""
+    """Options of srun for the nodes and tasks that are left in a Slurm step: without these options srun asks for all
+    nodes of its job, and fails. Empty if their numbers are not known."""
     tasks, hosts = (report.measurements.get(f"slurm.{name}") for name in ("tasks", "hosts"))
     if not isinstance(tasks, int) or not isinstance(hosts, int) or len(left_out) >= hosts or tasks % hosts:
         return ""

@@ -1,5 +1,5 @@
-"""The report for people: the verdict; what is wrong, by whom, and the fix; what was looked at, the figures; and
-the verdict once more, in one sentence.
+"""The report for people: the verdict; the findings with who is blamed and the fix; what was checked, and the figures;
+and the verdict once more, in one sentence.
 
 Errors and warnings come first, because the first screen of a log is what is read of it; tables, which may be long, come
 behind all findings. The sentence comes last, with the fix of the first error once more, because the end of the text
@@ -81,11 +81,11 @@ def render_quiet(report: Report, *, color: bool, width: int) -> str:
 
 
 def write_head(page: Page, report: Report) -> None:
-    """The verdict and the world, and below it which run this was."""
+    """Write the verdict and the world, and below them the run's time, id, version and duration."""
     page.write(_world(report), lead=f"ddpdiag: {report.verdict_text}: ", lead_style=_style(report))
     version = f"ddpdiag {one_line(report.version)}" if report.version else ""
     spent = f"took {seconds(report.seconds)} (limit {seconds(report.budget_seconds)})"
-    # What tells one log from another.
+    # What distinguishes one log from another.
     run = (_begin(report.created), f"run {one_line(report.run_id)}", version, spent)
     page.write(", ".join(filter(None, run)), style="dim")
 
@@ -95,7 +95,7 @@ _KINDS_SHOWN = 8
 
 
 def write_inventory(page: Page, report: Report, *, details: bool) -> None:
-    """A paragraph for each kind of host."""
+    """Write a paragraph for each kind of host."""
     kinds = kinds_of_hosts(report)
     most = len(kinds) if details else most_of(kinds, _KINDS_SHOWN)
     for hosts, text in kinds[:most]:
@@ -122,7 +122,7 @@ def _world(report: Report) -> str:
 
 
 def _begin(created: str) -> str:
-    """ "2026-11-22 05:31 UTC"."""
+    """The time at which the run began: "2026-11-22 05:31 UTC"."""
     try:
         return f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if created else ""
     except (ValueError, OverflowError):
@@ -139,7 +139,7 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
 
 
 def write_verdict(page: Page, report: Report) -> None:
-    """The last paragraph: the verdict and its sentence."""
+    """Write the last paragraph: the verdict and its sentence."""
     page.write(one_line(report.sentence), lead=f"{report.verdict_text}: ", lead_style=_style(report))
 
 
@@ -166,14 +166,14 @@ def _write_first_fix(page: Page, report: Report) -> None:
 
 
 _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}
-# Reasons for which most was not looked at; a healthy page is not to be a third of these.
+# The reasons of most skipped checks. With more of them, a third of a healthy page would be such reasons.
 _REASONS_SHOWN = 3
 # So many codes take no more room than their number.
 _CODES_SHOWN = 2
 
 
 def write_stages(page: Page, report: Report, *, details: bool) -> None:
-    """The stages, with `details` the checks of each."""
+    """Write a line for each stage, with `details` also for each of its checks."""
     name_width = max((len(one_line(stage.name)) for stage in report.stages), default=0)
     for stage in report.stages:
         checks = [check for check in report.checks if check.stage == stage.name]
@@ -221,13 +221,13 @@ def _saying(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: 
         words = [*broken, *words]
     if words:
         return "; ".join(words)
-    # The mark says it of all stages but those that were not looked at to the end.
+    # The mark shows the status of every stage except those that were not checked completely.
     status = one_line(stage.status) if mark == "??" else ""
     return "; ".join(filter(None, (status, _numbers(mark, checks))))
 
 
 def _numbers(mark: str, checks: Sequence[CheckLine]) -> str:
-    """ "3 checks, 1 skipped"."""
+    """The number of checks, in words: "3 checks, 1 skipped"."""
     skipped = sum(check.skipped_because is not None for check in checks)
     idle = sum(check.measures and not check.statuses and check.skipped_because is None for check in checks)
     ran = len(checks) - skipped - idle
@@ -255,7 +255,7 @@ def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> 
 
 
 def _in_short(reasons: dict[str, list[str]]) -> str:
-    """ "12 checks (no GPU is visible on any host), RDZ006 (no shared directory was given), 3 more"."""
+    """Reasons in words: "12 checks (no GPU is visible on any host), RDZ006 (no shared directory was given)"."""
     by_number = sorted(reasons.items(), key=lambda reason: -len(reason[1]))
     most = most_of(by_number, _REASONS_SHOWN)
     parts = [

@@ -1,4 +1,4 @@
-"""`ddpdiag watch` starts a training unchanged, and when it goes silent reports which rank holds it up; its options."""
+"""`ddpdiag watch`: start a training unchanged, and report which rank holds it up when it is silent. The options."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ddpdiag.cli.options import OUT, DisplayOptions, option
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions(DisplayOptions):
-    """The options of a watched command, as they were typed."""
+    """The options of `ddpdiag watch`, as they were typed."""
 
     stall: float = option(300.0, "Look at the ranks when nothing new was written for so long.", metavar="SECONDS")
     kill: bool = option(

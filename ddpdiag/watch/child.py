@@ -1,9 +1,9 @@
-"""The command as a child of `ddpdiag watch`, started as if it were not watched; its exit code is that of the watch.
+"""Start the command of `ddpdiag watch` as if it were not watched, pass signals on to it, and exit as it does.
 
-It stays in the process group and session of the watch, as under `env` and `nice`: a signal of a terminal or a batch
-system to the group reaches it directly, SIGKILL included. In a group of its own (tini, dumb-init) it would have to be
-given the terminal, and would outlive `kill -9 -- -PGID`. A signal to the watch alone is passed on, one to its group
-not, because a second SIGTERM keeps torchrun from ending its ranks. A probe process shows which one it was.
+The command stays in the process group and session of `ddpdiag watch`, as under `env` and `nice`: a signal of a terminal
+or a batch system to the group reaches the command directly, SIGKILL included. In a group of its own (as under tini)
+it would need the terminal, and would outlive `kill -9 -- -PGID`. A signal to `ddpdiag watch` alone is passed
+on. One to the group is not: a second SIGTERM keeps torchrun from ending its ranks. A probe process tells which it is.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from ddpdiag.codec import readable
 from ddpdiag.errors import UserError
 from ddpdiag.watch.processes import read_process
 
-# Passed on to the command. SIGUSR1 requests a look.
+# Signals that are passed on to the command. SIGUSR1 is not: it requests a look at the ranks.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (*ENDING, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
 AWAITED = frozenset({*PASSED, signal.SIGUSR1, signal.SIGCHLD})
 _SI_KERNEL = 0x80  # include/uapi/asm-generic/siginfo.h
 # The exit codes of env, nohup and timeout (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
 _CANNOT_INVOKE, _NOT_FOUND = 126, 127
-# Python ignores these in itself; the command shall not.
-_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
-# slurmstepd reads a file of each process before it signals the next one.
+# Python ignores these signals; the command shall not inherit that.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# How long the probe waits for a signal: slurmstepd reads a file of each process before it signals the next one.
 _PROBE_SECONDS, _PARENT_SECONDS = 0.1, 1.0
 _PROBE_NAME = "watch-signals"  # `pkill ddpdiag` shall not match it
 
@@ -41,25 +41,25 @@ class NotStarted(UserError):
 
 
 class Signal(NamedTuple):
-    """A signal that this process received, and whether the command received it, too."""
+    """A signal that this process received, and whether the command received the signal, too."""
 
     signum: int
     shared: bool
 
 
 class Child:
-    """The running command."""
+    """The watched command. `status` is its wait status, or None while it runs."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], descriptors: Mapping[int, int]) -> None:
-        """Start it; `descriptors` replaces some of its standard descriptors. Signals wait until `next_signal`."""
-        # Ignored, as a parent may have left it, no child could be waited for.
+        """Start the command; `descriptors` maps its standard descriptors to ours. Signals wait for `next_signal`."""
+        # If it is ignored, as a parent may have left it, no child can be waited for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
         self._probe = SignalProbe()
         actions = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in descriptors.items()]
         try:
             self.pid = os.posix_spawnp(
-                command[0], list(command), env, file_actions=actions, setsigmask=mask, setsigdef=_PYTHONS_OWN
+                command[0], list(command), env, file_actions=actions, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON
             )
         except OSError as error:
             self._probe.end()
@@ -67,7 +67,7 @@ class Child:
         self.status: int | None = None
 
     def next_signal(self, seconds: float) -> Signal | None:
-        """The next signal within so many seconds, or None."""
+        """Wait at most `seconds` for the next signal. Returns None if none comes."""
         info = signal.sigtimedwait(AWAITED, max(0.0, seconds))
         if info is None:
             return None
@@ -79,7 +79,7 @@ class Child:
         return Signal(info.si_signo, shared or (info.si_code == _SI_KERNEL and not self._probe.runs))
 
     def is_over(self) -> bool:
-        """Whether it has ended; its children may still run."""
+        """Reap the command if it has ended, and return whether it has. Its children may still run."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = status if pid else None
@@ -88,10 +88,10 @@ class Child:
         return self.status is not None
 
     def send(self, signum: int) -> str:
-        """A signal for it; it was not waited for yet, so its number is still its own. A sentence if it is refused."""
+        """Send a signal to the command unless it has ended. Returns a sentence if the kernel refuses, else ""."""
         if not self.is_over():
             try:
-                os.kill(self.pid, signum)
+                os.kill(self.pid, signum)  # not reaped yet, so the pid cannot belong to another process
             except PermissionError:  # sudo started it
                 process = read_process(self.pid)
                 name = f"pid {self.pid}" + (f" ({readable(process.name)})" if process is not None else "")
@@ -101,7 +101,7 @@ class Child:
 
 
 class SignalProbe:
-    """A process of the same group that shows whether a signal was sent to this process alone, or to the whole group.
+    """A child in the same process group, which shows whether a signal was sent to this process alone or to the group.
 
     A signal carries its sender, not its target: `kill -- -PGID` of a shell looks like `kill PID`; `timeout` sends to
     this process and to the group; slurmstepd to the group (proctrack/pgid), to its own children only (proctrack/cgroup)
@@ -110,18 +110,18 @@ class SignalProbe:
     """
 
     def __init__(self) -> None:
-        """Start it; the signals are blocked already."""
+        """Fork the probe process. The caller has blocked the signals already."""
         self._pipe, writer = os.pipe()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
             _report_signals(writer, parent)
         os.close(writer)
-        self._signals: set[int] = set()  # received, and not asked for yet
+        self._signals: set[int] = set()  # that the probe received, and `received` has not returned yet
         self.runs = True
 
     def received(self, signum: int) -> bool:
-        """Whether it received the signal as well as this process."""
+        """Wait a moment for the probe to receive the signal, too, and return whether it did."""
         while signum not in self._signals and select.select([self._pipe], [], [], _PROBE_SECONDS)[0]:
             received = os.read(self._pipe, len(PASSED))
             if not received:
@@ -133,7 +133,7 @@ class SignalProbe:
         return shared
 
     def end(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)  # it was not waited for yet, so its number is still its own
+        os.kill(self._pid, signal.SIGKILL)  # not reaped yet, so the pid cannot belong to another process
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         os.close(self._pipe)
@@ -141,7 +141,7 @@ class SignalProbe:
 
 
 def _report_signals(pipe: int, parent: int) -> None:
-    """The probe's process. It must hold no descriptor that a reader waits for, and never return."""
+    """Run the probe process; never returns. It must hold no descriptor for whose end a reader waits."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
@@ -158,7 +158,7 @@ def _report_signals(pipe: int, parent: int) -> None:
 
 
 def leave_as(status: int) -> int:
-    """The exit code of a command that exited; if a signal killed it, this process ends by the same signal."""
+    """Return the exit code of a command that exited. If a signal killed it, end this process by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code

@@ -1,8 +1,8 @@
 """`ddpdiag watch`: start the command and watch it.
 
-Signals are passed on, and the ranks are looked at when the command has written nothing for too long: once for each
-silence, and again after twice, four times ... the patience, so that a hang is not reported endlessly. Time in which
-this process itself was stopped does not count.
+Signals are passed on. When the command has written nothing for --stall seconds (a silence), the ranks are looked at:
+once, and again after twice, four times ... that time, so that a hang is not reported endlessly. Time in which this
+process itself was stopped does not count.
 """
 
 import math
@@ -33,7 +33,7 @@ from ddpdiag.watch.processes import LAUNCHERS
 from ddpdiag.watch.report import Reporter
 
 _POLL_SECONDS = 1.0
-# A turn of the loop that took so much longer than expected: this process, or the whole machine, was stopped.
+# If a turn of the loop takes longer than this, this process or the whole machine was stopped meanwhile.
 _GAP_SECONDS = 4.0
 _DRAIN_SECONDS = 1.0
 _DRAIN_POLL_SECONDS = 0.05
@@ -41,12 +41,12 @@ _UNOBSERVED = (
     "Standard output and error go where writes cannot be seen (/dev/null), and no --output names another file."
 )
 _LEAST_STALL = 1.0
-# A rank that imports for longer hangs in it.
+# A rank that imports modules for longer than this hangs.
 _LONGEST_START_SECONDS = 600.0
 
 
 class Silence:
-    """The time in which nothing is written, and the number of looks at it."""
+    """Decides when to look at the ranks while nothing is written, and counts these looks."""
 
     def __init__(self, stall_seconds: float) -> None:
         self._stall = stall_seconds
@@ -54,20 +54,20 @@ class Silence:
         self._next = stall_seconds
 
     def is_due(self, silent_seconds: float) -> bool:
-        """Whether it is time for a look. Whatever is written ends the silence."""
+        """Whether it is time for a look. Resets the count of looks if the silence is shorter than --stall."""
         if silent_seconds < self._stall:
             self.looks, self._next = 0, self._stall
             return False
         return silent_seconds >= self._next
 
     def looked(self) -> None:
-        """Note that a look was taken: the next one is due after twice the time."""
+        """Count a look. The next one is due after twice the time."""
         self.looks += 1
         self._next *= 2
 
 
 class Watch:
-    """One command, from its start to its end."""
+    """Watches one command from its start to its end."""
 
     def __init__(self, program: str, how: WatchOptions, command: Child, output: CommandOutput) -> None:
         self._program = program
@@ -81,10 +81,10 @@ class Watch:
         self._silence = Silence(how.stall + output.step_seconds)
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
-        self._before: Look | None = None  # at this silence
-        self._said: set[str] = set()
+        self._before: Look | None = None  # the previous look at this silence
+        self._refusals: set[str] = set()
         self._signalled = False  # the command received a signal that ends it
-        self.bug: str | None = None  # from then on the command runs unwatched
+        self.bug: str | None = None  # a traceback; from then on the command runs unwatched
         self.killed: ExitCode | None = None
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class Watch:
                 return
 
     def explain_failure(self) -> None:
-        """Report why the command failed, if what it wrote shows that; not after a signal that ends it."""
+        """Print why the command failed, if its output shows that; not after an ending signal, --kill or a bug."""
         status = self._command.status
         quiet = self._signalled or self.killed is not None or self.bug is not None
         if status and not quiet and (text := failure_text(self._output.sinks, status)):
@@ -119,8 +119,8 @@ class Watch:
     def _pass_on(self, signum: int, *, shared: bool) -> None:
         self._signalled |= signum in ENDING
         refused = "" if shared else self._command.send(signum)
-        if refused and refused not in self._said:
-            self._said.add(refused)
+        if refused and refused not in self._refusals:
+            self._refusals.add(refused)
             with self._monitor.ignoring():
                 complain(refused)
         if signum == signal.SIGTSTP:
@@ -161,7 +161,7 @@ class Watch:
     def _report(self, look: Look) -> None:
         with self._monitor.ignoring():
             self._reporter.report(look)
-        self._turn = time.monotonic()  # a look takes its time
+        self._turn = time.monotonic()  # the time of a look is no gap
 
     def _look(self, silent: float, *, asked: bool) -> Look:
         look = Look(
@@ -181,12 +181,12 @@ class Watch:
 
 
 def run(command: Sequence[str], how: WatchOptions) -> int:
-    """Start the command, watch it, and exit as it does."""
+    """Run and watch the command. Returns its exit code, or 1 or 3 after --kill; or ends by its signal."""
     if not command[0]:
         raise UsageError("the command to watch is empty: expected a command after --, such as torchrun train.py")
     program = os.path.basename(command[0])
     if how.flight_recorder and program in LAUNCHERS:
-        # NCCL ends a rank that cannot make its pipe there.
+        # NCCL ends a rank that cannot make its pipe in the folder of this host.
         raise UsageError(
             f"--flight-recorder: {program} starts ranks on other hosts, where its files do not exist; start "
             f"`ddpdiag watch` on each host: `{program} ddpdiag watch --flight-recorder -- COMMAND`"

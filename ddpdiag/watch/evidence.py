@@ -1,17 +1,17 @@
 """Evidence on a rank, read from outside: Python stacks by py-spy, and collectives from NCCL's flight recorder.
 
-py-spy (https://github.com/benfred/py-spy) reads the memory of a process. Always with --nonblocking: usually it stops
-the process with ptrace while it reads, and one that is killed then, or meets a process that is stopped already, may
-leave it stopped for ever (py-spy issues 390 and 565). A process that runs meanwhile may give a torn stack, or none:
-then it is asked again. Takes 30 ms (measured, 0.4.3), on stopped ones, too.
+py-spy (https://github.com/benfred/py-spy) reads the memory of a process. By default it stops the process with ptrace
+meanwhile. If py-spy is killed then, or if the process was stopped already, the process may stay stopped for ever
+(py-spy issues 390 and 565). So it is called with --nonblocking. A process that runs meanwhile may give a torn stack or
+none; then py-spy is called again. A call takes 30 ms (measured, 0.4.3), for a stopped process, too.
 
-With TORCH_NCCL_DEBUG_INFO_PIPE_FILE, and a buffer, a process makes a named pipe STEM<rank>.pipe; once something is
-written into it, the thread that watches NCCL's heartbeat, which looks there each second, writes the recorder to
-TORCH_FR_DUMP_TEMP_FILE<rank> (TORCH_NCCL_DEBUG_INFO_TEMP_FILE before torch 2.9) and the job goes on. It does so while
-the main thread hangs, without the GIL. It is the same file that NCCL's own watchdog writes at its time-out. gloo's
-recorder is read inside of the process only. (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, FlightRecorder.cpp)
-The class of process groups that torch 2.15 takes for NCCL makes no pipe (c10d/nccl2/ProcessGroupNCCL.cpp).
-The file is a pickle. It is read by a loader that knows plain data only: no name is ever looked up, so nothing can run.
+With TORCH_NCCL_DEBUG_INFO_PIPE_FILE and a size of the recorder, a process makes a named pipe STEM<rank>.pipe. The
+thread that watches NCCL's heartbeat reads it each second. Once something was written into the pipe, the thread writes
+the recorder to TORCH_FR_DUMP_TEMP_FILE<rank> (TORCH_NCCL_DEBUG_INFO_TEMP_FILE before torch 2.9), and the job goes on.
+This needs no GIL, and works while the main thread hangs. NCCL's watchdog writes the same file at its time-out. gloo's
+recorder can be read inside of the process only. (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, FlightRecorder.cpp)
+The class of process groups that torch 2.15 uses for NCCL makes no pipe (c10d/nccl2/ProcessGroupNCCL.cpp).
+The file is a pickle. It is read by a loader of plain data, which never looks up a name, so no code of it can run.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ _ASK = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=
 
 
 class Stacks(NamedTuple):
-    """Frames, innermost first, as "function (file:line)", of the main thread and of the others; or why there are none.
+    """The stacks of the main thread and of the other threads: frames as "function (file:line)", innermost first.
 
-    `holds_gil` is whether the main thread does.
+    `holds_gil`: the main thread holds the GIL. `trouble`: why there is no stack. `refused`: reading is not permitted.
     """
 
     main: tuple[str, ...] = ()
@@ -73,13 +73,13 @@ _threads: msgspec.json.Decoder[tuple[_Thread, ...]] = msgspec.json.Decoder(tuple
 
 
 def find_py_spy() -> str | None:
-    """The program: beside this Python, where pip installs it, else in PATH."""
+    """The path of py-spy: in the folder of this Python, where pip installs it, else in PATH. None if not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
-    """The stacks of a rank by this py-spy, or why they cannot be had; until `end` of the monotonic clock."""
+    """Read the stacks of a rank by `program` (py-spy) until `end` of the monotonic clock; or say why it failed."""
     if program is None:
         return Stacks(trouble=NO_PY_SPY)
     seen = dump_stacks(program, pid, end)
@@ -90,7 +90,7 @@ def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
 
 
 def _readable(pid: int) -> bool:
-    """Whether its memory mappings are readable; if not, this is the true reason, whatever py-spy prints."""
+    """Whether the memory mappings of a process are readable. If not, that is why py-spy fails, whatever it prints."""
     try:
         with (PROC / str(pid) / "maps").open("rb") as file:
             return bool(file.read(1))
@@ -99,29 +99,29 @@ def _readable(pid: int) -> bool:
 
 
 def dump_stacks(program: str, pid: int, end: float) -> Stacks:
-    """The stacks of a process, until `end` of the monotonic clock."""
+    """Read the stacks of a process by py-spy, with a few tries, until `end` of the monotonic clock."""
     seen = Stacks(trouble=_LATE)
     for _ in range(_TRIES):
-        seen = _once(program, pid, end)
+        seen = _dump_once(program, pid, end)
         if seen.main or seen.refused or time.monotonic() > end:
             break
         time.sleep(_PAUSE_SECONDS)
     return seen
 
 
-def _once(program: str, pid: int, end: float) -> Stacks:
+def _dump_once(program: str, pid: int, end: float) -> Stacks:
     try:
-        said = run_bounded([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
+        completed = run_bounded([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
     except OSError as error:
         return Stacks(trouble=f"py-spy could not be started: {error.strerror or error}")
-    if said is None:
+    if completed is None:
         return Stacks(trouble=_LATE)
-    if said.code != 0:
-        refused = re.search(r"ermission [dD]enied|EPERM|not permitted", said.err) is not None
-        first = next((line.strip() for line in said.err.splitlines() if line.strip()), "it failed")
+    if completed.code != 0:
+        refused = re.search(r"ermission [dD]enied|EPERM|not permitted", completed.err) is not None
+        first = next((line.strip() for line in completed.err.splitlines() if line.strip()), "it failed")
         return Stacks(refused=refused, trouble=f"py-spy: {first.removeprefix('Error: ')[:_MOST_CHARACTERS]}")
     try:
-        threads = _threads.decode(said.out)
+        threads = _threads.decode(completed.out)
         main = next((thread for thread in threads if thread.os_thread_id == pid), None)
         others = tuple(_frames(thread) for thread in threads if thread is not main and thread.frames)
         if main is None or not main.frames:
@@ -139,7 +139,7 @@ def refusal(pid: int, root: Path = PROC) -> str:
     """Name the reason why the memory of a process may not be read, and the setting that helps, without a full stop.
 
     The kernel requires CAP_SYS_PTRACE, or the same user, a process that is dumpable, and no capabilities beyond those
-    of this process; then Yama, if it is there, requires an ancestor (ptrace(2), "Ptrace access mode checking").
+    of this process. Yama, if enabled, requires an ancestor, too (ptrace(2), "Ptrace access mode checking").
     """
     users = read_pairs(root / str(pid) / "status", ":").get("Uid", "").split()
     if users and set(users) != {str(os.geteuid())}:
@@ -161,7 +161,7 @@ _BUFFER_ENTRIES = "2000"
 
 
 def recorder_variables(folder: str) -> dict[str, str]:
-    """Variables that let another process ask NCCL for its flight recorder, but for those that the user has set."""
+    """The variables by which NCCL's flight recorder can be requested, except those that the user has set."""
     pipe, file = f"{folder}/{_PIPE_STEM}", f"{folder}/{_FILE_STEM}"
     wanted = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
     wanted["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
@@ -169,14 +169,14 @@ def recorder_variables(folder: str) -> dict[str, str]:
 
 
 class Request(NamedTuple):
-    """A process that was asked for its recorder, the file that it writes, and when that was written before."""
+    """A request for a flight recorder: the file that the process will write, and when it was written before."""
 
     file: Path
     before_ns: int
 
 
 def ask_recorder(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Request | str:
-    """Ask a process for its recorder; a sentence without its full stop where that cannot be done."""
+    """Request the flight recorder of a process. Returns a sentence without its full stop if that fails."""
     stem = env.get(PIPE_NAME)
     file = next((env[name] for name in FILE_NAMES if env.get(name)), None)
     if not stem or not file:
@@ -192,7 +192,7 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC)
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return f"{stem}{rank}.pipe is not a pipe"
-        with contextlib.suppress(BlockingIOError):  # full of questions that were not read
+        with contextlib.suppress(BlockingIOError):  # full of requests that were not read
             os.write(descriptor, b"1\n")
     finally:
         os.close(descriptor)
@@ -200,7 +200,7 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC)
 
 
 def recorder_answer(request: Request, end: float) -> TraceDump | str:
-    """The recorder that the process wrote, once it is whole, until `end` of the monotonic clock; or a sentence."""
+    """Wait until the process has written its whole recorder, or until `end` of the monotonic clock: a sentence."""
     while time.monotonic() < end:
         if _changed_ns(request.file) > request.before_ns and (trace := _load(request.file)) is not None:
             return trace
@@ -209,7 +209,7 @@ def recorder_answer(request: Request, end: float) -> TraceDump | str:
 
 
 def _seen_from(pid: int, path: str, root: Path) -> Path:
-    """A path as the process means it: relative to its own directory, in its own container."""
+    """The path at which this process finds `path` of another one, with its current directory and container."""
     if not path.startswith("/"):
         return root / str(pid) / "cwd" / path
     inside = Path(f"{root / str(pid) / 'root'}{path}")
@@ -224,12 +224,12 @@ def _changed_ns(file: Path) -> int:
 
 
 class _PlainData(pickle._Unpickler):
-    """Numbers, texts, lists, tuples and dicts; anything that has a name is refused.
+    """An unpickler of numbers, texts, lists, tuples and dicts, which refuses whatever has a name.
 
-    The one of Python and not that in C, which takes 3 GB for the 9 bytes of a number in its memo.
+    It is the one in Python, because the one in C takes 3 GB for 9 bytes that name a large place in its memo.
     """
 
-    # Sets take 200 times the bytes that ask for them, and no dump has any.
+    # Sets take 200 times as much memory as bytes in the pickle, and no dump has any.
     dispatch: ClassVar = {
         code: load
         for code, load in pickle._Unpickler.dispatch.items()
@@ -244,7 +244,7 @@ class _PlainData(pickle._Unpickler):
 
 
 def load_trace(data: bytes) -> TraceDump | None:
-    """The collectives in a dump; None for anything else, or one that is not written to its end."""
+    """The collectives in the dump of a flight recorder. None if `data` is something else, or cut off."""
     try:
         return read_dump(_PlainData(io.BytesIO(data)).load())
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):

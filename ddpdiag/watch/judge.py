@@ -21,7 +21,7 @@ from ddpdiag.text import begun
 from ddpdiag.watch.look import Activity, Look, Witness, subject
 from ddpdiag.watch.processes import LAUNCHERS
 
-# A waiting kernel of NCCL shows as 100 %.
+# A GPU with an NCCL kernel that waits shows 100 %.
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05
 _MOST_STACKS = 4
 _ELSEWHERE_FIX = "Look at its stack: the other ranks only wait for it."
@@ -33,14 +33,14 @@ _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is s
 
 
 def judge(look: Look) -> Finding:
-    """The finding of a look; its ranks are those that hold up the others, none where the evidence cannot decide.
+    """Judge a look. The finding's ranks are those that hold up the others; none if the evidence cannot decide.
 
-    Its evidence has a line for all ranks that do the same, and the stacks of some ranks.
+    The finding's evidence has a line for each group of ranks that do the same, and the stacks of some ranks.
     """
     finding = next(finding for rule in RULES if (finding := rule(look)) is not None)
     lines: list[Scalar] = [f"{ranks_text(ranks)}: {text}" for ranks, text in groups(look, finding.ranks)]
     stacks = [(seen.rank, seen.stack) for seen in look.ranks if seen.stack]
-    # Of some that are named, and of one of those that wait.
+    # The stacks of some ranks that are named, and of one other rank.
     named = [row for row in stacks if row[0] in finding.ranks][:_MOST_STACKS]
     others = [row for row in stacks if row[0] not in finding.ranks][:1]
     return structs.replace(
@@ -74,7 +74,7 @@ def _gone(look: Look) -> Finding | None:
 
 
 def _last_to_end(look: Look) -> Finding | None:
-    """Some ranks have ended, and no rank is known to wait for them: mostly rank 0 saves the model."""
+    """Name no rank if some have ended and none is known to wait for them: usually rank 0 saves the model."""
     ended = look.doing(Activity.GONE)
     left = tuple(sorted(rank for rank in look.by_rank if rank not in ended))
     if not ended or not left:
@@ -130,7 +130,7 @@ def _stuck(look: Look) -> Finding | None:
 
 
 def _starved(look: Look) -> Finding | None:
-    """Ranks that wait for data from a worker that is stopped, stuck or dead."""
+    """Name ranks that wait for data from a worker process that is stopped, stuck or dead."""
     helpers = {
         rank: [helper for helper in look.by_rank[rank].helpers if helper.state in _HELPER_STATES]
         for rank in look.doing(Activity.LOADING)
@@ -153,7 +153,7 @@ def _starved(look: Look) -> Finding | None:
 
 
 def _posted(look: Look) -> Finding | None:
-    """Ranks that posted another collective than most, or fewer."""
+    """Name ranks that posted another collective than most ranks, or fewer collectives."""
     traces = {seen.rank: seen.collectives for seen in look.ranks if seen.collectives is not None}
     if found := split(traces):
         sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
@@ -207,7 +207,7 @@ def _alone(look: Look) -> Finding | None:
 
 
 def _apart(look: Look) -> Finding | None:
-    """No rank is named where the training may continue, with rank 0, on another host."""
+    """Name no rank if the training may continue, because rank 0 runs on another host."""
     if not look.is_without_rank_0 or look.unmoved:
         return None
     return _finding(
@@ -220,7 +220,7 @@ def _apart(look: Look) -> Finding | None:
 
 
 def _awaited(look: Look) -> Finding | None:
-    """Ranks that are elsewhere while others wait in a collective."""
+    """Name ranks that do something else while other ranks wait in a collective."""
     waiting, away = look.doing(Activity.WAITING), look.doing(Activity.ELSEWHERE, Activity.LOADING)
     if not waiting or not away:
         return None
@@ -234,8 +234,8 @@ def _awaited(look: Look) -> Finding | None:
 
 
 def _unseen(look: Look) -> Finding | None:
-    """Ranks without a stack that use a core, where all others sleep, as ranks do that wait over gloo."""
-    # Where a rank may wait on GPUs, one that uses a core may be one that waits.
+    """Name ranks without a stack that use a core if all others sleep, as ranks do that wait over gloo."""
+    # If ranks may wait for GPUs, a rank that uses a core may be one that waits.
     hidden = any(seen.holds_gpu is None and seen.process is not None for seen in look.ranks)
     if any(seen.holds_gpu for seen in look.ranks) or (hidden and bool(look.gpus or look.gpus_unseen)):
         return None
@@ -256,7 +256,7 @@ def _unseen(look: Look) -> Finding | None:
 
 
 def _idle_gpus(look: Look) -> Finding | None:
-    """Ranks whose GPU idles, where those of all others are busy, as they are in a kernel of NCCL that waits."""
+    """Name ranks whose GPU is idle if all other GPUs are busy, as in an NCCL kernel that waits for a rank."""
     busy_shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
     shares = {rank: busy_shares.get(look.by_rank[rank].pid) for rank in look.doing(Activity.OPEN)}
     idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU)
@@ -274,7 +274,7 @@ def _idle_gpus(look: Look) -> Finding | None:
 
 
 def _odd(look: Look) -> Finding | None:
-    """Ranks that are elsewhere in the code than most, where no rank is known to wait."""
+    """Name ranks that are at another place in the code than most ranks, if no rank is known to wait."""
     known = look.doing(Activity.ELSEWHERE, Activity.OPEN, Activity.LOADING)
     places = {rank: look.by_rank[rank].place for rank in known}
     odd = odd_ones_out(places) if len(known) == len(look.ranks) else None
@@ -371,7 +371,7 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
 
 
 def groups(look: Look, named: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
-    """Ranks that do the same, with a description of it; those that are named first, then the smallest groups."""
+    """Groups of ranks that do the same, each with what they do. Groups of `named` ranks first, then the smallest."""
     found: dict[tuple[bool, str], list[int]] = defaultdict(list)
     for seen in look.ranks:
         found[seen.rank not in named, _doing(seen)].append(seen.rank)
@@ -398,9 +398,9 @@ def _doing(seen: Witness) -> str:
 
 
 def notes(look: Look) -> tuple[str, ...]:
-    """Sentences on what could not be seen, besides those that were recorded."""
+    """Sentences on what could not be seen: the notes of the look, and why stacks and collectives are missing."""
     guessed = "No variable names the ranks, so they are numbered in the order of their start."
-    # Only NCCL's recorders can be read, so that a job without GPUs lacks nothing, unless they were requested.
+    # Only NCCL's recorders can be read, so a job without GPUs lacks none, unless --flight-recorder was given.
     traceless = {seen.rank: seen.no_collectives for seen in look.ranks if seen.holds_gpu or look.recorder}
     return (
         *look.notes,
@@ -411,7 +411,7 @@ def notes(look: Look) -> tuple[str, ...]:
 
 
 def _reasons(what: str, by_rank: Mapping[int, str]) -> Iterator[str]:
-    """A sentence for each reason, with its ranks."""
+    """A sentence for each reason why `what` is missing, with the ranks that have this reason."""
     for reason in dict.fromkeys(filter(None, by_rank.values())):
         ranks = [rank for rank, given in by_rank.items() if given == reason]
         yield f"{what} of {ranks_text(ranks)}: {reason}."

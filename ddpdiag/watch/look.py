@@ -1,9 +1,9 @@
-"""A look of `ddpdiag watch` at a training that writes nothing any more: each rank of a host, and its activity.
+"""A look of `ddpdiag watch` at a training that writes nothing any more: what each rank of a host does.
 
-The activity follows from a rank's stack and process: it waits in a collective, for its data, or is elsewhere. In a CPU
-job a rank that waits sleeps. In a GPU job any Python line may be one that waits: `loss.item()` waits for a kernel of
-NCCL, at full use of core and GPU. There only a rank that holds the GIL is known not to wait, because whatever waits for
-CUDA in torch releases it.
+A rank's stack and process show its activity: the rank waits in a collective, waits for its data, or does something
+else. In a CPU job a waiting rank sleeps. In a GPU job any Python line may wait: `loss.item()` waits for a kernel of
+NCCL, while core and GPU are in full use. In such a job only a rank that holds the GIL is known not to wait, because
+torch releases the GIL whenever it waits for CUDA.
 """
 
 import os
@@ -20,8 +20,8 @@ from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.text import begun
 
-# Files of torch in whose innermost Python frame a rank waits for others (torch 2.6-2.13): c10d's calls, among them the
-# barrier and the rendezvous of a new group; functional collectives; what DDP does over all ranks at its construction.
+# A rank with its innermost Python frame in these files of torch (2.6-2.13) waits for others: c10d's calls, among them
+# the barrier and the rendezvous of a new group; functional collectives; what a new DDP does over all ranks.
 _COLLECTIVE_FILES = frozenset({"distributed_c10d.py", "_functional_collectives.py", "rendezvous.py"})
 _COLLECTIVE_FRAMES = frozenset(
     {
@@ -34,14 +34,14 @@ _BACKWARD = "_engine_run_backward (graph.py"
 _IMPORT = "importlib._bootstrap"
 _LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py", "c10d_rendezvous_backend.py"})
 _LOADER_FILE = "dataloader.py"
-# The loader's own frames are outside of those of the queue on which it waits.
+# How many frames may be inside of the loader's frame: those of the queue on which it waits.
 _LOADER_DEPTH = 12
 # A rank that waits asleep uses no core; a watchdog thread or two use some per cent.
 _IDLE_CORES = 0.2
 _BUSY_CORES = 0.6
 # An import on a busy machine or file system still uses this much.
 _IMPORTING_CORES = 0.02
-# Of a core, between two looks at a rank that does the same.
+# How much the use of a core may differ between two looks at a rank that does the same.
 _SAME_CORES = 0.2
 
 
@@ -59,7 +59,7 @@ class Activity(Enum):
 
 
 class Helper(Struct, frozen=True, kw_only=True):
-    """A process that a rank started, such as a worker of its data loader: state and wchan as in `ProcessState`."""
+    """A process that a rank started, such as a worker of its data loader. `state` and `wchan`: see `ProcessState`."""
 
     pid: int
     name: str
@@ -68,13 +68,13 @@ class Helper(Struct, frozen=True, kw_only=True):
 
 
 class Witness(Struct, frozen=True, kw_only=True):
-    """One rank, as it was seen from outside.
+    """What was seen of one rank from outside of its process.
 
-    `process` is None if it had ended by then; its `state` is D only if it was in the same place a moment before.
-    `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
-    a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
-    has no stack. `collectives` is as in `Outcome`, `no_collectives` says why there is none, and `posted_seconds` is the
-    age of its newest entry.
+    `process` is None if the rank had ended. The state in `process` is D only if the rank was at the same place a moment
+    before. `core_share` is the part of a core that the main thread used, or waited for while others used the core.
+    `holds_gpu` is whether the rank has a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be
+    seen). `no_stack` says why `process` has no stack. `collectives` is as in `Outcome`, `no_collectives` says why it is
+    None, and `posted_seconds` is the age of the newest entry.
     """
 
     rank: int
@@ -96,7 +96,7 @@ class Witness(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The innermost frame without its line: waiting ranks differ in lines of a retry loop."""
+        """The innermost frame without its line number, in which ranks in one retry loop differ. Empty: no stack."""
         return self.stack[0].rpartition(":")[0] if self.stack else ""
 
     @property
@@ -106,22 +106,22 @@ class Witness(Struct, frozen=True, kw_only=True):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is known to use a core."""
+        """Whether the rank is known to use a core."""
         return self.core_share is not None and self.core_share >= _BUSY_CORES
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is known to use next to nothing."""
+        """Whether the rank is known to use next to nothing of a core."""
         return self.core_share is not None and self.core_share <= _IDLE_CORES
 
     @property
     def is_launching(self) -> bool:
-        """Whether it is torchrun, waiting for the other hosts."""
+        """Whether this process is torchrun, and waits for other hosts."""
         return any(_file_of(frame) in _LAUNCHER_FILES for frame in self.stack)
 
     @property
     def is_importing(self) -> bool:
-        """Whether it imports modules and progresses; `import torch` takes minutes on a busy file system."""
+        """Whether the rank imports modules and progresses. `import torch` takes minutes on a busy file system."""
         if self.process is None or not any(_IMPORT in frame for frame in self.stack):
             return False
         return self.process.state == "R" or (self.core_share or 0.0) >= _IMPORTING_CORES
@@ -149,7 +149,7 @@ class Witness(Struct, frozen=True, kw_only=True):
 
     @property
     def doing(self) -> str:
-        """Such as "running, holding the GIL, in spin (train.py:7)"."""
+        """What the rank does, in words: "running, holding the GIL, in spin (train.py:7)"."""
         if self.process is None:
             return "no longer running"
         use = ", using a core" if self.is_busy else ""
@@ -157,7 +157,7 @@ class Witness(Struct, frozen=True, kw_only=True):
         return state_text(self.process) + use + gil + (f", in {self.stack[0]}" if self.stack else "")
 
     def is_unmoved(self, before: "Witness") -> bool:
-        """Whether it is the same process in the same place as before, and uses its core alike."""
+        """Whether `before` shows the same process at the same place in the code, with a similar use of its core."""
         if (before.rank, before.pid) != (self.rank, self.pid) or not self.stack or before.stack != self.stack:
             return False
         if before.core_share is None or self.core_share is None:
@@ -166,18 +166,18 @@ class Witness(Struct, frozen=True, kw_only=True):
 
 
 def _file_of(frame: str) -> str:
-    """The file in "function (file:line)"."""
+    """The name of the file in a frame "function (file:line)"."""
     return os.path.basename(frame.rpartition(" (")[2].rpartition(":")[0])
 
 
 class Look(Struct, frozen=True, kw_only=True, dict=True):
     """One look at the ranks of one host.
 
-    `unix_seconds` is when; `silent_seconds` is how long nothing had been written, `asked` that a signal requested the
-    look, `recorder` that --flight-recorder was given, and `stall_seconds` the patience. `guessed` says that no variable
-    named the ranks, so that they are numbered in the order of their start. `blocked_seconds` is how long the reader of
-    the command's output has not taken any. `unmoved` says that an earlier look at this silence saw all ranks in the
-    same places. `notes` are sentences on what could not be seen.
+    `unix_seconds` is the time of the look, `silent_seconds` is how long nothing had been written, and `stall_seconds`
+    is --stall. `asked`: a signal requested the look. `recorder`: --flight-recorder was given. `guessed`: no variable
+    named the ranks, so they are numbered in the order of their start. `blocked_seconds` is how long the reader of the
+    command's output has read none. `unmoved`: an earlier look at this silence saw all ranks at the same places.
+    `notes` are sentences on what could not be seen.
     """
 
     host: str
@@ -221,52 +221,52 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     def is_without_rank_0(self) -> bool:
         """Whether other hosts have ranks, rank 0 among them, and no flight recorder shows collectives.
 
-        A healthy training shows here as a hang does: some ranks wait in a collective, others are on their way to it.
-        Only a rank that is in the same place at two looks is believed to hang.
+        Then a healthy training looks like one that hangs: some ranks wait in a collective, others are on their way to
+        it. Only a rank that is at the same place in two looks is believed to hang.
         """
         has_others = self.world_size is not None and self.world_size > len(self.ranks)
         return bool(self.ranks) and has_others and self.progress_age is None and 0 not in self.by_rank
 
     @property
     def proves_a_hang(self) -> bool:
-        """Whether a second look at a silence saw nothing move, or ranks that cannot."""
+        """Whether two looks at one silence saw all ranks at the same places, or a rank is dead, stopped or stuck."""
         return self.unmoved or bool(self.doing(Activity.GONE, Activity.STOPPED, Activity.STUCK))
 
     def is_unmoved(self, before: "Look | None") -> bool:
-        """Whether every rank was in the same place at an earlier look at the same silence, if there was one."""
+        """Whether `before`, an earlier look at the same silence, saw each rank at the same place. False for None."""
         if before is None or len(before.ranks) != len(self.ranks):
             return False
         return all(now.is_unmoved(then) for now, then in zip(self.ranks, before.ranks, strict=True))
 
     def doing(self, *wanted: Activity) -> tuple[int, ...]:
-        """The ranks that do one of these."""
+        """The ranks whose activity is one of `wanted`."""
         return tuple(sorted(rank for rank, activity in self.activities.items() if activity in wanted))
 
     # In words
 
     def calls_text(self, ranks: Sequence[int]) -> str:
-        """The collective in which they wait: from the flight recorder, else the name of the call."""
+        """The collectives in which `ranks` wait, in words: from flight recorders, else the names of the calls."""
         seen = [self.by_rank[rank] for rank in ranks]
         ends = {in_words(end) for one in seen if (end := last(one.collectives)) is not None}
         calls = dict.fromkeys(one.call for one in seen if one.call)
         return ", ".join(sorted(ends)) or " and ".join(calls) or "a collective"
 
     def waiting_text(self, waiting: Sequence[int]) -> str:
-        """Such as "ranks 0,2 wait in all_reduce"."""
+        """What the waiting ranks wait in: "ranks 0,2 wait in all_reduce"."""
         return f"{subject(waiting, 'waits', 'wait')} in {self.calls_text(waiting)}"
 
     def others_waiting(self, ranks: Sequence[int]) -> str:
-        """A sentence on the ranks that wait, other than `ranks`; empty where there are none."""
+        """A sentence on the ranks that wait, other than `ranks`. Empty if there are none."""
         waiting = tuple(rank for rank in self.doing(Activity.WAITING) if rank not in ranks)
         return f" {begun(self.waiting_text(waiting))}." if waiting else ""
 
     def where_text(self, ranks: Sequence[int]) -> str:
-        """Such as ": it is running, in spin (train.py:7)"."""
+        """What `ranks` do, for the end of a sentence: ": it is running, in spin (train.py:7)"."""
         doing = dict.fromkeys(self.by_rank[rank].doing for rank in ranks)
         return f": {'it is' if len(ranks) == 1 else 'they are'} {'; '.join(list(doing)[:4])}"
 
     def place_text(self, ranks: Sequence[int]) -> str:
-        """The place of a single rank, for a title."""
+        """The place of a single rank, for a title: ", which is in spin (train.py:7)". Empty for several ranks."""
         stack = self.by_rank[ranks[0]].stack if len(ranks) == 1 else ()
         return f", which is in {stack[0]}" if stack else ""
 

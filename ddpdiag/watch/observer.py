@@ -1,6 +1,6 @@
-"""The processes that are ranks of a command, over its whole life, and one look at all of them.
+"""Find the ranks of a command for as long as it runs, and take looks at all of them.
 
-The processes are found by reading /proc, which is limited to a fiftieth of the time.
+The ranks are found by reading /proc, which is limited to a fiftieth of the time.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ from ddpdiag.watch.processes import (
 LOOK_SECONDS = 3.5
 _TREE_SHARE = 0.02
 _LEAST_TREE_SECONDS = 1.0
-# How long a rank's use of its core is measured, at least, before a look.
+# How long, at least, a look measures the use of each rank's core.
 _USE_SECONDS = 0.5
-# torchrun gives its ranks 30 s.
+# How long ranks may take to end after SIGTERM: torchrun gives its ranks 30 s.
 END_SECONDS = 35.0
 _END_POLL_SECONDS = 0.1
 _MOST_HELPERS = 64
@@ -51,30 +51,30 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Knows the ranks below `tops()`, the processes that were started."""
+    """Knows the ranks among `tops()`, the processes that were started, and their descendants."""
 
     def __init__(self, tops: Callable[[], Sequence[int]]) -> None:
         self._tops = tops
         self._known = KnownProcesses()
         self._ranks = Ranks({})
         self._processes: list[Process] = []
-        self._again = 0.0
+        self._next_search = 0.0
 
     def refresh(self) -> None:
-        """Find the processes of the command again, if it is time to."""
+        """Search for the ranks again, if the last search was long enough ago."""
         begin = time.monotonic()
-        if begin < self._again:
+        if begin < self._next_search:
             return
         self._find()
         took = time.monotonic() - begin
-        self._again = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
+        self._next_search = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
 
     def _find(self) -> None:
         self._processes = self._known.complete(descendants(self._tops()))
         self._ranks = self._with_lost(find_ranks(self._processes))
 
     def _with_lost(self, now: Ranks) -> Ranks:
-        """These ranks, and lost ones: a rank that ended is kept while the other ranks continue, or none is found."""
+        """The ranks `now`, and earlier ones that ended: they are kept while others continue, or if none is found."""
         before = self._ranks
         if before.guessed or not before.ranks:
             return now
@@ -86,7 +86,7 @@ class Observer:
         return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
 
     def end_all(self) -> None:
-        """SIGTERM to the commands, which end their ranks; SIGKILL to what still runs after the grace."""
+        """Send SIGTERM to the commands, which end their ranks; after END_SECONDS SIGKILL to whatever still runs."""
         processes = descendants(self._tops())
         for pid in self._tops():
             _kill(pid, signal.SIGTERM)
@@ -97,13 +97,13 @@ class Observer:
             _kill(process.pid, signal.SIGKILL)
 
     def look(self, look: Look) -> Look:
-        """`look` with the state of all ranks and GPUs, within LOOK_SECONDS."""
+        """Observe all ranks and GPUs within LOOK_SECONDS, and return `look` with their state."""
         end = time.monotonic() + LOOK_SECONDS
         self._find()
         ranks = self._ranks.ranks
         before = {rank: _use_of(process.pid) for rank, process in ranks.items()}
         measured = time.monotonic() + _USE_SECONDS
-        # Whatever reads the memory of a process may hang behind a lock of that process: it is not waited for.
+        # Reading the memory of a process may hang behind a lock of that process, so readers have a time limit.
         pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
         gpus = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
         traces = pool.submit(self._traces, end)
@@ -129,7 +129,7 @@ class Observer:
         )
 
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
-        """Each rank's recorder: all are asked first, and then waited for."""
+        """Read each rank's flight recorder, or say why not. All are requested first, and then waited for."""
         requests = {
             rank: ask_recorder(process.pid, rank, process.environ) for rank, process in self._ranks.ranks.items()
         }
@@ -142,7 +142,7 @@ class Observer:
         now = _use_of(process.pid)
         state, wchan = now.state
         if state == "D" and before.state != now.state:
-            state = "S"  # on its way through
+            state = "S"  # it was only passing through D
         share = None
         if now.seconds is not None and before.seconds is not None:
             share = (now.seconds - before.seconds) / (now.at - before.at)
@@ -175,8 +175,8 @@ class Observer:
 
 
 class _Use(NamedTuple):
-    """The time that a rank's main thread used or waited for a core until a moment (where that is not shown, the time
-    that its process used cores), and its state and wchan."""
+    """A rank at the time `at`: the `seconds` that its main thread has used or waited for a core (if that is not shown,
+    that its process has used cores), and its state and wchan."""
 
     at: float
     seconds: float | None
@@ -190,10 +190,10 @@ def _use_of(pid: int) -> _Use:
 
 
 def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
-    """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
+    """Read the use of all GPUs in a subprocess until `end` of the monotonic clock; or say why it is not known."""
     try:
-        said = run_bounded(python_command("ddpdiag.probes.gpu.nvml"), end, env=with_home(os.environ))
-        return ((), "NVML did not respond in time") if said is None else (_gpus.decode(said.out), "")
+        completed = run_bounded(python_command("ddpdiag.probes.gpu.nvml"), end, env=with_home(os.environ))
+        return ((), "NVML did not respond in time") if completed is None else (_gpus.decode(completed.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
 
@@ -209,7 +209,7 @@ def _kill(pid: int, signum: int) -> None:
 
 
 def _result(future: Future[T], end: float, otherwise: T) -> T:
-    """The result of a reader, or `otherwise` if that takes too long."""
+    """Wait for a reader until shortly after `end`. Returns `otherwise` if the reader takes longer."""
     try:
         return future.result(timeout=max(0.0, end + _GRACE_SECONDS - time.monotonic()))
     except TimeoutError:

@@ -5,8 +5,7 @@ the time, in steps of 8 s (tty_update_time in drivers/tty/tty_io.c), so the comm
 colours, its signals. A pipe shows nothing (since Linux 6.15 not even a time), so the command gets another pipe, and a
 thread copies each byte from it to the original one. `/dev/null` shows nothing at all.
 
-Of a command that failed, the end of its output shows the reason: what passed through a pipe is read, and what files
-hold since the start; what went to a terminal cannot be.
+If the command failed, the end of its output shows why. This end is known of pipes and of files, but not of a terminal.
 """
 
 import array
@@ -31,62 +30,62 @@ from ddpdiag.checks.known_errors import as_known, first_reason
 from ddpdiag.codec import open_file
 from ddpdiag.text import ranks_text
 
-# The kernel notes when a terminal was written to in steps of so many seconds, so that typing cannot be timed.
+# The kernel notes the time of a terminal's last write in steps of 8 s, so that typing cannot be timed.
 TERMINAL_STEP_SECONDS = 8.0
 _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.25
-# Reading a file's time may be a message to a file server: it takes at most this share of the time.
+# Reading a file's time may be a message to a file server, so at most this share of the time is used for it.
 _POLL_SHARE = 0.02
-# Of what was written, the end is kept in memory (of a pipe) or read (of each file) when the command has failed.
+# How much of the end of the output is kept in memory (of a pipe), or read after a failure (of each file).
 _TAIL_BYTES = 1 << 20
 _MOST_FILES = 64
-# A file system may not respond.
+# The time limit for reading files after a failure, because a file system may not respond.
 _READ_SECONDS = 5.0
 
 
 class Sink(Protocol):
-    """Something that shows when it was written to."""
+    """A place to which the command writes, and which shows when it was written to."""
 
     def last_write(self) -> float | None:
-        """The time of the last write on the clock of time.monotonic, if it is later than the last answer."""
+        """The time (time.monotonic) of the last write since the last call, or None if there was none."""
 
     def forget(self) -> None:
-        """Forget the newest writes, which are those of ddpdiag itself."""
+        """Ignore the writes since the last call of `last_write`: ddpdiag itself made them."""
 
     def written(self) -> Iterator[bytes]:
-        """The end of what was written since the start, as far as it can be read."""
+        """The end of what was written since the start, in pieces, as far as it can be read."""
 
 
 class FileSink:
-    """Files that grow, or are written to: one by its descriptor, or all that fit a pattern."""
+    """Files, by descriptors or by patterns of names. A change of a file's size or time is a write."""
 
     def __init__(self, files: "Sequence[int | str]") -> None:
         self._files = files
-        self._before = self._begin = dict(self._look())
+        self._before = self._begin = dict(self._states())
 
-    def _look(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        for one in self._all():
+    def _states(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        for one in self._all_files():
             try:
                 seen = os.stat(one)
             except OSError:
                 continue
             yield (seen.st_dev, seen.st_ino), (seen.st_size, seen.st_mtime_ns)
 
-    def _all(self) -> Iterator[int | str]:
+    def _all_files(self) -> Iterator[int | str]:
         for file in self._files:
             yield from [file] if isinstance(file, int) else glob.iglob(file, recursive=True)
 
     def last_write(self) -> float | None:
-        now = dict(self._look())
+        now = dict(self._states())
         changed = any(self._before.get(file) != state for file, state in now.items())
         self._before = now
         return time.monotonic() if changed else None
 
     def forget(self) -> None:
-        self._before = dict(self._look())
+        self._before = dict(self._states())
 
     def written(self) -> Iterator[bytes]:
-        for one in islice(self._all(), _MOST_FILES):
+        for one in islice(self._all_files(), _MOST_FILES):
             # A descriptor for writing alone cannot be read, but its file can, where it is permitted.
             path = f"/proc/self/fd/{one}" if isinstance(one, int) else one
             with contextlib.suppress(OSError), open_file(path) as file:
@@ -98,7 +97,7 @@ class FileSink:
 
 
 class TerminalSink:
-    """A terminal, by its device's time: the write is at most 8 s older than the time returned."""
+    """A terminal. The time of its device shows writes, which are at most 8 s older than the time returned."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -125,17 +124,17 @@ class TerminalSink:
 
 
 class Relay:
-    """A pipe for the command in front of the original one; when its reader closes it, the command's is closed, too.
+    """A pipe for the command, and a thread that copies from it to the original pipe.
 
-    `descriptor` is the command's end.
+    `descriptor` is the command's end. When the reader of the original pipe closes it, the command's is closed, too.
     """
 
     def __init__(self, outer: int) -> None:
         self._outer = outer
         self._inner, self.descriptor = os.pipe()
         self._written = 0.0
-        self._carried = 0.0  # the same, and not taken back
-        self._since: float | None = None  # a write that the reader has not taken yet
+        self._carried = 0.0  # the time of the last copy, which `last_write` does not reset
+        self._since: float | None = None  # when the copy began that the reader has not taken yet
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
         self._thread = threading.Thread(target=self._carry, name="ddpdiag-relay", daemon=True)
@@ -181,19 +180,19 @@ class Relay:
         """Do nothing: what ddpdiag itself writes does not pass through the relay."""
 
     def blocked_seconds(self) -> float:
-        """The seconds for which its reader has not taken what is there."""
+        """For how many seconds the reader has not taken what was written; 0.0 if nothing waits for it."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
     def is_owing(self, quiet_seconds: float, ended: float = 0.0) -> bool:
-        """Whether something is not passed on yet, or was passed on or the command ended less than `quiet_seconds` ago.
+        """Whether something must still be copied, or the last copy or `ended` is less than `quiet_seconds` ago.
 
-        A command that has ended may have a child that holds the pipe open and writes nothing.
+        `ended` is when the command ended. A child of it may hold the pipe open after that, and write nothing.
         """
         if not self._thread.is_alive():
             return False
         left = array.array("i", [0])
-        with contextlib.suppress(OSError):  # closed since
+        with contextlib.suppress(OSError):  # closed meanwhile
             fcntl.ioctl(self._inner, termios.FIONREAD, left)
         return self._since is not None or left[0] > 0 or time.monotonic() - max(self._carried, ended) < quiet_seconds
 
@@ -201,13 +200,13 @@ class Relay:
 class CommandOutput(Struct):
     """Standard output and error of the command, and other files that it writes."""
 
-    sinks: list[Sink]  # none where nothing shows that it was written to
+    sinks: list[Sink]  # empty if nothing shows when it was written to
     relays: dict[int, Relay]  # by descriptor of the command, 1 and 2
-    step_seconds: float  # what was written is at most so much older than it seems
+    step_seconds: float  # by how much a write may be older than its time
 
 
 def open_output(patterns: Sequence[str]) -> CommandOutput:
-    """The output of this process, which the command gets; `patterns` are names of other files that it writes."""
+    """Prepare the output of this process for the command. `patterns` are names of other files that it writes."""
     sinks: list[Sink] = []
     relays: dict[int, Relay] = {}
     known: dict[tuple[int, int], int] = {}
@@ -230,7 +229,7 @@ def open_output(patterns: Sequence[str]) -> CommandOutput:
 
 
 class OutputMonitor:
-    """A thread for each sink: a file system that does not respond holds up its own sink only."""
+    """Watches each sink in a thread, so that a file system that does not respond holds up only its own sink."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._last: dict[Sink | None, float] = dict.fromkeys((None, *sinks), time.monotonic())
@@ -242,7 +241,7 @@ class OutputMonitor:
 
     @property
     def last(self) -> float:
-        """The time of the last write on the clock of time.monotonic."""
+        """The time (time.monotonic) of the last write to any sink."""
         return max(self._last.values())
 
     def _monitor(self, sink: Sink) -> None:
@@ -263,7 +262,7 @@ class OutputMonitor:
 
     @contextlib.contextmanager
     def ignoring(self) -> Iterator[None]:
-        """Ignore what ddpdiag itself writes while this is open; each sink forgets it at its next turn."""
+        """Ignore what ddpdiag writes within the `with` block. Each sink forgets it at its next turn."""
         self._reports += 1
         self._reporting = True
         try:
@@ -275,7 +274,7 @@ class OutputMonitor:
 
 
 def failure_text(sinks: Iterable[Sink], status: int) -> str:
-    """Sentences on why a command with this wait status failed; empty if no known text explains it in time."""
+    """Sentences on why a command with this wait status failed. Empty if no known text explains it in time."""
     texts: list[str] = []
     written = chain.from_iterable(sink.written() for sink in sinks)
     reader = threading.Thread(target=lambda: texts.append(_reason(written, status)), daemon=True)

@@ -1,8 +1,8 @@
 """One report for each host, however many `ddpdiag watch` run there: `srun ddpdiag watch -- python train.py`.
 
-Each of them binds an abstract Unix socket, which has no file and ends with its process. Its name holds the launch, the
-process that it started, and its own pid, and /proc/net/unix lists all such names. The one with the lowest rank leads:
-it looks at the ranks of all. Mostly only rank 0 prints, so the output of the others does not count.
+Each `ddpdiag watch` binds an abstract Unix socket, which has no file and ends with its process. The socket's name holds
+the launch, the process's number in it, its pid, and the pid of its command; /proc/net/unix lists all such names. The
+one with the lowest number leads: it looks at the ranks of all, and only its output counts, as usually rank 0 prints.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Peer(NamedTuple):
 
 
 def job_name(env: Mapping[str, str]) -> str | None:
-    """A name that all `ddpdiag watch` of one launch share; None where the environment names none."""
+    """A name that all `ddpdiag watch` of one launch share. None if the environment shows no launch."""
     # In the shell of `salloc` and in a batch script more than one training may run.
     for names in _JOBS[2:] if is_pseudo_step(env) else _JOBS:
         values = {name: env.get(name, "") for name in names}
@@ -50,7 +50,7 @@ def job_name(env: Mapping[str, str]) -> str | None:
 
 
 class Peers:
-    """The `ddpdiag watch` of one launch on this host, this one included."""
+    """All `ddpdiag watch` processes of one launch on this host, this one included."""
 
     def __init__(self, env: Mapping[str, str], command_pid: int) -> None:
         number = next((int(text) for name in _NUMBERS if (text := env.get(name, "")).isdecimal()), 0)
@@ -62,7 +62,7 @@ class Peers:
                 self._socket.bind(f"\0ddpdiag-watch-{self._name}-{'-'.join(map(str, self._own))}")
 
     def all(self, root: Path = PROC) -> list[Peer]:
-        """All of them, the leader first; other users' do not count."""
+        """All peers that this user runs, the leader first."""
         found = {self._own}
         if self._name is not None:
             sockets = read_text(root / "net" / "unix") or ""
@@ -72,11 +72,11 @@ class Peers:
         return sorted(found)
 
     def leads(self) -> bool:
-        """Whether this one reports for all."""
+        """Whether this process reports for all peers."""
         return self.all()[0] == self._own
 
     def request_look(self) -> bool:
-        """Whether this one leads and is to look now; else the request is passed on to the leader."""
+        """Whether this process leads, and so is to look now. If it does not, send SIGUSR1 to the leader."""
         leader = self.all()[0]
         if leader != self._own:
             with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class Peers:
         return leader == self._own
 
     def close(self) -> None:
-        """Close the socket: another peer leads then."""
+        """Close the socket. After that another peer leads."""
         self._socket.close()
 
 

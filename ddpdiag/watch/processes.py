@@ -1,7 +1,7 @@
 """The process tree below a command: which processes are ranks, and what /proc shows of each.
 
-Ranks are found by what their launcher put into their environment (/proc/PID/environ holds it as it was at exec). All
-that a rank starts inherits that, so that of a rank's processes the topmost counts.
+Ranks are found by variables that their launcher put into their environment (/proc/PID/environ holds it as it was at
+exec). Processes that a rank starts inherit these variables, so only the topmost process with a rank's variables counts.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_
 from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 
 # torchrun and all that use env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
-# comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
-# LOCAL_RANK as well. A batch script of Slurm has the SLURM_PROCID 0, and is no rank.
+# comes first. A scheduler may set RANK for a whole host. torchrun itself then has it without being a rank, and only
+# its ranks have a LOCAL_RANK as well. A batch script of Slurm has the SLURM_PROCID 0, and is no rank.
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _RANK_VARIABLES = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
 WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 # Words on the command line of a child of multiprocessing's spawn, by which torch.multiprocessing.spawn starts ranks.
 _SPAWNED = "from multiprocessing.spawn import spawn_main"
-# torch gives its processes names (pt_main_thread), which count where the program's file is not shown.
+# torch names its processes (pt_main_thread). The name counts if the program's file is not shown.
 _PYTHONS = ("python", "pypy", "pt_")
 
 # Variables that show the rank of a process, and where its flight recorder is.
@@ -34,9 +34,9 @@ class Process(Struct, frozen=True):
     """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot, which with the pid
     identifies it.
 
-    `env_start` is where its environment lies: elsewhere after each exec, 0 where that is not shown. `KnownProcesses`
-    adds the rest: `environ` are those of its variables that show its rank, and where its flight recorder is; `program`
-    is the name of its program's file (None: not shown); `spawned`: multiprocessing's spawn started it.
+    `env_start` is the address of its environment, another one after each exec (0: not shown). `KnownProcesses` sets the
+    others: `environ` are the variables that show its rank, and where its flight recorder is; `program` is the name of
+    its program's file (None: not shown); `spawned`: multiprocessing's spawn started it.
     """
 
     pid: int
@@ -51,12 +51,12 @@ class Process(Struct, frozen=True):
 
     @property
     def is_python(self) -> bool:
-        """Whether it runs Python, by its program's file where known: setproctitle changes the name."""
+        """Whether it runs Python: by its program's file if known, because setproctitle changes the name."""
         return (self.program or self.name).startswith(_PYTHONS)
 
 
 class Ranks(Struct, frozen=True):
-    """The processes that are ranks, by rank. `guessed`: nothing names them, they are numbered as they were started."""
+    """The processes that are ranks, by rank. `guessed`: no variable names the ranks; the order of their start does."""
 
     ranks: dict[int, Process]
     world_size: int | None = None
@@ -73,7 +73,7 @@ def read_process(pid: int, root: Path = PROC) -> Process | None:
 
 
 def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
-    """These processes and all that descend from them, parents first, as far as they are still linked."""
+    """The processes `top` and all their descendants, parents first. A process whose parent has ended is missing."""
     pids = [int(name) for name in names_in(root) or () if name.isdigit()]
     processes = {pid: process for pid in pids if (process := read_process(pid, root)) is not None}
     children: dict[int, list[int]] = {}
@@ -89,7 +89,7 @@ def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
 
 
 def find_ranks(processes: Sequence[Process]) -> Ranks:
-    """The ranks among some processes, parents first."""
+    """Find the ranks among `processes`, in which parents come first."""
     for name, beside in _RANK_VARIABLES:
         tops: dict[int, Process] = {}  # the topmost process of each rank, of those that have both variables
         for process in processes:
@@ -109,13 +109,13 @@ def find_ranks(processes: Sequence[Process]) -> Ranks:
         return Ranks(dict(enumerate(sorted(parents, key=lambda process: (process.start, process.pid)))), None, True)
     if not processes:
         return Ranks({})
-    # Processes that a script starts without any Python may be anything, one after the other: only the script stays.
+    # A script without Python may start anything, one process after the other. Only the script itself stays.
     return Ranks({0: _python(processes[0], processes) or processes[0]}, None, True)
 
 
 def _trainer(top: Process, processes: Sequence[Process]) -> Process:
-    """The process that trains, behind a shell, numactl and such; without any Python the end of a chain of processes
-    that start one and wait for it."""
+    """The process that trains, below wrappers such as a shell or numactl. Without any Python it is the last one of a
+    chain of processes that each started one process and wait for it."""
     if (python := _python(top, processes)) is not None:
         return python
     last = top
@@ -125,9 +125,9 @@ def _trainer(top: Process, processes: Sequence[Process]) -> Process:
 
 
 def _python(top: Process, processes: Sequence[Process]) -> Process | None:
-    """The only Python, at this process or below; the process itself where there are more, for any of them may train.
+    """The only Python at or below `top`; `top` itself if there are several, since any may train; None without Python.
 
-    Pythons below another Python do not count.
+    A Python below another Python does not count.
     """
     pythons: list[Process] = []
     others: set[int] = set()
@@ -145,11 +145,11 @@ def _python(top: Process, processes: Sequence[Process]) -> Process | None:
 
 
 class KnownProcesses:
-    """Every process below a command, as it was when first seen; by pid and start, which together are of one only.
+    """Every process below a command, as it was when first seen. Pid and start together identify a process.
 
-    Later it may be dead, or have made itself unreadable, or written a title over its environment (setproctitle). It is
-    read again only when it has started another program, as `bash -c 'export RANK=..; exec python train.py'` does: then
-    its environment lies elsewhere (env_start of proc(5), 0 where that is not shown).
+    Later a process may be dead, or have made itself unreadable, or written a title over its environment (setproctitle).
+    It is read again only after it has started another program, as `bash -c 'export RANK=..; exec python train.py'`
+    does, which gives its environment another address (env_start of proc(5), 0: not shown).
     """
 
     def __init__(self, root: Path = PROC) -> None:
@@ -157,7 +157,7 @@ class KnownProcesses:
         self._known: dict[tuple[int, int], Process] = {}
 
     def complete(self, processes: Sequence[Process]) -> list[Process]:
-        """`processes` with their programs; those that are new, or run something else, are read."""
+        """`processes` with the fields that /proc shows of each. Reads those that are new, or run another program."""
         completed = []
         for process in processes:
             before = self._known.get((process.pid, process.start))
@@ -172,7 +172,7 @@ class KnownProcesses:
         return completed
 
     def _read(self, process: Process) -> Process | None:
-        """The process with its program; None where /proc shows nothing of that."""
+        """Read the program and variables of a process. None if /proc shows neither."""
         env = environ(process.pid, self._root) or {}
         folder = self._root / str(process.pid)
         program = None

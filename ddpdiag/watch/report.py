@@ -24,7 +24,7 @@ _SHOW_SECONDS = 2.0
 class Reporter:
     """Shows looks on standard error, each with its new notes.
 
-    It takes a short time only: the terminal or the file system itself may hang.
+    Showing ends after 2 s at the latest, because the terminal or the file system may hang.
     """
 
     def __init__(self, how: DisplayOptions, show: Callable[[str], None] | None = None) -> None:
@@ -33,7 +33,7 @@ class Reporter:
         self._shown: set[str] = set()
 
     def report(self, look: Look) -> None:
-        """Show a look. A note, such as on refused stacks, is shown once, and again on request."""
+        """Show a look. A note, such as on refused stacks, is shown once, and again in a look that was requested."""
         every = notes(look)
         new = [note for note in every if look.asked or note not in self._shown]
         self._shown.update(every)
@@ -66,7 +66,7 @@ def render(
 
 
 def blocks(look: Look, finding: Finding, notes: Sequence[str], *, quiet: bool) -> Iterator[Block]:
-    """The finding, what each rank does, stacks of some ranks, GPUs, and notes."""
+    """The blocks of a report: the finding, what each rank does, stacks of some ranks, GPUs, and notes."""
     when = time.strftime("%H:%M:%S", time.localtime(look.unix_seconds))
     head = f"{one_line(look.host)} {when}, {_reason(look)}: {finding.title}"
     yield Text(head, "ddpdiag watch", Mark.ERROR if finding.ranks else Mark.WARNING)

@@ -71,7 +71,7 @@ def _speaks_of_samplers(read: Reading) -> bool:
 
 
 def _is_plain(read: Reading, dataset: ast.expr | None) -> bool:
-    """Whether it is surely a whole dataset, made without regard to the rank."""
+    """Whether the dataset is surely a whole one, made without regard to the rank."""
     if dataset is None or read.may_be_own(dataset):
         return False
     return all(
@@ -130,7 +130,7 @@ def _trains(read: Reading, loop: ast.For) -> bool:
 
 
 def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
-    """Whether a loop is around it, here or where its function is called."""
+    """Whether a loop is around `node`, in its function or around a call of this function."""
     for outer in read.around(node):
         if isinstance(outer, (ast.For, ast.While)):
             return True

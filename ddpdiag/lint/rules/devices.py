@@ -36,7 +36,7 @@ def rank_as_text(read: Reading) -> Iterator[Hit]:
     Source: https://docs.python.org/3/library/os.html#os.environ (keys and values are strings);
     https://docs.pytorch.org/docs/stable/elastic/run.html (the variables).
     """
-    seen: set[ast.expr] = set()  # each where it is read, with its first use
+    seen: set[ast.expr] = set()  # places at which variables are read; each is reported once
     for node in read.nodes:
         for used in _used_as_number(read, node):
             if not read.surely(used, *NUMBERS):
@@ -98,7 +98,7 @@ def device_of_global_rank(read: Reading) -> Iterator[Hit]:
 
 
 def _devices(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
-    """Expressions that number a GPU in this node."""
+    """The expressions in `node` that give the number of a GPU."""
     match node:
         case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
             yield from devices
@@ -155,7 +155,7 @@ def _chooses(read: Reading) -> bool:
                 return True
             case ast.Call() if _has_index(read, node):
                 return True
-    # A helper from a file of the user's own may choose, as far as one can tell.
+    # A helper from another file of the user may choose the GPU.
     known = ("torch", "os.", "nn.", "argparse", "parser")
     own = (call for call in read.calls if not read.callee(call).startswith(known) and not read.targets(call))
     names = (read.last_name(call).lower() for call in own)

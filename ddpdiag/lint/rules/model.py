@@ -55,7 +55,7 @@ def wrapped_before_move(read: Reading) -> Iterator[Hit]:
 
 
 def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
-    """Whether it is surely a module of a known class that nothing has moved yet."""
+    """Whether `model` is surely a module of a known class that nothing has moved yet."""
     origins: list[ast.expr | None] = []
     for each in read.origins(model):
         target = moved(each) if isinstance(each, ast.Call) else None
@@ -165,7 +165,7 @@ def _hands_on(read: Reading, call: ast.Call) -> bool:
 
 
 def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
-    """Whether it is `ddp.module(x)`, or (if `named`) a call of the variable that was wrapped."""
+    """Whether the call is `ddp.module(x)`, or (if `named`) a call of the variable that was wrapped."""
     func = _of_forward(call)
     if not isinstance(func, (ast.Name, ast.Attribute)):
         return False
@@ -270,7 +270,7 @@ def _classes(read: Reading, model: ast.expr | None, depth: int) -> set[str]:
 
 
 def _is_beyond_reading(read: Reading, model: ast.ClassDef) -> bool:
-    """Another base class, a subclass, or a walk over the layers: what is used cannot be read."""
+    """Whether another base class, a subclass, or a walk over the layers hides which layers are used."""
     bases = [read.name(base) for base in model.bases]
     parents = {read.name(base) for each in read.classes.values() for base in each.bases}
     return bases != ["torch.nn.Module"] or model.name in parents or bool(_WALKS & set(words_in(model)))

@@ -137,7 +137,7 @@ def _uses_gpu(node: ast.AST) -> bool:
 
 
 def _forks(read: Reading) -> Iterator[Hit]:
-    """`fork`, after a line of the same function (or of the script's top) that uses a GPU."""
+    """Find the start method `fork` after a line of the same function (or of the script's top) that uses a GPU."""
     for call in read.calls:
         last = read.last_name(call)
         method = keyword(call, "start_method") or keyword(call, "method", 0)
@@ -263,7 +263,7 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
 
 
 def _becomes_state(read: Reading, call: ast.Call) -> bool:
-    """Whether it is passed to load_state_dict, directly or by a name of the same function."""
+    """Whether the result of `call` goes to load_state_dict, directly or by a name of the same function."""
     statement = read.statement_of(call)
     names = {attribute_path(target) for target in statement.targets} if isinstance(statement, ast.Assign) else set()
     for node in own_nodes(read.scope_of(call)):

@@ -58,7 +58,7 @@ class Page(NamedTuple):
 
 
 def check_available() -> None:
-    """UsageError if Jinja2 is missing; it is not imported."""
+    """Raise UsageError if Jinja2 is missing, without importing it."""
     if find_spec("jinja2") is None:
         raise UsageError("--html needs Jinja2: python -m pip install jinja2")
 
@@ -102,7 +102,7 @@ _TICKS = re.compile(r"`([^`\n]+)`")
 
 
 def _with_code(text: str) -> "Markup":
-    """`text` escaped, with what stands between backticks as code."""
+    """`text` escaped for HTML, with the text between backticks as code."""
     from markupsafe import Markup, escape
 
     # Escaped text has the backticks of the original and no others.
@@ -114,7 +114,7 @@ def page_of(report: Report, features: Sequence[Feature] = ()) -> Page:
     world = report.world
     needed = "\n".join(shell_lines(report.workarounds))
     commands = (*([("The job needs these variables:", needed)] if needed else []), *exclude_lines(report))
-    # Of many alike one, with their number.
+    # Equal notes are shown once, with their number.
     found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
     left = len(found) - _NOTES_SHOWN
     rest = [f"{left:,} more notes are in the JSON report"] if left > 0 else []

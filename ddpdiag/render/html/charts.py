@@ -20,11 +20,11 @@ _DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
 
 
 def drawable(chart: Chart) -> list[Line]:
-    """The first lines, without points that no axis can show."""
+    """The first lines of a chart, without points that no axis can show."""
     lines = []
-    for own in chart.lines:
-        if points := tuple((x, y) for x, y in own.points if 0 < x < math.inf and 0 <= y < 1e30):
-            lines.append(Line(own.name, points, own.dashed))
+    for curve in chart.lines:
+        if points := tuple((x, y) for x, y in curve.points if 0 < x < math.inf and 0 <= y < 1e30):
+            lines.append(Line(curve.name, points, curve.dashed))
     return lines[:_LINES_SHOWN]
 
 

@@ -14,7 +14,7 @@ _ROWS_SHOWN, _ROWS_OPEN, _ITEMS_SHOWN = 400, 16, 48
 _SEARCHABLE_ROWS, _DENSE_COLUMNS = 9, 13
 _LONG, _SHORTEST_WORD, _LONGEST_WORD = 24, 5, 12
 
-# A longer text is no message; a page must stay one that opens.
+# Longer texts are cut, so that a browser can open the page.
 _MOST_LETTERS = 4_000
 
 
@@ -27,7 +27,7 @@ def words(text: str) -> str:
 
 
 def more(left: int) -> str:
-    """A sentence on those that are not shown; empty if none is left."""
+    """A sentence on how many things are not shown. Empty if all are."""
     return f"{left:,} more are in the JSON report." if left > 0 else ""
 
 
@@ -48,7 +48,7 @@ class CellView(NamedTuple):
 
 
 class TableView(NamedTuple):
-    """A table as texts; `folded` and `searchable` ones are long."""
+    """A table as texts. A long one is `folded` (opened by a click) and `searchable`."""
 
     caption: str
     heads: list[tuple[str, bool]]
@@ -70,10 +70,10 @@ def _table_view(table: Table) -> TableView:
     drawn = zip(columns, table.columns, strict=True)
     cells = [
         [
-            _cell(text, value_of(value), mark_of(value), right=own.right, longest=longest)
-            for text, value in zip(own.cells, values, strict=True)
+            _cell(text, value_of(value), mark_of(value), right=shown.right, longest=longest)
+            for text, value in zip(shown.cells, values, strict=True)
         ]
-        for number, (own, column) in enumerate(drawn)
+        for number, (shown, column) in enumerate(drawn)
         for values in [[table.rows[place][number] for place in places]]
         for longest in [_longest(column, table, number)]
     ]
