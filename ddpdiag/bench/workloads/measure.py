@@ -21,7 +21,7 @@ from ddpdiag.workloads.devices import gpu_limits, synchronize
 _LOOPBACK_SECONDS = 0.2
 _COPY_SECONDS = 0.05
 _MOMENT_SECONDS = 0.02
-_ROWS_PER_MOMENT = 4
+_ROWS_PER_MOMENT = 2
 _MOMENTS_AT_END = 4
 # Smaller copies in a GPU's memory are too short for a clock.
 _GPU_COPY_BYTES = 256 << 20
