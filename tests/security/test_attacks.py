@@ -30,8 +30,10 @@ def attacked(
     jobs, largest, end = [], 0, time.monotonic() + SECONDS
     with under(attack, Target(run_id, control_ports(run_id, port, None), ddpdiag.__version__)):
         for rank in (0, 1):
-            command, home = by_hand(rank, 2, port, *words, address=address), {"HOME": str(folder)}
-            jobs.append(Job(folder / str(rank), command, home, prefix=prefix))
+            command = by_hand(rank, 2, port, *words, address=address)
+            # Ranks of one host find rank 0 through the folder of the run.
+            shared = {"HOME": str(folder), "TMPDIR": str(folder)}
+            jobs.append(Job(folder / str(rank), command, shared, prefix=prefix))
         while not all(job.is_over() for job in jobs) and time.monotonic() < end:
             largest = max(largest, _largest_bytes(jobs[0].process.pid))
             time.sleep(0.05)
