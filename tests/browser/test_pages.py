@@ -110,6 +110,7 @@ def opened(chromium, file) -> Iterator[Callable[..., Opened]]:
         yield lambda name, **context: stack.enter_context(Opened(chromium, file(name), **context))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_silent_and_fits_everywhere_and_keeps_nobody_from_reading(opened, name):
     own = opened(name)

@@ -125,6 +125,7 @@ def core_seconds(job: Job) -> float:
         return 0.0
 
 
+@pytest.mark.deep
 def test_an_unknown_backend_is_one_sentence(start):
     job = start(*BENCH, "-e", "8", "--backend", "nosuch")
     assert job.wait(90) == 2, job.told()

@@ -75,6 +75,7 @@ def test_signals_by_which_a_batch_system_warns_a_job_change_nothing(start, argum
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("number", "code"), [(15, 143), pytest.param(2, 130, marks=pytest.mark.deep)])
 def test_a_signal_to_the_launcher_alone_reports_what_was_seen(start, number, code):
     job = _interrupted(start, *STANDALONE)

@@ -54,7 +54,7 @@ FAILURES = {
     "sleeps": Failure("sleep", "RUN003.hung", "connect all ranks: post", ()),
 }
 FROZEN = ("frozen rank 0", "frozen rank 0 under torchrun")
-QUICK = ("sleeps", "segfaults", "raises under torchrun", "posts another size")
+QUICK = ("sleeps", "raises under torchrun")
 BLAMED = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.deep) for name in FAILURES if name not in FROZEN
 ]

@@ -19,7 +19,6 @@ AT_ONCE = 3
 SOURCED = ("bash", "-c", '. "$0" && exec "$@"')
 # One of each kind of export: set, two set, unset, with wrong values.
 SOURCED_AGAIN = ("fails_with_a_text", "hang", "wrong_values", "two_together", "own_override_breaks")
-QUICK = "fails_with_a_text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +131,8 @@ def own_findings(job: Job) -> list[dict]:
     return [finding for finding in job.report["findings"] if finding["code"].startswith("P2P003")]
 
 
-QUICK_AND_DEEP = [name if name == QUICK else pytest.param(name, marks=pytest.mark.deep) for name in SCENARIOS]
-
-
-@pytest.mark.parametrize("name", QUICK_AND_DEEP)
+@pytest.mark.deep
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_is_told_rightly_and_passes_with_its_exports(name: str, searches: dict[str, Future]) -> None:
     scenario = SCENARIOS[name]
     job, path, again = searches[name].result()

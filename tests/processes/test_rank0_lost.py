@@ -76,6 +76,7 @@ def alone(start_shared: Start) -> Job:
     return job
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("runs", "alone")
 def test_a_rank_that_never_comes_is_named(start):
     job = start(*by_hand(0, 2, free_port(), "--join-timeout", "1"))

@@ -100,6 +100,7 @@ def test_two_shells_that_spell_the_coordinator_differently_meet(start):
     second.check_left_nothing()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("skip", ["training", pytest.param("host", marks=pytest.mark.deep)])
 def test_one_rank_alone_says_what_is_not_known(start, skip):
     job = start(*CHECK, "--nproc-per-node", "1", "--skip-stage", skip, "--json", "{json}")
@@ -107,6 +108,7 @@ def test_one_rank_alone_says_what_is_not_known(start, skip):
     assert "COL001" in {check["code"] for check in job.report["checks"] if check["skipped_because"]}
 
 
+@pytest.mark.deep
 def test_processes_that_come_twice_are_told_so(start):
     """A rank 1 before rank 0 and one after it, and another rank 0; rank 2 lets those who may stay begin."""
     port, wait = free_port(), ("--select", "LCH001", "--join-timeout", "60")

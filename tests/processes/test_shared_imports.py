@@ -65,6 +65,7 @@ def told(start: Start, group: Path) -> Mapping[int, Mapping]:
     return {rank: json.loads(Path(f"{job.reached}.{rank}").read_text()) for rank in range(8)}
 
 
+@pytest.mark.deep
 def test_each_rank_has_what_it_would_have_by_itself(told):
     first = told[0]
     assert told[1]["parent"] == first["parent"], "these two are alike"
@@ -140,6 +141,7 @@ def test_ranks_start_another_server_where_theirs_ends_or_stops_in_the_import(sta
     job.check_left_nothing()
 
 
+@pytest.mark.deep
 def test_a_rank_whose_python_has_no_torch_is_blamed(start, tmp_path):
     """It must not train with the torch that another rank of its host has imported."""
     venv.create(tmp_path / "venv")

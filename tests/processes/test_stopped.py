@@ -13,6 +13,7 @@ GUILTY = 1
 AT_MOST = 30
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("code", "fault", "state", "word"),
     [

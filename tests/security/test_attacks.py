@@ -14,7 +14,6 @@ import ddpdiag
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.server import control_ports
 
-FIRST = ("silent connections",)
 UNFINISHED = [name for name in PLAIN if name.endswith("but for a byte")]
 ALL = PLAIN | TALKING | SQUATTING
 SECONDS = 60.0
@@ -54,7 +53,8 @@ def _largest_bytes(pid: int) -> int:
     return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
-@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.deep) for n in ALL])
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ALL)
 def test_a_run_with_a_secret_does_not_notice(tmp_path: Path, name: str) -> None:
     jobs, said, largest = attacked(tmp_path, "127.0.0.1", ALL[name])
     assert codes_of(jobs) == [0, 0], said

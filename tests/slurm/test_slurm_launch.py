@@ -117,6 +117,7 @@ def test_two_jobs_on_the_same_hosts_do_not_meet(cluster):
         assert len(report["ranks"]) == 4
 
 
+@pytest.mark.deep
 def test_a_cancelled_step_leaves_its_report_and_its_files(cluster, tmp_path):
     four = cluster(4)
     files = "--json report.json --record run.jsonl --prometheus run.prom"

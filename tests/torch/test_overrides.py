@@ -69,6 +69,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", [name for name in CASES if name != "GLOO_SOCKET_IFNAME"])
 def test_it_takes_effect_in_a_started_worker_and_not_in_a_forked_one(name: str, said: Path) -> None:
     if name.endswith("_NUM_THREADS") and (os.cpu_count() or 1) < 2:
@@ -79,6 +80,7 @@ def test_it_takes_effect_in_a_started_worker_and_not_in_a_forked_one(name: str, 
     assert effect in (said / f"start-{name}").read_text()
 
 
+@pytest.mark.deep
 def test_a_forked_worker_changes_gloos_interface(said: Path) -> None:
     assert "nope0" in (said / "fork-GLOO_SOCKET_IFNAME").read_text()
 

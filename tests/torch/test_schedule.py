@@ -168,6 +168,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
             process.wait()
 
 
+@pytest.mark.deep
 def test_two_real_ranks_agree_with_each_other_and_with_the_simulation(trained: list[Trained]):
     (losses, one), (other_losses, two) = (own.clean for own in trained)
     assert one.checksum == two.checksum
@@ -182,6 +183,7 @@ def test_two_real_ranks_agree_with_each_other_and_with_the_simulation(trained: l
     assert one.accuracy == pytest.approx(simulated.accuracy, abs=0.05)
 
 
+@pytest.mark.deep
 def test_nan_is_first_seen_by_the_rank_where_it_began(trained: list[Trained]):
     assert [own.poisoned[1].first_bad_step for own in trained] == [2, 1]
 
