@@ -62,15 +62,15 @@ def measure(ctx: Context) -> Data:
     """Run this rank's part of a sweep of one collective over one backend."""
     from ddpdiag.bench.workloads.measure import bench
     from ddpdiag.workloads.devices import describe
-    from ddpdiag.workloads.group import process_group, unknown_backend
+    from ddpdiag.workloads.group import process_group, why_absent
 
     backend, collective = str(ctx.trial.params["backend"]), str(ctx.trial.params["collective"])
     empty = Data(backend=backend, collective=collective, ranks=len(ctx.group), pid=os.getpid(), device="")
-    if (unknown := unknown_backend(backend)) is not None:
+    if (unknown := why_absent(backend)) is not None:
         return structs.replace(empty, unsupported=(str(unknown),))
     with process_group(ctx, backend) as device:
         about = describe(device)
-        known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
+        known = structs.replace(empty, device=about.name, device_index=about.index, gpu_uuid=about.uuid, pci=about.pci)
         return bench(ctx, known, device, share_seconds(ctx.options))
 
 

@@ -16,61 +16,61 @@ from ddpdiag.probes.gpu.health import Watched, watched
 from ddpdiag.workloads.devices import describe, first_line, synchronize
 
 
-class Pace(NamedTuple):
-    """Seconds of the untimed products, which raise the clocks, of a batch of products, and of a batch of copies."""
+class Durations(NamedTuple):
+    """Intended seconds of the untimed products that raise the clocks, of a batch of products, and of one of copies."""
 
-    warm: float
+    warmup: float
     products: float
     copies: float
 
 
 _BATCHES = 5
-# The first two keep a GPU busy for less than half a second. DEEP is long enough for a hot GPU to lower its clocks.
-PACES = {
-    Depth.QUICK: Pace(0.08, 0.025, 0.008),
-    Depth.STANDARD: Pace(0.08, 0.025, 0.008),
-    Depth.DEEP: Pace(0.5, 0.8, 0.2),
+# QUICK and STANDARD keep a GPU busy for less than half a second. DEEP is long enough for a hot GPU to lower its clocks.
+DURATIONS = {
+    Depth.QUICK: Durations(0.08, 0.025, 0.008),
+    Depth.STANDARD: Durations(0.08, 0.025, 0.008),
+    Depth.DEEP: Durations(0.5, 0.8, 0.2),
 }
-# Rows of the largest matrices: large enough for nearly the highest rate. One product takes an H100 1.5 ms.
-MOST_ROWS, MOST_ROWS_ON_CPU = 8192, 1024
-# If one product of MOST_ROWS would take longer, the device gets smaller matrices. A device that takes this long has a
+# Rows of the largest matrices, which reach nearly the highest rate. One product takes an H100 1.5 ms.
+MAX_ROWS, MAX_ROWS_ON_CPU = 8192, 1024
+# If one product of MAX_ROWS would take longer, the device gets smaller matrices. A device that takes this long has a
 # sixth of the rate of a T4, the slowest card with tensor cores.
-_LONGEST_SECONDS = 0.1
+_MAX_PRODUCT_SECONDS = 0.1
 _PROBE_ROWS, _PROBE_ROWS_ON_CPU = 1024, 256
 # Much more than any L2 cache holds (126 MB on a B200).
 COPY_BYTES, COPY_BYTES_ON_CPU = 256 << 20, 32 << 20
 
 
-def compute(ctx: Context, device: torch.device) -> Compute:
-    """Measure the rates of products and copies on `device`; `unmeasured` is the reason if torch or cuBLAS cannot."""
+def measure_rates(ctx: Context, device: torch.device) -> Compute:
+    """Measure the rates of products and copies on `device`. If torch or cuBLAS cannot, `unmeasured` is the reason."""
     ctx.step(CONTEXT_STEP)
-    about = describe(device)
+    description = describe(device)
     result = Compute(
-        device=about.name,
-        index=about.number,
-        uuid=about.uuid,
-        pci=about.pci,
+        device=description.name,
+        index=description.index,
+        uuid=description.uuid,
+        pci=description.pci,
         processors=None if device.type != "cuda" else torch.cuda.get_device_properties(device).multi_processor_count,
         pid=os.getpid(),
     )
-    here: AbstractContextManager[object] = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
-    with here, watched(about.uuid) as gpu, torch.no_grad():
+    on_device: AbstractContextManager[object] = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+    with on_device, watched(description.uuid) as watched_gpu, torch.no_grad():
         try:
-            if reason := unusable(device):
+            if reason := start_cublas(device):
                 return structs.replace(result, unmeasured=reason)
-            result = _products(ctx, device, gpu, result)
+            result = _add_product_rates(ctx, device, watched_gpu, result)
             ctx.step("copies within the memory")
-            result = structs.replace(result, copy_bytes_per_s=_copies(device, PACES[ctx.options.depth].copies))
+            result = structs.replace(result, copy_bytes_per_s=_copy_rates(device, DURATIONS[ctx.options.depth].copies))
         except torch.cuda.OutOfMemoryError as error:
             return structs.replace(result, unmeasured=first_line(error))
         finally:
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # the next trial needs this memory
-        return structs.replace(result, pids=gpu.pids())
+        return structs.replace(result, pids=watched_gpu.pids())
 
 
-def unusable(device: torch.device) -> str:
-    """The reason why the device cannot multiply at its full speed (cuBLAS does not start), or "". Starts cuBLAS."""
+def start_cublas(device: torch.device) -> str:
+    """Start cuBLAS, without which a GPU cannot multiply at full speed. Returns "", or why it does not start."""
     if device.type != "cuda":
         return ""
     torch.zeros(1, device=device)  # creates the CUDA context, to which the handle of cuBLAS belongs
@@ -78,20 +78,20 @@ def unusable(device: torch.device) -> str:
         torch.cuda.current_blas_handle()
     except RuntimeError as error:
         if "CUBLAS_STATUS" not in str(error):
-            raise  # an error of CUDA about the GPU
+            raise  # CUDA's error, which is about the GPU
         return f"cuBLAS does not start ({first_line(error)})"
     return ""
 
 
-def _products(ctx: Context, device: torch.device, gpu: Watched, result: Compute) -> Compute:
-    """Add the rate of each batch of products and the GPU's load in it, after untimed products that raise the clocks."""
+def _add_product_rates(ctx: Context, device: torch.device, gpu: Watched, result: Compute) -> Compute:
+    """Return `result` with the rate of each batch of products and the GPU's load during it."""
     # Tensor cores multiply bf16 from Ampere on.
     has_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
     dtype = torch.bfloat16 if has_bf16 else torch.float16
     name = str(dtype).removeprefix("torch.")
-    pace, during = PACES[ctx.options.depth], list[GpuLoad | None]()
+    durations, loads = DURATIONS[ctx.options.depth], list[GpuLoad | None]()
     ctx.step(f"{CONTEXT_STEP}: first product in {name}")
-    size = _rows(device, dtype)
+    size = _choose_rows(device, dtype)
     left, right = (torch.rand((size, size), dtype=dtype, device=device).sub_(0.5) for _ in range(2))
     product = left @ right
 
@@ -100,39 +100,39 @@ def _products(ctx: Context, device: torch.device, gpu: Watched, result: Compute)
 
     synchronize(device)
     ctx.step(f"products in {name}")
-    one = _seconds(device, 1, multiply)
-    _seconds(device, _calls(pace.warm, one), multiply)
-    calls = _calls(pace.products, one)
-    spent = [_seconds(device, calls, multiply, lambda: during.append(gpu.load())) for _ in range(_BATCHES)]
-    rates = tuple(2 * size**3 * calls / max(seconds, 1e-9) for seconds in spent)
-    return structs.replace(result, dtype=name, flop_per_s=rates, during=tuple(filter(None, during)))
+    call_seconds = _time_calls(device, 1, multiply)
+    _time_calls(device, _call_count(durations.warmup, call_seconds), multiply)
+    calls = _call_count(durations.products, call_seconds)
+    batch_seconds = [_time_calls(device, calls, multiply, lambda: loads.append(gpu.load())) for _ in range(_BATCHES)]
+    rates = tuple(2 * size**3 * calls / max(seconds, 1e-9) for seconds in batch_seconds)
+    return structs.replace(result, dtype=name, flop_per_s=rates, during=tuple(filter(None, loads)))
 
 
-def _rows(device: torch.device, dtype: torch.dtype) -> int:
-    """Rows of the largest matrices whose product takes at most _LONGEST_SECONDS, estimated from a small product."""
-    probe = _PROBE_ROWS if device.type == "cuda" else _PROBE_ROWS_ON_CPU
-    some = torch.rand((probe, probe), dtype=dtype, device=device)
-    _seconds(device, 1, lambda: some @ some)  # loads the kernels
-    one = _seconds(device, 2, lambda: some @ some) / 2
-    rows = MOST_ROWS if device.type == "cuda" else MOST_ROWS_ON_CPU
-    while rows > probe and one * (rows / probe) ** 3 > _LONGEST_SECONDS:
+def _choose_rows(device: torch.device, dtype: torch.dtype) -> int:
+    """The number of rows whose product takes at most _MAX_PRODUCT_SECONDS, estimated from a small product."""
+    probe_rows = _PROBE_ROWS if device.type == "cuda" else _PROBE_ROWS_ON_CPU
+    matrix = torch.rand((probe_rows, probe_rows), dtype=dtype, device=device)
+    _time_calls(device, 1, lambda: matrix @ matrix)  # loads the kernels
+    probe_seconds = _time_calls(device, 2, lambda: matrix @ matrix) / 2
+    rows = MAX_ROWS if device.type == "cuda" else MAX_ROWS_ON_CPU
+    while rows > probe_rows and probe_seconds * (rows / probe_rows) ** 3 > _MAX_PRODUCT_SECONDS:
         rows //= 2
     return rows
 
 
-def _copies(device: torch.device, batch_seconds: float) -> tuple[float, ...]:
-    """The rate of each batch of copies within the device's memory, in bytes read and written per second."""
+def _copy_rates(device: torch.device, target_seconds: float) -> tuple[float, ...]:
+    """Run batches of copies within the device's memory: the rate of each, in bytes read and written per second."""
     size = COPY_BYTES if device.type == "cuda" else COPY_BYTES_ON_CPU
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-    calls = _calls(batch_seconds, _seconds(device, 1, lambda: target.copy_(source)))
-    spent = [_seconds(device, calls, lambda: target.copy_(source)) for _ in range(_BATCHES)]
-    return tuple(2 * size * calls / max(seconds, 1e-9) for seconds in spent)
+    calls = _call_count(target_seconds, _time_calls(device, 1, lambda: target.copy_(source)))
+    batch_seconds = [_time_calls(device, calls, lambda: target.copy_(source)) for _ in range(_BATCHES)]
+    return tuple(2 * size * calls / max(seconds, 1e-9) for seconds in batch_seconds)
 
 
-def _seconds(
-    device: torch.device, calls: int, work: Callable[[], object], during: Callable[[], object] = lambda: None
+def _time_calls(
+    device: torch.device, calls: int, work: Callable[[], object], while_busy: Callable[[], object] = lambda: None
 ) -> float:
-    """Seconds of `calls` calls of `work` on the device. `during` is called once while a GPU works, never on a CPU."""
+    """Run `work` `calls` times: the seconds. `while_busy` is called once while a GPU works, and never on a CPU."""
     synchronize(device)
     if device.type != "cuda":
         begin_seconds = time.perf_counter()
@@ -144,10 +144,10 @@ def _seconds(
     for _ in range(calls):
         work()
     end.record()
-    during()
+    while_busy()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _calls(seconds: float, one: float) -> int:
-    return max(1, min(10_000, round(seconds / max(one, 1e-9))))
+def _call_count(seconds: float, call_seconds: float) -> int:
+    return max(1, min(10_000, round(seconds / max(call_seconds, 1e-9))))

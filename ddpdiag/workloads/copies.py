@@ -1,10 +1,10 @@
-"""Copies between GPUs and the host's memory: their rate, and whether what arrives is what was sent.
+"""Copies between GPUs and the host's memory: their rates, and whether the copied words are correct.
 
-Every word of a copy depends on its position and on the link, so that words that are missing, shifted or left over from
-another copy are found. Of each link the first and the last copy are checked; both overwrite wrong words in the target.
+Every 32-bit word of a copy depends on its position and on the link, so that missing, shifted and stale words are found.
+The first and the last copy over each link are checked. Before each of the two, wrong words are written to the target.
 
-A step is announced before each link, and the results are reported after each job. So a hang names its GPUs, and the
-results of earlier jobs are kept.
+A job measures the copy from one GPU to another, or both links between a GPU and the host. A step is announced before
+each link, and results are reported after each job, so that a hang names its GPUs and loses no earlier results.
 
 A copy through the host cannot be faster than the links of its two GPUs to the host, which are measured first. It is
 measured only if the direct copy is slower than these links, gives wrong words, or has no peer access.
@@ -27,27 +27,27 @@ from ddpdiag.workloads.devices import describe
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.
 PAIR_BYTES = 64 << 20
-# The host fills and compares these words with one thread.
+# Less than PAIR_BYTES, because the host fills and compares these words with one thread.
 HOST_BYTES = 32 << 20
-# The seconds of a copy of this size decide how many words are copied.
+# A copy of this size is timed first, to choose the number of words for the other copies.
 PROBE_BYTES = 1 << 20
 # Measuring time of one link. 8 GPUs have 16 links to and from the host and 56 pairs: less than 6 s in all.
 LINK_SECONDS = 0.04
-# Time before the trial's end that is kept for sending the result.
+# Time before the trial's end that is reserved for sending the result.
 _RESERVE_SECONDS = 1.5
 _BATCHES = 3
-_MOST_CALLS = 20
+_MAX_CALLS = 20
 _WORD_BYTES = 4
-# Factors of `_words`. They are odd, so that different positions, and different links, give different words (mod 2**32).
+# Factors of `_expected_words`. They are odd, so that different positions and different links give different words.
 _PER_POSITION = 0x01000193
 _PER_LINK = 0x3C6EF35F
 _HOST = 255
-# A copy through the host is cut into pieces: long enough for the rate of PCIe, short enough for two to overlap.
+# A copy through the host is cut into pieces, long enough for the rate of PCIe and short enough for two to overlap.
 _PIECE_WORDS = (4 << 20) // 4
 
 
 class Buffer(NamedTuple):
-    """Memory of a GPU (by torch's index), or pinned memory of the host (None), as 32-bit words."""
+    """Memory of 32-bit words on the GPU with torch's index `gpu`, or pinned memory of the host if `gpu` is None."""
 
     gpu: int | None
     words: torch.Tensor
@@ -58,25 +58,25 @@ class Buffer(NamedTuple):
 
 
 class CudaDevices:
-    """The GPUs that torch shows to this process, or the first `most` of these.
+    """The GPUs that torch shows to this process, or the first `max_count` of them.
 
     Only this class calls torch for copies between GPUs; tests replace it. The copies of each GPU run in order.
     torch puts a copy between GPUs on the source's current stream, and lets both GPUs' streams wait for it (aten
-    native/cuda/Copy.cu), so an event on the source's stream marks its end. torch enables peer access automatically if
-    CUDA offers it, and has no way to disable it again in this process.
+    native/cuda/Copy.cu), so an event on the source's stream marks the end of the copy. torch enables peer access
+    automatically if CUDA offers it, and cannot disable it again in the same process.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, max_count: int | None = None) -> None:
         shown = torch.cuda.device_count()
-        self.count = shown if most is None else min(shown, most)
+        self.count = shown if max_count is None else min(shown, max_count)
         self._pieces: tuple[torch.Tensor, ...] = ()
         self._of_node: dict[int | None, Buffer] = {}
         self._started: list[int] = []
 
-    def about(self, gpu: int) -> GpuCopies:
-        """The GPU's index, UUID, PCI address and name, still without rates."""
-        found = describe(torch.device("cuda", gpu))
-        return GpuCopies(index=gpu, uuid=found.uuid, pci=found.pci, name=found.name)
+    def properties(self, gpu: int) -> GpuCopies:
+        """Return the GPU's index, UUID, PCI address and name. The rates are not yet set."""
+        description = describe(torch.device("cuda", gpu))
+        return GpuCopies(index=gpu, uuid=description.uuid, pci=description.pci, name=description.name)
 
     def start(self, gpu: int) -> None:
         """Create the GPU's CUDA context: its first use does so."""
@@ -94,8 +94,8 @@ class CudaDevices:
         return Buffer(gpu, torch.empty(count, dtype=torch.int32, device=torch.device("cuda", gpu)))
 
     def host_buffer(self, gpu: int, count: int) -> Buffer:
-        """Pinned memory on that GPU's NUMA node. It is kept: torch may reuse freed memory for a GPU of another node."""
-        pci, root = self.about(gpu).pci, sys_root(os.environ)
+        """Pinned memory on the GPU's NUMA node. It stays allocated, lest torch reuse it for a GPU of another node."""
+        pci, root = self.properties(gpu).pci, sys_root(os.environ)
         node = slot_of(pci, root).numa_node if pci else None
         if node not in self._of_node or len(self._of_node[node].words) < count:
             with on_local_cores(pci, root):
@@ -106,30 +106,30 @@ class CudaDevices:
         """Start a copy on the current stream of the source, or of the target if the source is the host."""
         target.words.copy_(source.words, non_blocking=True)
 
-    def through_host(self, source: Buffer, target: Buffer) -> None:
-        """Start a copy by way of two pinned pieces in turn; the source's stream waits for its end."""
+    def copy_through_host(self, source: Buffer, target: Buffer) -> None:
+        """Start a copy by way of two pieces of pinned memory in turn. The source's stream waits for the copy's end."""
         if not self._pieces:
             self._pieces = tuple(self.buffer(None, _PIECE_WORDS).words for _ in range(2))
-        out, into = torch.cuda.current_stream(source.gpu), torch.cuda.current_stream(target.gpu)
+        source_stream, target_stream = torch.cuda.current_stream(source.gpu), torch.cuda.current_stream(target.gpu)
         arrived: list[torch.cuda.Event] = []
         for number, start in enumerate(range(0, len(source.words), _PIECE_WORDS)):
-            here, there = (words[start : start + _PIECE_WORDS] for words in (source.words, target.words))
-            piece = self._pieces[number % 2][: len(here)]
+            source_part, target_part = (words[start : start + _PIECE_WORDS] for words in (source.words, target.words))
+            piece = self._pieces[number % 2][: len(source_part)]
             if number >= 2:
-                out.wait_event(arrived[number - 2])
-            piece.copy_(here, non_blocking=True)
-            into.wait_event(out.record_event())
-            there.copy_(piece, non_blocking=True)
-            arrived.append(into.record_event())
-        out.wait_event(arrived[-1])
+                source_stream.wait_event(arrived[number - 2])
+            piece.copy_(source_part, non_blocking=True)
+            target_stream.wait_event(source_stream.record_event())
+            target_part.copy_(piece, non_blocking=True)
+            arrived.append(target_stream.record_event())
+        source_stream.wait_event(arrived[-1])
 
-    def seconds(self, gpu: int | None, work: Callable[[], None]) -> float:
-        """Run `work`: its seconds between two events on the GPU's stream, or by the clock if `gpu` is None."""
-        self._finish()
+    def time_work(self, gpu: int | None, work: Callable[[], None]) -> float:
+        """Run `work`, and return its seconds: between two events on the GPU's stream, or by the clock without a GPU."""
+        self._synchronize_all()
         if gpu is None:
             start = time.perf_counter()
             work()
-            self._finish()
+            self._synchronize_all()
             return time.perf_counter() - start
         with torch.cuda.device(gpu):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -139,138 +139,137 @@ class CudaDevices:
             end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
-    def _finish(self) -> None:
+    def _synchronize_all(self) -> None:
         for gpu in self._started:
             torch.cuda.synchronize(gpu)
 
 
 Copy = Callable[[Buffer, Buffer], None]
-
-
 # One measurement: (GPU,) for its two links with the host, (source, target) for a copy between two GPUs.
 Job = tuple[int, ...]
 
 
-def jobs(count: int) -> tuple[Job, ...]:
-    """The measurements for `count` GPUs, in the order in which they run."""
+def all_jobs(count: int) -> tuple[Job, ...]:
+    """All jobs of `count` GPUs, in the order in which they run."""
     return (*((gpu,) for gpu in range(count)), *permutations(range(count), 2))
 
 
-def copies(
+def measure_copies(
     devices: CudaDevices,
     ctx: Context,
     *,
-    only: Collection[tuple[int, ...]] = (),
+    selected_jobs: Collection[tuple[int, ...]] = (),
     indirect_ratio: float = 1.0,
 ) -> Copies:
-    """Run all jobs, or those in `only`, and report the results after each. Stops shortly before the trial's end.
+    """Run all jobs, or only `selected_jobs`, and report the results after each. Stop shortly before the trial's end.
 
-    Copies through the host are left out if the direct copy reaches `indirect_ratio` of the rate of the host's links.
+    A copy through the host is omitted if the direct copy reaches `indirect_ratio` of the rate of the links to the host.
     """
     gpus: list[GpuCopies] = []
     for gpu in range(devices.count):
         ctx.step(f"properties of GPU {gpu}")
-        gpus.append(devices.about(gpu))
-    todo = jobs(devices.count)
-    if only:
-        todo = tuple(job for job in todo if job in only)
-    known = Copies(gpus=tuple(gpus), jobs=len(todo))
-    ctx.report(known, f"{known.done} of {known.jobs} paths")
+        gpus.append(devices.properties(gpu))
+    todo = all_jobs(devices.count)
+    if selected_jobs:
+        todo = tuple(job for job in todo if job in selected_jobs)
+    results = Copies(gpus=tuple(gpus), jobs=len(todo))
+    ctx.report(results, f"{results.done} of {results.jobs} paths")
     before = time.monotonic()
     for gpu in range(devices.count):
         ctx.step(f"{CONTEXT_STEP} of GPU {gpu}")
         devices.start(gpu)
     ctx.timed("context", time.monotonic() - before)
     for number, job in enumerate(todo):
-        left = ctx.end - time.monotonic() - _RESERVE_SECONDS
-        if left <= 0:
+        seconds_left = ctx.end - time.monotonic() - _RESERVE_SECONDS
+        if seconds_left <= 0:
             break
-        # Half of a job's time goes into copies, half into filling, comparing and allocating; a job has up to two links.
-        bench = _Bench(devices, ctx, min(LINK_SECONDS, left / (len(todo) - number) / 4), indirect_ratio)
-        known = structs.replace(bench.with_result(known, job), done=number + 1)
-        ctx.report(known, f"{known.done} of {known.jobs} paths")
-    return known
+        # A quarter of a job's time for each of up to two links: filling, comparing and allocating take the other half.
+        link_seconds = min(LINK_SECONDS, seconds_left / (len(todo) - number) / 4)
+        measurement = _JobMeasurement(devices, ctx, link_seconds, indirect_ratio)
+        results = structs.replace(measurement.run_job(results, job), done=number + 1)
+        ctx.report(results, f"{results.done} of {results.jobs} paths")
+    return results
 
 
-class _LinkRate(NamedTuple):
-    """The result of one link: its rate, the words in a copy, and the wrong words in the worse of two checked copies."""
+class _LinkResult(NamedTuple):
+    """The result of one link: its rate, the words in a copy, and the wrong words in the worse of the checked copies."""
 
     bytes_per_s: float
     words: int
     wrong: int
 
 
-class _Run(NamedTuple):
-    """Copies over one link: from `source` to `target` with `copy`."""
+class _Link(NamedTuple):
+    """The link from `source` to `target`, over which `copy` copies."""
 
     devices: CudaDevices
     copy: Copy
     source: Buffer
     target: Buffer
 
-    def timed(self, count: int, calls: int) -> float:
-        """Mean seconds of copying `count` words, over `calls` copies."""
-        here, there = self.source.first(count), self.target.first(count)
-        gpu = here.gpu if here.gpu is not None else there.gpu
+    def time_copies(self, count: int, calls: int) -> float:
+        """Copy `count` words `calls` times, and return the mean seconds of a copy."""
+        source_part, target_part = self.source.first(count), self.target.first(count)
+        gpu = source_part.gpu if source_part.gpu is not None else target_part.gpu
 
         def work() -> None:
             for _ in range(calls):
-                self.copy(here, there)
+                self.copy(source_part, target_part)
 
-        return self.devices.seconds(gpu, work) / calls
+        return self.devices.time_work(gpu, work) / calls
 
-    def checked(self, count: int, calls: int) -> tuple[float, int]:
-        """Write wrong words into the target, and copy: mean seconds of a copy, and the words still wrong afterwards."""
+    def check_copies(self, count: int, calls: int) -> tuple[float, int]:
+        """Write wrong words to the target, then copy. Returns the mean seconds of a copy, and the wrong words left."""
         words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
-        words.copy_(_words(words, *ends).bitwise_not_())  # every word differs from the expected one
-        seconds = self.timed(count, calls)
-        return seconds, int((words != _words(words, *ends)).sum())
+        words.copy_(_expected_words(words, *ends).bitwise_not_())  # every word differs from the expected one
+        seconds = self.time_copies(count, calls)
+        return seconds, int((words != _expected_words(words, *ends)).sum())
 
 
-class _Bench(NamedTuple):
-    """The measurement of one job: the copies over each link take about `link_seconds`."""
+class _JobMeasurement(NamedTuple):
+    """The measurement of a job, whose copies take about `link_seconds` for each link."""
 
     devices: CudaDevices
     ctx: Context
     link_seconds: float
     indirect_ratio: float
 
-    def with_result(self, known: Copies, job: Job) -> Copies:
-        """Run one job, and return `known` with its result added."""
+    def run_job(self, results: Copies, job: Job) -> Copies:
+        """Run one job, and return `results` with its result added."""
         match job:
             case (gpu,):
-                done = self._host(known.gpus[gpu])
-                return structs.replace(known, gpus=tuple(done if done.index == g.index else g for g in known.gpus))
+                new = self._measure_host_links(results.gpus[gpu])
+                return structs.replace(results, gpus=tuple(new if new.index == g.index else g for g in results.gpus))
             case (source, target):
                 try:
-                    return structs.replace(known, pairs=(*known.pairs, self._pair(known, source, target)))
+                    return structs.replace(results, pairs=(*results.pairs, self._measure_pair(results, source, target)))
                 except RuntimeError as error:
                     if NO_PEERS_LEFT not in str(error):
                         raise
-                    return structs.replace(known, refused=(*known.refused, (source, target)))
-        return known
+                    return structs.replace(results, refused=(*results.refused, (source, target)))
+        return results
 
-    def _host(self, known: GpuCopies) -> GpuCopies:
-        gpu = known.index
+    def _measure_host_links(self, gpu_copies: GpuCopies) -> GpuCopies:
+        gpu = gpu_copies.index
         words = HOST_BYTES // _WORD_BYTES
         host, device = self.devices.host_buffer(gpu, words), self.devices.buffer(gpu, words)
         self.ctx.step(f"copy host -> GPU {gpu}")
-        to_gpu = self._link_rate(host, device, self.devices.copy)
+        to_gpu = self._measure_link(host, device, self.devices.copy)
         self.ctx.step(f"copy GPU {gpu} -> host")
-        to_host = self._link_rate(device, host, self.devices.copy)
+        to_host = self._measure_link(device, host, self.devices.copy)
         return structs.replace(
-            known,
+            gpu_copies,
             to_bytes_per_s=to_gpu.bytes_per_s,
             from_bytes_per_s=to_host.bytes_per_s,
             wrong_to=to_gpu.wrong,
             wrong_from=to_host.wrong,
         )
 
-    def _pair(self, known: Copies, source: int, target: int) -> PairCopies:
-        here, there = (self.devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
+    def _measure_pair(self, results: Copies, source: int, target: int) -> PairCopies:
+        source_buffer, target_buffer = (self.devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
         self.ctx.step(f"copy GPU {source} -> GPU {target}")
         access = self.devices.can_access(source, target)
-        direct = self._link_rate(here, there, self.devices.copy)
+        direct = self._measure_link(source_buffer, target_buffer, self.devices.copy)
         pair = PairCopies(
             source=source,
             target=target,
@@ -279,37 +278,38 @@ class _Bench(NamedTuple):
             words=direct.words,
             wrong=direct.wrong,
         )
-        bound = min(known.gpus[source].from_bytes_per_s or 0.0, known.gpus[target].to_bytes_per_s or 0.0)
-        if access and not direct.wrong and 0 < self.indirect_ratio * bound <= direct.bytes_per_s:
+        host_rate = min(results.gpus[source].from_bytes_per_s or 0.0, results.gpus[target].to_bytes_per_s or 0.0)
+        if access and not direct.wrong and 0 < self.indirect_ratio * host_rate <= direct.bytes_per_s:
             return pair
         self.ctx.step(f"copy GPU {source} -> host -> GPU {target}")
-        indirect = self._link_rate(here, there, self.devices.through_host)
+        indirect = self._measure_link(source_buffer, target_buffer, self.devices.copy_through_host)
         return structs.replace(pair, through_host_bytes_per_s=indirect.bytes_per_s, wrong_through_host=indirect.wrong)
 
-    def _link_rate(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkRate:
-        """Check one copy, time several batches, and check the last copy of the last batch."""
-        run = _Run(self.devices, copy, source, target)
-        count = self._words_in_time(run)
-        source.words[:count].copy_(_words(source.words[:count], source.gpu, target.gpu))
-        one, wrong = run.checked(count, 1)
-        calls = max(1, min(_MOST_CALLS, int(self.link_seconds / _BATCHES / max(one, 1e-9))))
-        batches = _BATCHES if one * _BATCHES < 2 * self.link_seconds else 1
-        seconds = [run.timed(count, calls) for _ in range(batches - 1)]
-        last, wrong_in_the_end = run.checked(count, calls)
-        best = min(one, last, *seconds)
-        return _LinkRate(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
+    def _measure_link(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkResult:
+        """Measure one link: check one copy, time several batches, and check the last copy of the last batch."""
+        link = _Link(self.devices, copy, source, target)
+        count = self._choose_word_count(link)
+        source.words[:count].copy_(_expected_words(source.words[:count], source.gpu, target.gpu))
+        first_seconds, wrong_at_start = link.check_copies(count, 1)
+        calls = max(1, min(_MAX_CALLS, int(self.link_seconds / _BATCHES / max(first_seconds, 1e-9))))
+        batches = _BATCHES if first_seconds * _BATCHES < 2 * self.link_seconds else 1
+        seconds = [link.time_copies(count, calls) for _ in range(batches - 1)]
+        last_seconds, wrong_at_end = link.check_copies(count, calls)
+        shortest_seconds = min(first_seconds, last_seconds, *seconds)
+        return _LinkResult(count * _WORD_BYTES / max(shortest_seconds, 1e-9), count, max(wrong_at_start, wrong_at_end))
 
-    def _words_in_time(self, run: _Run) -> int:
-        """The number of words whose copy takes a quarter of `link_seconds`, estimated from a small copy."""
-        most = len(run.source.words)
-        probe = min(PROBE_BYTES // _WORD_BYTES, most)
-        run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
-        return max(probe, min(most, int(probe * self.link_seconds / 4 / max(run.timed(probe, 1), 1e-9))))
+    def _choose_word_count(self, link: _Link) -> int:
+        """Choose the number of words whose copy takes a quarter of `link_seconds`, by timing a small copy."""
+        buffer_words = len(link.source.words)
+        probe_words = min(PROBE_BYTES // _WORD_BYTES, buffer_words)
+        link.time_copies(probe_words, 1)  # the first copy of a pair lets the GPUs see each other's memory
+        words = int(probe_words * self.link_seconds / 4 / max(link.time_copies(probe_words, 1), 1e-9))
+        return max(probe_words, min(buffer_words, words))
 
 
-def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:
-    """The expected words of the copy from `source` to `target`: position x a + link x b, modulo 2**32."""
+def _expected_words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:
+    """The words that a copy from `source` to `target` must have: position x a + link x b, modulo 2**32."""
     link = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
     ramp = torch.arange(len(like), dtype=torch.int32, device=like.device)
-    # The same 32 bits as a signed number.
+    # torch's int32 is signed, so the factor is converted to the signed number with the same bits.
     return ramp.mul_(_PER_POSITION).add_((link * _PER_LINK + (1 << 31)) % (1 << 32) - (1 << 31))

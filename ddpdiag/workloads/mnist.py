@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SHIPPED = Path(__file__).parents[1] / "data" / "mnist"
+DIGITS_FOLDER = Path(__file__).parents[1] / "data" / "mnist"
 SIDE = 28
 CLASSES = 10
 
 
 class Digits(NamedTuple):
-    """Images are uint8 [n, 28, 28], 0 is paper and 255 is ink; labels are uint8 [n], 0 to 9."""
+    """Images, uint8 [n, 28, 28] with 0 for paper and 255 for ink, and their labels, uint8 [n] from 0 to 9."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -28,13 +28,13 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """Read the digits. OSError with the name of the file if it is damaged or missing."""
+    """Read the digits. Raises OSError, with the name of the file, if one is damaged or missing."""
     names = [f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
-    return Digits(*(read_idx(SHIPPED / f"{name}-ubyte.gz") for name in names))
+    return Digits(*(read_idx(DIGITS_FOLDER / f"{name}-ubyte.gz") for name in names))
 
 
 def read_idx(path: Path) -> Tensor:
-    """Read the array of a gzipped IDX file, with the shape from its header. OSError if it is damaged or missing."""
+    """Read the array of a gzipped IDX file; its header has the shape. Raises OSError if it is damaged or missing."""
     try:
         # A bytearray, because torch.frombuffer warns of read-only memory.
         content = bytearray(gzip.decompress(path.read_bytes()))

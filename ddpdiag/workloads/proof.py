@@ -1,14 +1,14 @@
-"""One step of DistributedDataParallel, compared with one process that has all images.
+"""One step of DistributedDataParallel (DDP), compared with the same step in one process that has all images.
 
-DDP promises that every rank's gradient is the mean over all images of the step, as if one process had seen them all. So
-each rank also computes this mean gradient alone, and compares. The network has GroupNorm, because BatchNorm normalises
-over the images of one rank, so its gradients rightly differ from those of one process. It has GELU and mean pooling:
-for another batch size or GPU cuDNN may choose an algorithm that rounds differently, and ReLU and max pooling can then
-switch an activation, which changes the gradient by up to 1 % of its largest element (tests/benchmarks/rounding.py).
+DDP promises that every rank's gradient is the mean over all images of the step. So each rank also computes this mean
+gradient without other ranks, and compares. The network has GroupNorm, because BatchNorm normalises over the images of
+one rank, so that its gradients rightly differ from those of one process. It has GELU and mean pooling, because cuDNN
+may round differently for another batch size or GPU: with ReLU and max pooling, rounding can switch an activation, which
+changes the gradient by up to 1 % of its largest element (tests/benchmarks/rounding.py).
 
 A communication hook keeps the gradient that each rank passes to DDP. Two other ranks compute the same gradient from the
-same images, so that the rank with a wrong gradient can be named. The ranks report sketches of the gradients, a few
-numbers each, because whole gradients are too large for a report.
+same images, so that a rank with a wrong gradient can be named. The ranks report sketches of the gradients, a few
+numbers each, because gradients are too large for a report.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,52 +27,52 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpdiag.model.measurements import Proof
 from ddpdiag.model.trial import Context
 from ddpdiag.workloads.mnist import Digits
-from ddpdiag.workloads.training import checksum, network, prepared
+from ddpdiag.workloads.training import checksum, network, prepare
 
 SEED = 0
 IMAGES_PER_RANK = 4
-# The images of a large world do not fit a GPU at once: this many are computed at a time.
-_CHUNK = 1024
+# The most images in one forward pass: those of a large world do not fit into a GPU's memory together.
+_CHUNK_IMAGES = 1024
 # The number of sums in a sketch.
-_SUMS = 4
+_SUMS_PER_SKETCH = 4
 
 
-def seeded(device: torch.device) -> nn.Sequential:
-    """The training's network with GroupNorm, GELU and mean pooling, and the same first weights on every rank."""
+def proof_network(device: torch.device) -> nn.Sequential:
+    """The network of TRN001 with GroupNorm, GELU and mean pooling. Every rank draws the same first weights."""
     torch.manual_seed(SEED)
     return network(partial(nn.GroupNorm, 4), nn.GELU, nn.AvgPool2d).to(device)
 
 
 def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
-    """Run one step of DDP over the default process group. All its ranks call this; torch's errors are not caught."""
+    """Run and verify a step of DDP over the default process group. All ranks call it. torch's errors are not caught."""
     with without_tf32():
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        alone = seeded(device)
+        local_model = proof_network(device)
         ctx.step("the gradient of all images, in one process")
-        whole = gradient(alone, digits, range(IMAGES_PER_RANK * world_size), device)
+        expected = compute_gradient(local_model, digits, range(IMAGES_PER_RANK * world_size), device)
         ctx.step("the same with DistributedDataParallel")
-        model = seeded(device)
+        model = proof_network(device)
         first_weights = checksum(model)
-        handed, averaged = step_of_ddp(model, digits, shard(rank), device)
+        own_gradient, averaged = run_ddp_step(model, digits, shard(rank), device)
         ctx.step("what others should have handed over")
-        signs = random_signs(len(whole))
+        signs = random_signs(len(expected))
         witnessed = {
-            other: sketch(signs, gradient(alone, digits, shard(other), device) / world_size)
-            for other in others(rank, world_size)
+            other: sketch(signs, compute_gradient(local_model, digits, shard(other), device) / world_size)
+            for other in ranks_to_verify(rank, world_size)
         }
     return Proof(
         first_weights=first_weights,
-        dtype=str(whole.dtype).removeprefix("torch."),
-        error=float((averaged - whole).abs().max() / whole.abs().max()),
-        norm=float(whole.norm()),
-        handed=sketch(signs, handed),
+        dtype=str(expected.dtype).removeprefix("torch."),
+        error=float((averaged - expected).abs().max() / expected.abs().max()),
+        norm=float(expected.norm()),
+        handed=sketch(signs, own_gradient),
         witnessed={ctx.group[other]: sketches for other, sketches in witnessed.items()},
     )
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Disable TensorFloat-32, whose rounding to 10 bits is no fault, and let cuDNN use deterministic algorithms."""
+    """Disable TensorFloat-32, which rounds to 10 bits, and let cuDNN use deterministic algorithms only."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -83,61 +83,60 @@ def without_tf32() -> Iterator[None]:
 
 
 def shard(rank: int) -> range:
-    """The numbers of the images that a rank has in this step."""
+    """The indices of the images that a rank has in this step."""
     return range(rank * IMAGES_PER_RANK, (rank + 1) * IMAGES_PER_RANK)
 
 
-def others(rank: int, world_size: int) -> list[int]:
-    """The two ranks (fewer in a small world) whose gradients `rank` computes again, so that a majority decides: ranks
-    far away, because the ranks of one bad host are neighbours."""
+def ranks_to_verify(rank: int, world_size: int) -> list[int]:
+    """The ranks (two, or fewer in a small world) whose gradients `rank` computes again, likely on other hosts."""
     steps = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
     return [(rank + step) % world_size for step in sorted(steps) if step < world_size]
 
 
-def gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:
-    """The gradient of the mean loss over these images, flat [parameters], computed without other ranks."""
+def compute_gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:
+    """Compute the gradient of the mean loss over these images without other ranks; flat [parameters]."""
     model.zero_grad()
-    for start in range(0, len(images), _CHUNK):
-        inputs, labels = batch(digits, images[start : start + _CHUNK], device)
+    for start in range(0, len(images), _CHUNK_IMAGES):
+        inputs, labels = batch(digits, images[start : start + _CHUNK_IMAGES], device)
         (cross_entropy(model(inputs), labels, reduction="sum") / len(images)).backward()
-    return flat([parameter.grad for parameter in model.parameters()])
+    return flatten([parameter.grad for parameter in model.parameters()])
 
 
 def batch(digits: Digits, images: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """These training images with their labels; numbers beyond the last image start again at the first."""
+    """Return the training images with these indices, and their labels. Indices beyond the last image wrap around."""
     numbers = [image % len(digits.train_images) for image in images]
-    return prepared(digits.train_images[numbers], digits.train_labels[numbers], device)
+    return prepare(digits.train_images[numbers], digits.train_labels[numbers], device)
 
 
-def step_of_ddp(model: nn.Module, digits: Digits, images: range, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Run a step of DDP: this rank's gradient before the all-reduce, divided by the world size, and DDP's mean."""
+def run_ddp_step(model: nn.Module, digits: Digits, images: range, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Run a step of DDP. Returns this rank's own gradient divided by the world size, and DDP's mean gradient."""
     ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-    kept: dict[nn.Parameter, Tensor] = {}
+    own_gradients: dict[nn.Parameter, Tensor] = {}
 
     def keep(_state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         world_size = dist.get_world_size()
-        own = (part.detach().clone().div_(world_size) for part in bucket.gradients())
-        kept.update(zip(cast("list[nn.Parameter]", bucket.parameters()), own, strict=True))
+        scaled = (part.detach().clone().div_(world_size) for part in bucket.gradients())
+        own_gradients.update(zip(cast("list[nn.Parameter]", bucket.parameters()), scaled, strict=True))
         return allreduce_hook(cast("dist.ProcessGroup", None), bucket)
 
     ddp.register_comm_hook(None, keep)
     inputs, labels = batch(digits, images, device)
     cross_entropy(ddp(inputs), labels).backward()
-    averaged = flat([parameter.grad for parameter in model.parameters()])
-    return flat([kept.get(parameter) for parameter in model.parameters()]), averaged
+    averaged = flatten([parameter.grad for parameter in model.parameters()])
+    return flatten([own_gradients.get(parameter) for parameter in model.parameters()]), averaged
 
 
-def flat(parts: Sequence[Tensor | None]) -> Tensor:
+def flatten(parts: Sequence[Tensor | None]) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in parts if part is not None])
 
 
 def random_signs(count: int) -> Tensor:
-    """Random signs, the same on every rank: float64 [sums, count] of +1 and -1."""
+    """Return random signs, the same on every rank: float64 [_SUMS_PER_SKETCH, count] of +1 and -1."""
     generator = torch.Generator().manual_seed(SEED)
-    signs = torch.randint(0, 2, (_SUMS, count), generator=generator)
+    signs = torch.randint(0, 2, (_SUMS_PER_SKETCH, count), generator=generator)
     return signs.mul_(2).sub_(1).to(torch.float64)
 
 
 def sketch(signs: Tensor, vector: Tensor) -> tuple[float, ...]:
-    """A few sums of all elements, each with random signs: linear in `vector`, and different if one element differs."""
+    """Sum all elements several times, each time with other random signs. The sums differ if one element differs."""
     return tuple((signs @ vector.cpu().to(torch.float64)).tolist())  # not every device has float64

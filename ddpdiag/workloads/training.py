@@ -22,13 +22,13 @@ from torch.utils.data import Dataset, DistributedSampler
 from ddpdiag.model import Depth
 from ddpdiag.model.measurements import Training
 from ddpdiag.model.trial import Context
-from ddpdiag.workloads.collectives import least
+from ddpdiag.workloads.collectives import minima_over_ranks
 from ddpdiag.workloads.devices import synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 
-# Mean and standard deviation of the pixels of MNIST's training set, between 0 and 1: every tutorial's numbers.
-MEAN, DEVIATION = 0.1307, 0.3081
-# The loss of one step is noisy: `last_loss` is the mean of this many last steps.
+# Mean and standard deviation of the pixels of MNIST's training set, scaled to 0 to 1, as in every tutorial.
+PIXEL_MEAN, PIXEL_DEVIATION = 0.1307, 0.3081
+# The loss of one step is noisy, so `last_loss` is the mean over this many last steps.
 LAST_STEPS = 5
 EVALUATION_BATCH = 100
 
@@ -36,24 +36,24 @@ EVALUATION_BATCH = 100
 class Schedule(Struct, frozen=True, kw_only=True):
     """The steps, batch and learning rates of a training, which are the same for any world size.
 
-    `global_batch` counts images over all ranks. The learning rate rises to `learning_rate` over the first `warmup`
-    share of the steps, and falls to zero over the rest.
+    `global_batch` counts images over all ranks. The learning rate rises to `learning_rate` in the first
+    `warmup_share` of the steps, and falls to zero in the rest.
     """
 
     steps: int
     global_batch: int
     learning_rate: float
-    warmup: float = 0.45
+    warmup_share: float = 0.45
     seed: int = 0
 
     def rank_batch(self, world_size: int) -> int:
-        """Images per rank and step: the same on all ranks, so that the mean over ranks is the mean over images."""
+        """Images per rank and step, equal on all ranks: then the mean over ranks is the mean over images."""
         return math.ceil(self.global_batch / world_size)
 
-    def rate(self, step: int) -> float:
-        """Learning rate in `step`, as a share of the highest one."""
-        rising = max(1.0, self.warmup * self.steps)
-        return min((step + 1) / rising, (self.steps - step) / (self.steps - rising + 1))
+    def learning_rate_share(self, step: int) -> float:
+        """The learning rate in `step`, as a share of the highest rate `learning_rate`."""
+        warmup_steps = max(1.0, self.warmup_share * self.steps)
+        return min((step + 1) / warmup_steps, (self.steps - step) / (self.steps - warmup_steps + 1))
 
 
 # Found by search over 1 to 64 ranks and several seeds; tests/torch/test_schedule.py repeats the measurement.
@@ -69,7 +69,7 @@ def network(
     activation: Callable[[], nn.Module] = nn.ReLU,
     pool: Callable[[int], nn.Module] = nn.MaxPool2d,
 ) -> nn.Sequential:
-    """The ConvNet of the tutorials: images [n, 1, 28, 28] to logits [n, 10]; 29,034 parameters.
+    """The ConvNet of the tutorials, from images [n, 1, 28, 28] to logits [n, 10], with 29,034 parameters.
 
     `norm(channels)` and `pool(pixels)` create layers: a normalisation, and a pooling of `pixels` x `pixels`.
     """
@@ -88,25 +88,25 @@ def network(
 
 
 def seeded_network(schedule: Schedule, device: torch.device) -> nn.Module:
-    """The network with first weights from the schedule's seed, the same on every rank."""
+    """The network, with first weights drawn from the schedule's seed, which are the same on every rank."""
     torch.manual_seed(schedule.seed)
     # Channels last is a third faster on CPUs, and suits tensor cores.
     return network().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def optimizer_of(
+def create_optimizer(
     model: nn.Module, schedule: Schedule
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Adam, and the scheduler that follows `schedule.rate`."""
+    """Create Adam, and the scheduler that follows `schedule.learning_rate_share`."""
     optimizer = torch.optim.Adam(model.parameters(), lr=schedule.learning_rate)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.rate)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.learning_rate_share)
 
 
 def batches(images: int, schedule: Schedule, rank: int, world_size: int) -> Iterator[list[int]]:
-    """Yield the indices of the images that `rank` takes in each step, without end.
+    """Yield the indices of `rank`'s images in each step, without end.
 
-    If an epoch ends within a batch, the next epoch follows in a new order (`set_epoch`). So a small set of images is
-    enough for any number of ranks.
+    If an epoch ends within a batch, the batch continues with the next epoch, whose order is new (`set_epoch`). So a
+    small set of images is enough for any number of ranks.
     """
     numbers = cast("Dataset[int]", range(images))  # the sampler reads nothing but its length
     sampler: DistributedSampler[int] = DistributedSampler(
@@ -123,17 +123,17 @@ def batches(images: int, schedule: Schedule, rank: int, world_size: int) -> Iter
         yield list(islice(stream, schedule.rank_batch(world_size)))
 
 
-def prepared(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scaled images float32 [n, 1, 28, 28] and labels int64 [n] on `device`, from uint8 [n, 28, 28] and [n]."""
-    scaled = (images.to(device).float() / 255 - MEAN) / DEVIATION
+def prepare(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Copy uint8 images [n, 28, 28] and labels [n] to `device`, as scaled float32 [n, 1, 28, 28] and int64 [n]."""
+    scaled = (images.to(device).float() / 255 - PIXEL_MEAN) / PIXEL_DEVIATION
     return scaled.unsqueeze(1), labels.to(device).long()
 
 
-def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
-    """Register hooks that add this rank's gradients, before the all-reduce, to the returned sum.
+def sum_gradients(model: nn.Module, device: torch.device) -> Tensor:
+    """Register hooks that add all elements of this rank's gradients, before the all-reduce, to the returned sum.
 
-    The sum stops being finite when a gradient is not, and stays so. After the all-reduce every rank would have the NaN,
-    and its origin would be lost. Adding takes a quarter of the time of `isfinite` for each gradient.
+    The sum becomes and stays NaN or infinite when a gradient does. After the all-reduce every rank would have the NaN,
+    so its origin would be unknown. Adding takes a quarter of the time of `isfinite` for each gradient.
     """
     total = torch.zeros((), device=device)
 
@@ -145,15 +145,15 @@ def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
     return total
 
 
-def all_agree(yes: bool, device: torch.device) -> bool:
-    """Whether `yes` is true on every rank. A collective: all ranks call it."""
-    return bool(least([int(yes)], device)[0])
+def is_true_on_all_ranks(condition: bool, device: torch.device) -> bool:
+    """Whether `condition` is true on every rank. Runs a collective, so all ranks must call it."""
+    return bool(minima_over_ranks([int(condition)], device)[0])
 
 
 def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device) -> tuple[tuple[float, ...], Training]:
-    """Train and evaluate over the default process group: the mean loss over all ranks in each step, and the results.
+    """Train and evaluate over the default process group. All ranks call it. torch's errors are not caught.
 
-    Every rank of the group calls this function. torch's errors are raised unchanged.
+    Returns the loss of each step (the mean over all ranks), and the results.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ctx.step("build DistributedDataParallel")
@@ -161,12 +161,12 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
         seeded_network(schedule, device), device_ids=[device] if device.type == "cuda" else None
     )
     indices = batches(len(digits.train_images), schedule, rank, world_size)
-    losses, first_bad_step, seconds = learn(ctx, model, digits, schedule, indices)
+    losses, first_bad_step, seconds = run_training_loop(ctx, model, digits, schedule, indices)
 
     ctx.step("send rank 0's BatchNorm statistics to all")
-    # DDP does the same before each forward pass. The statistics rightly differ until then, because each rank has seen
-    # other images. The ranks evaluate the network without DDP: a forward pass of DDP is a collective, and ranks with
-    # shards of unequal size run unequal numbers of forward passes.
+    # The statistics rightly differ between ranks, because each rank has trained with other images; DDP also sends rank
+    # 0's, before each forward pass. The ranks evaluate the network without DDP: a forward pass of DDP is a collective,
+    # and ranks with shards of unequal size run unequal numbers of forward passes.
     for buffer in model.module.buffers():
         dist.broadcast(buffer, src=0)
     ctx.step("evaluate")
@@ -189,29 +189,29 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
     )
 
 
-def learn(
+def run_training_loop(
     ctx: Context,
     model: DistributedDataParallel,
     digits: Digits,
     schedule: Schedule,
     indices: Iterator[list[int]],
 ) -> tuple[Tensor, int | None, float]:
-    """Run the training loop: this rank's losses, the first step in which its loss or a gradient was not finite (None:
-    never), and the seconds of all steps but the first, which also loads kernels, builds buckets and opens connections.
+    """Train. Returns this rank's loss in each step, the first step in which the loss or a gradient was not finite (or
+    None), and the seconds of all steps but the first, which also loads kernels, builds buckets and opens connections.
     """
     device = next(model.parameters()).device
-    optimizer, scheduler = optimizer_of(model, schedule)
-    gradients = watch_gradients(model, device)
+    optimizer, scheduler = create_optimizer(model, schedule)
+    gradients = sum_gradients(model, device)
     losses = torch.zeros(schedule.steps, device=device)
     first_bad_step: int | None = None
     begin = time.perf_counter()
     model.train()
     for step, batch in zip(range(schedule.steps), indices, strict=False):
         ctx.step(f"training step {step + 1} of {schedule.steps}")
-        images, labels = prepared(digits.train_images[batch], digits.train_labels[batch], device)
+        images, labels = prepare(digits.train_images[batch], digits.train_labels[batch], device)
         loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
+        loss.backward()  # at the same time DDP averages the gradients over the ranks
         optimizer.step()
         scheduler.step()
         losses[step] = loss.detach()
@@ -226,13 +226,13 @@ def learn(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, digits: Digits, rank: int, world_size: int, device: torch.device) -> Tensor:
-    """Scores of this rank's share of the test images: images recognised, sum of losses, images; float [3]."""
+    """Evaluate this rank's share of the test images: [images recognised, sum of the losses, images], as floats."""
     model.eval()
     scores = torch.zeros(3, device=device)
     shard = range(rank, len(digits.test_images), world_size)
     for start in range(0, len(shard), EVALUATION_BATCH):
         batch = list(shard[start : start + EVALUATION_BATCH])
-        images, labels = prepared(digits.test_images[batch], digits.test_labels[batch], device)
+        images, labels = prepare(digits.test_images[batch], digits.test_labels[batch], device)
         logits = model(images)
         correct = (logits.argmax(dim=1) == labels).sum()
         scores += torch.stack([correct, cross_entropy(logits, labels, reduction="sum"), correct.new_tensor(len(batch))])
@@ -242,7 +242,7 @@ def evaluate(model: nn.Module, digits: Digits, rank: int, world_size: int, devic
 def checksum(model: nn.Module) -> str:
     """SHA-256 of the parameters' bytes, in the order of their definition.
 
-    Buffers are left out: BatchNorm's differ between ranks by design.
+    Buffers are not included, because those of BatchNorm differ between ranks by design.
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():

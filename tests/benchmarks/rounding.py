@@ -36,7 +36,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print("| network | share | error, median | error, most | findings |\n|---|--:|--:|--:|--:|", flush=True)
-    for name, network in (("GELU, mean pooling", proof.seeded), ("ReLU, max pooling", with_relu)):
+    for name, network in (("GELU, mean pooling", proof.proof_network), ("ReLU, max pooling", with_relu)):
         for share in SHARES:
             runs = [proofs_with_rounding(share, seed, network) for seed in range(asked.seeds)]
             errors = sorted(own.error for proofs in runs for own in proofs.values())

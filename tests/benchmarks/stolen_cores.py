@@ -20,7 +20,7 @@ from statistics import median
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.training import mnist
-from ddpdiag.checks.training.stolen_cores import machines
+from ddpdiag.checks.training.stolen_cores import cores_by_machine
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import world_of
 
@@ -53,15 +53,15 @@ def run(count: int, cores: str) -> dict:
         subprocess.run(command, env=environ, capture_output=True, check=False, timeout=150)
         recording = read_recording([file])
     seen = Seen(world_of(recording), mnist.CHECK, recording)
-    (others,) = machines(seen, {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use})
+    (others,) = cores_by_machine(seen, {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use})
     found = [finding for finding in seen.findings if finding.code == "TRN001.stolen-cores"]
     named = {pid for finding in found for pid in finding.evidence["pids"]}
     result = {
         "warned": bool(found),
         "named": bool(found) and named >= set(pids),
-        "busy": others.busy / others.cores,
-        "share": others.share,
-        "waited": max(others.waited.values()),
+        "busy": others.busy_cores / others.core_count,
+        "share": others.others_share,
+        "waited": max(others.waited_shares.values()),
         "speed": mnist.figures(seen)["training.samples_per_second"],
     }
     print(f"{count} busy: {result}{''.join(f' {finding.message}' for finding in found)}", flush=True)

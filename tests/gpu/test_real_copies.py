@@ -22,9 +22,9 @@ class Silent:
 @pytest.fixture(scope="module")
 def found(gpus):
     """What was measured, with all that there is."""
-    from ddpdiag.workloads.copies import CudaDevices, copies
+    from ddpdiag.workloads.copies import CudaDevices, measure_copies
 
-    return copies(CudaDevices(), Silent())
+    return measure_copies(CudaDevices(), Silent())
 
 
 def test_every_gpu_has_its_ways_to_and_from_the_host(found, gpus):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.checks.p2p.fallback import members
+from ddpdiag.checks.p2p.fallback import variables
 from ddpdiag.codec import read_recording
 from ddpdiag.model.trial import refused_override
 
@@ -18,15 +18,15 @@ def test_whatever_a_check_has_ever_set_is_allowed(path: Path) -> None:
         assert refused_override(trial.env) is None
 
 
-MEMBERS = [
-    *members.INSIDE,
-    *members.ACROSS,
-    *members.interface_overrides(["eth0", "ib0.8001", "enp1s0f0np0"]),
-    members.Member("no NCCL_ALGO", {"NCCL_ALGO": None}),
+OVERRIDES = [
+    *variables.INSIDE_HOSTS,
+    *variables.BETWEEN_HOSTS,
+    *variables.interface_overrides(["eth0", "ib0.8001", "enp1s0f0np0"]),
+    variables.Override("no NCCL_ALGO", {"NCCL_ALGO": None}),
 ]
 
 
-@pytest.mark.parametrize("env", [member.env for member in MEMBERS])
+@pytest.mark.parametrize("env", [override.env for override in OVERRIDES])
 def test_so_is_each_step_of_the_search_for_what_works(env: Mapping[str, str | None]) -> None:
     assert refused_override(env) is None
 

@@ -47,7 +47,7 @@ class CpuDevices:
     calls: int = 0
     started: list = field(default_factory=list)
 
-    def about(self, gpu):
+    def properties(self, gpu):
         return GpuCopies(index=gpu, uuid=f"GPU-0-{gpu}", pci=f"0000:{gpu}b:00.0", name="stand-in")
 
     def start(self, gpu):
@@ -67,11 +67,11 @@ class CpuDevices:
         self._move(source, target, self.wrong.get(way, 0))
         self.clock += 4 * len(source.words) / self.rates.get(way, self.host_rate if HOST in way else self.rate)
 
-    def through_host(self, source, target):
+    def copy_through_host(self, source, target):
         self._move(source, target, self.wrong_around.get((source.gpu, target.gpu), 0))
         self.clock += 4 * len(source.words) / self.around
 
-    def seconds(self, gpu, work):
+    def time_work(self, gpu, work):
         begin = self.clock
         work()
         return self.clock - begin

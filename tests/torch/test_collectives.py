@@ -11,7 +11,7 @@ import torch
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Outcome, Status
-from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total
+from ddpdiag.workloads.collectives import RANK_PERIOD, expected_sum, pattern
 from ddpdiag.workloads.group import process_group
 
 CPU = torch.device("cpu")
@@ -52,9 +52,9 @@ def be(rank, way):
     collectives.connect(Context, cpu)
     checked = collectives.check_all_reduce(Context, 4096, cpu)
     answer = {"wrong": checked.wrong}
-    answer["anywhere"] = collectives.on_any_rank(Context, checked.wrong > 0)
+    answer["anywhere"] = collectives.is_true_on_any_rank(Context, checked.wrong > 0)
     if answer["anywhere"]:
-        answer["senders"], answer["wrong_from"] = collectives.broadcasts(Context, 4096, cpu, 64)
+        answer["senders"], answer["wrong_from"] = collectives.check_broadcasts(Context, 4096, cpu, 64)
     else:
         answer["seconds"] = collectives.time_all_reduce(Context, 4096, cpu, (1, rank + 2))
     (folder / f"{way}-{rank}").write_text(json.dumps(answer))
@@ -100,7 +100,7 @@ def test_the_rank_whose_part_goes_out_spoilt_is_found(answers):
 @pytest.mark.parametrize("ranks", [2, RANK_PERIOD + 3])
 def test_the_sum_of_all_parts_is_what_is_expected(ranks):
     parts = torch.stack([pattern(20, rank, CPU) for rank in range(ranks)])
-    assert torch.equal(parts.sum(0), total(20, ranks, CPU))
+    assert torch.equal(parts.sum(0), expected_sum(20, ranks, CPU))
 
 
 def test_a_backend_that_torch_does_not_know_is_told_apart_from_one_that_fails():

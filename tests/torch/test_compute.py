@@ -18,14 +18,14 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices of 256 rows and short batches."""
-    monkeypatch.setattr(compute, "MOST_ROWS_ON_CPU", 256)
+    monkeypatch.setattr(compute, "MAX_ROWS_ON_CPU", 256)
     monkeypatch.setattr(compute, "COPY_BYTES_ON_CPU", 1 << 20)
-    monkeypatch.setattr(compute, "PACES", dict.fromkeys(compute.PACES, compute.Pace(0.001, 0.001, 0.001)))
+    monkeypatch.setattr(compute, "DURATIONS", dict.fromkeys(compute.DURATIONS, compute.Durations(0.001, 0.001, 0.001)))
 
 
 def test_the_cpu_multiplies_and_copies(small: None) -> None:
     steps: list[str] = []
-    found = compute.compute(SimpleNamespace(step=steps.append, options=Options()), CPU)
+    found = compute.measure_rates(SimpleNamespace(step=steps.append, options=Options()), CPU)
     assert (found.device, found.index, found.unmeasured, found.dtype) == ("CPU", None, "", "bfloat16")
     assert all(len(rates) == 5 and min(rates) > 0 for rates in (found.flop_per_s, found.copy_bytes_per_s))
     # Loading kernels is slow on healthy machines: a step of first use has time of its own.
@@ -36,7 +36,7 @@ def test_a_host_that_is_asked_alone_measures_its_gpus_as_long_as_there_is_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(compute, "compute", lambda ctx, device: Compute(device="GPU", index=device.index))
+    monkeypatch.setattr(compute, "measure_rates", lambda ctx, device: Compute(device="GPU", index=device.index))
     place = Place(rank=0, world_size=1, host="n0", launcher="alone", local_rank=0, local_world_size=1, node_rank=0)
     for alone, seconds, indices in ((True, 60.0, [0, 1, 2]), (True, 0.5, [0]), (False, 60.0, [0])):
         end = time.monotonic() + seconds
@@ -48,6 +48,6 @@ def test_a_host_that_is_asked_alone_measures_its_gpus_as_long_as_there_is_time(
 
 def test_without_cublas_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "cuBLAS does not start (CUDA error: CUBLAS_STATUS_NOT_INITIALIZED)"
-    monkeypatch.setattr(compute, "unusable", lambda device: reason)
-    found = compute.compute(SimpleNamespace(step=lambda label: None, options=Options()), CPU)
+    monkeypatch.setattr(compute, "start_cublas", lambda device: reason)
+    found = compute.measure_rates(SimpleNamespace(step=lambda label: None, options=Options()), CPU)
     assert found == structs.replace(found, unmeasured=reason, flop_per_s=(), copy_bytes_per_s=())

@@ -18,7 +18,7 @@ from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import GpuCopies
-from ddpdiag.workloads.copies import PROBE_BYTES, Buffer, CudaDevices, _words, copies
+from ddpdiag.workloads.copies import PROBE_BYTES, Buffer, CudaDevices, _expected_words, measure_copies
 
 
 class Slots(CudaDevices):
@@ -28,7 +28,7 @@ class Slots(CudaDevices):
         super().__init__()
         self.allocated = []
 
-    def about(self, gpu):
+    def properties(self, gpu):
         return GpuCopies(index=gpu, pci=f"0000:0{gpu}:00.0")
 
     def buffer(self, gpu, count):
@@ -79,7 +79,7 @@ class Listener:
 
 
 def run(devices, *, only=(), **trial):
-    return copies(devices, Listener(**trial), only=only, indirect_ratio=0.9)
+    return measure_copies(devices, Listener(**trial), selected_jobs=only, indirect_ratio=0.9)
 
 
 def pair(found, source, target):
@@ -166,7 +166,7 @@ places = st.none() | st.integers(0, 254)
 @given(places, places, places, places)
 def test_no_word_of_a_way_is_right_on_another_way(a, b, c, d):
     like = torch.empty(64, dtype=torch.int32)
-    same = bool((_words(like, a, b) == _words(like, c, d)).any())
+    same = bool((_expected_words(like, a, b) == _expected_words(like, c, d)).any())
     assert same is ((a, b) == (c, d))
 
 
@@ -178,7 +178,7 @@ def outcome(devices, trial, rank):
     listener = Listener()
     end = {"trial": trial.number, "code": CHECK.code, "rank": rank, "step": 9}
     try:
-        found = copies(devices, listener)
+        found = measure_copies(devices, listener)
     except Hang:
         process = ProcessState(pid=4711, state="S", step_seconds=20.0, stack=("synchronize (cuda.py:9)",))
         so_far = Raw(encode(listener.reports[-1]))

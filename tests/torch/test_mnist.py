@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpdiag.workloads.mnist import SHIPPED, load, read_idx
+from ddpdiag.workloads.mnist import DIGITS_FOLDER, load, read_idx
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -37,9 +37,9 @@ def test_shipped_digits_are_balanced():
 
 
 def test_shipped_digits_are_those_of_the_notice():
-    notice = (SHIPPED / "NOTICE").read_text()
+    notice = (DIGITS_FOLDER / "NOTICE").read_text()
     for name in NAMES:
-        content = gzip.decompress((SHIPPED / f"{name}.gz").read_bytes())
+        content = gzip.decompress((DIGITS_FOLDER / f"{name}.gz").read_bytes())
         assert f"{hashlib.sha256(content).hexdigest()}  {name}\n" in notice
 
 

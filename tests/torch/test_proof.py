@@ -33,7 +33,7 @@ def rounding(model: nn.Module, share: float, noise: torch.Generator) -> Iterator
 
 
 def proofs_with_rounding(
-    share: float, seed: int, network: Callable[[torch.device], nn.Module] = proof.seeded
+    share: float, seed: int, network: Callable[[torch.device], nn.Module] = proof.proof_network
 ) -> dict[int, Proof]:
     """The proofs of some ranks, each of whose gradients is computed with another rounding."""
     model, digits = network(CPU), mnist.load()
@@ -41,7 +41,7 @@ def proofs_with_rounding(
 
     def gradient(images: range) -> Tensor:
         with rounding(model, share, noise):
-            return proof.gradient(model, digits, images, CPU)
+            return proof.compute_gradient(model, digits, images, CPU)
 
     handed = [gradient(proof.shard(rank)) / RANKS for rank in range(RANKS)]
     averaged = torch.stack(handed).sum(dim=0)
@@ -49,7 +49,7 @@ def proofs_with_rounding(
     found = {}
     for rank in range(RANKS):
         whole = gradient(range(RANKS * proof.IMAGES_PER_RANK))
-        others = proof.others(rank, RANKS)
+        others = proof.ranks_to_verify(rank, RANKS)
         found[rank] = Proof(
             first_weights=checksum(model),
             dtype="float32",

@@ -43,9 +43,9 @@ def simulate(schedule: Schedule, ranks: int) -> Simulated:
     """The same training in one process: each rank's share by itself, gradients averaged, and BatchNorm as DDP has it:
     every rank starts a step from rank 0's statistics and normalises its own images alone."""
     digits = mnist.load()
-    images, labels = training.prepared(digits.train_images, digits.train_labels, CPU)
+    images, labels = training.prepare(digits.train_images, digits.train_labels, CPU)
     model = training.seeded_network(schedule, CPU)
-    optimizer, scheduler = training.optimizer_of(model, schedule)
+    optimizer, scheduler = training.create_optimizer(model, schedule)
     shards: list[Iterator[list[int]]] = [training.batches(len(images), schedule, r, ranks) for r in range(ranks)]
     losses = []
     for _ in range(schedule.steps):
@@ -99,7 +99,7 @@ def test_every_rank_has_an_equal_share_and_at_least_one_image():
 
 def test_the_learning_rate_rises_once_and_falls_to_nearly_nothing():
     schedule = SCHEDULES[Depth.QUICK]
-    rates = [schedule.rate(step) for step in range(schedule.steps)]
+    rates = [schedule.learning_rate_share(step) for step in range(schedule.steps)]
     top = rates.index(max(rates))
     assert max(rates) <= 1
     assert rates[: top + 1] == sorted(rates[: top + 1])
@@ -130,8 +130,8 @@ def train_as_rank(rank: int, meeting_point: str, steps: int, *, poisoned: bool) 
     dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
     schedule = structs.replace(SCHEDULES[Depth.QUICK], steps=steps)
     digits = mnist.load()
-    assert training.all_agree(True, CPU)
-    assert not training.all_agree(rank != 1, CPU)
+    assert training.is_true_on_all_ranks(True, CPU)
+    assert not training.is_true_on_all_ranks(rank != 1, CPU)
     if poisoned:
         stream = training.batches(10_000, schedule, rank, 2)
         next(stream)

@@ -52,7 +52,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     @contextmanager
     def process_group(_ctx: Context, backend: str) -> Iterator[torch.device]:
         assert backend == "nccl"
-        group._start_log(_ctx)
+        group._enable_nccl_log(_ctx)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         for text in texts:
             Path(os.environ["NCCL_DEBUG_FILE"].replace("%%", "%")).write_text(text)

@@ -6,126 +6,126 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.p2p.fallback.members import ACROSS, INSIDE, interface_overrides
 from ddpdiag.checks.p2p.fallback.search import (
     CONFIRMED,
-    Ended,
-    Ground,
-    Kind,
-    Member,
-    Part,
+    EndKind,
+    Grouping,
+    Override,
+    Result,
+    SearchEnd,
+    SearchInput,
     Step,
-    Tried,
     replay,
 )
+from ddpdiag.checks.p2p.fallback.variables import BETWEEN_HOSTS, INSIDE_HOSTS, interface_overrides
 
-P2P, _, _, NVLS, _ = INSIDE
-MNNVL, GDR, _, PLUGIN, IB = ACROSS
+P2P, _, _, NVLS, _ = INSIDE_HOSTS
+MNNVL, GDR, _, PLUGIN, IB = BETWEEN_HOSTS
 ONE_HOST = ((0, 1, 2, 3),)
 TWO_HOSTS = ((0, 1), (2, 3))
-NO_ALGO = Member("no NCCL_ALGO", {"NCCL_ALGO": None}, "NCCL_ALGO=Tree")
-NO_P2P = Member("no NCCL_P2P_DISABLE", {"NCCL_P2P_DISABLE": None}, "NCCL_P2P_DISABLE=1")
+NO_ALGO = Override("no NCCL_ALGO", {"NCCL_ALGO": None}, "NCCL_ALGO=Tree")
+NO_P2P = Override("no NCCL_P2P_DISABLE", {"NCCL_P2P_DISABLE": None}, "NCCL_P2P_DISABLE=1")
 
 # How often the step was tried before, and what came of it.
-Answer = Callable[[Step, int], Tried]
+Answer = Callable[[Step, int], Result]
 
 
-def ground(**changes: object) -> Ground:
-    known: dict[str, object] = {"broken": True, "hosts": ONE_HOST, "inside": INSIDE, "across": ()}
-    return Ground(**(known | changes))  # type: ignore[arg-type]
+def ground(**changes: object) -> SearchInput:
+    known: dict[str, object] = {"broken": True, "hosts": ONE_HOST, "inside": INSIDE_HOSTS, "across": ()}
+    return SearchInput(**(known | changes))  # type: ignore[arg-type]
 
 
-def groups_of(known: Ground, step: Step) -> tuple[tuple[int, ...], ...]:
-    match step.part:
-        case Part.WHOLE:
+def groups_of(known: SearchInput, step: Step) -> tuple[tuple[int, ...], ...]:
+    match step.grouping:
+        case Grouping.ALL_RANKS:
             return (tuple(rank for ranks in known.hosts for rank in ranks),)
-        case Part.HOSTS:
+        case Grouping.EACH_HOST:
             return known.hosts
 
 
-def played(known: Ground, answer: Answer, most: int = 60) -> tuple[Ended, tuple[Tried, ...]]:
+def played(known: SearchInput, answer: Answer, most: int = 60) -> tuple[SearchEnd, tuple[Result, ...]]:
     """Climb to the end; every plan is made from scratch, as the coordinator does."""
-    answers: dict[tuple[str, str], list[Tried]] = {}
+    answers: dict[tuple[str, str], list[Result]] = {}
     for _ in range(most):
         step, tried = replay(known, answers)
-        if isinstance(step, Ended):
+        if isinstance(step, SearchEnd):
             return step, tried
         before = answers.setdefault(step.key, [])
         before.append(answer(step, len(before)))
     raise AssertionError("it goes on for ever")
 
 
-def broken_unless(known: Ground, *needed: frozenset[str], pair: tuple[int, ...] = (), how: str = "hung") -> Answer:
+def broken_unless(known: SearchInput, *needed: frozenset[str], pair: tuple[int, ...] = (), how: str = "hung") -> Answer:
     """It hangs in every group, or those that hold `pair`, unless all members of one of these sets are there."""
 
-    def answer(step: Step, _before: int) -> Tried:
-        names = {member.name for member in step.members}
+    def answer(step: Step, _before: int) -> Result:
+        names = {member.name for member in step.overrides}
         mended = any(names >= own for own in needed)
         groups = groups_of(known, step)
         failed = () if mended else tuple(group for group in groups if set(pair) <= set(group))
-        return Tried(step, how if failed else "", None if failed else 1e9, failed)
+        return Result(step, how if failed else "", None if failed else 1e9, failed)
 
     return answer
 
 
-def names(members: Sequence[Member]) -> list[str]:
+def names(members: Sequence[Override]) -> list[str]:
     return [member.name for member in members]
 
 
-@pytest.mark.parametrize("override", INSIDE, ids=lambda override: override.name)
-def test_the_one_that_is_needed_is_found_alone(override: Member) -> None:
+@pytest.mark.parametrize("override", INSIDE_HOSTS, ids=lambda override: override.name)
+def test_the_one_that_is_needed_is_found_alone(override: Override) -> None:
     known = ground()
     end, tried = played(known, broken_unless(known, frozenset({override.name})))
-    assert (end.kind, names(end.members)) == (Kind.FOUND, [override.name])
+    assert (end.kind, names(end.overrides)) == (EndKind.FOUND, [override.name])
     assert len(end.runs) == CONFIRMED
-    assert all(run.works and run.step.members == end.members for run in end.runs)
-    assert tried[0].step == Step(Part.WHOLE)
+    assert all(run.works and run.step.overrides == end.overrides for run in end.runs)
+    assert tried[0].step == Step(Grouping.ALL_RANKS)
 
 
 def test_the_users_own_override_is_taken_away_alone() -> None:
     known = ground(own=(NO_ALGO, NO_P2P))
     end, tried = played(known, broken_unless(known, frozenset({NO_ALGO.name})))
-    assert (end.kind, names(end.members)) == (Kind.FOUND, [NO_ALGO.name])
-    assert Step(Part.WHOLE, end.members).env == {"NCCL_ALGO": None}
-    assert names(tried[1].step.members) == [NO_ALGO.name, NO_P2P.name]
+    assert (end.kind, names(end.overrides)) == (EndKind.FOUND, [NO_ALGO.name])
+    assert Step(Grouping.ALL_RANKS, end.overrides).env == {"NCCL_ALGO": None}
+    assert names(tried[1].step.overrides) == [NO_ALGO.name, NO_P2P.name]
 
 
 def test_nothing_helps() -> None:
     known = ground()
     end, tried = played(known, broken_unless(known))
-    assert (end.kind, end.members) == (Kind.NOTHING, ())
-    assert [one.step.set for one in tried if one.step.part is Part.WHOLE] == [
+    assert (end.kind, end.overrides) == (EndKind.NOTHING, ())
+    assert [one.step.set_name for one in tried if one.step.grouping is Grouping.ALL_RANKS] == [
         "", "P2P", "P2P + CUMEM_HOST", "P2P + CUMEM_HOST + SHM", "P2P + CUMEM_HOST + SHM + NVLS",
         "P2P + CUMEM_HOST + SHM + NVLS + CUMEM",
     ]  # fmt: skip
 
 
 def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
-    known = ground(hosts=TWO_HOSTS, across=ACROSS, alternatives=interface_overrides(("eth0", "eth1")))
+    known = ground(hosts=TWO_HOSTS, across=BETWEEN_HOSTS, alternatives=interface_overrides(("eth0", "eth1")))
 
-    def answer(step: Step, before: int) -> Tried:
-        if step.part is Part.HOSTS:
-            return Tried(step, busbw=1e9)
+    def answer(step: Step, before: int) -> Result:
+        if step.grouping is Grouping.EACH_HOST:
+            return Result(step, busbw=1e9)
         return broken_unless(known, frozenset({IB.name}))(step, before)
 
     end, tried = played(known, answer)
-    assert (end.kind, names(end.members), end.inside_works) == (Kind.FOUND, [IB.name], True)
-    assert not any(member in INSIDE for one in tried for member in one.step.members)
+    assert (end.kind, names(end.overrides), end.hosts_work) == (EndKind.FOUND, [IB.name], True)
+    assert not any(member in INSIDE_HOSTS for one in tried for member in one.step.overrides)
 
 
 def test_what_the_error_names_is_no_end_of_the_search() -> None:
-    known = ground(named=(NVLS,), inside=(NVLS, *(own for own in INSIDE if own is not NVLS)))
+    known = ground(named=(NVLS,), inside=(NVLS, *(own for own in INSIDE_HOSTS if own is not NVLS)))
     end, tried = played(known, broken_unless(known, frozenset({"SHM"})))
-    assert names(end.members) == ["SHM"]
-    failed = [one.step.set for one in tried if one.step.members and not one.works]
+    assert names(end.overrides) == ["SHM"]
+    failed = [one.step.set_name for one in tried if one.step.overrides and not one.works]
     assert failed == ["NVLS", "NVLS + P2P", "NVLS + P2P + CUMEM_HOST"], "no set fails twice"
 
 
 def test_a_set_that_is_known_to_fail_does_not_run_again() -> None:
     known = ground()
     end, tried = played(known, broken_unless(known, frozenset({"P2P", "SHM"})))
-    assert names(end.members) == ["P2P", "SHM"]
-    failed = [one.step.set for one in tried if not one.works and one.step.part is Part.WHOLE]
+    assert names(end.overrides) == ["P2P", "SHM"]
+    failed = [one.step.set_name for one in tried if not one.works and one.step.grouping is Grouping.ALL_RANKS]
     assert failed == ["", "P2P", "P2P + CUMEM_HOST", "CUMEM_HOST + SHM"]
 
 
@@ -134,44 +134,44 @@ def test_interfaces_are_tried_one_at_a_time() -> None:
         hosts=((0,), (1,)), inside=(), across=(GDR,), alternatives=interface_overrides(("eth0", "eth1", "ib0"))
     )
     end, tried = played(known, broken_unless(known, frozenset({"IFNAME eth1"})))
-    assert names(end.members) == ["IFNAME eth1"]
-    assert Step(Part.WHOLE, end.members).env == {"NCCL_SOCKET_IFNAME": "=eth1"}
-    assert not any("ib0" in one.step.set for one in tried)
-    assert not any(one.step.part is Part.HOSTS for one in tried)
+    assert names(end.overrides) == ["IFNAME eth1"]
+    assert Step(Grouping.ALL_RANKS, end.overrides).env == {"NCCL_SOCKET_IFNAME": "=eth1"}
+    assert not any("ib0" in one.step.set_name for one in tried)
+    assert not any(one.step.grouping is Grouping.EACH_HOST for one in tried)
 
 
 def test_what_fails_once_is_transient() -> None:
     known = ground()
-    end, tried = played(known, lambda step, _: Tried(step, busbw=1e9))
-    assert (end.kind, len(tried)) == (Kind.TRANSIENT, CONFIRMED)
+    end, tried = played(known, lambda step, _: Result(step, busbw=1e9))
+    assert (end.kind, len(tried)) == (EndKind.TRANSIENT, CONFIRMED)
 
 
 def test_what_worked_and_then_fails_is_not_recommended() -> None:
     known = ground()
 
-    def answer(step: Step, before: int) -> Tried:
-        if names(step.members) == ["P2P"] and before == CONFIRMED - 1:
-            return Tried(step, "wrong", None, ONE_HOST)
+    def answer(step: Step, before: int) -> Result:
+        if names(step.overrides) == ["P2P"] and before == CONFIRMED - 1:
+            return Result(step, "wrong", None, ONE_HOST)
         return broken_unless(known, frozenset({"P2P"}))(step, before)
 
     end, _ = played(known, answer)
-    assert (end.kind, [run.works for run in end.runs]) == (Kind.NOTHING, [True, True, False])
+    assert (end.kind, [run.works for run in end.runs]) == (EndKind.NOTHING, [True, True, False])
 
 
 @settings(deadline=None)
 @given(st.data(), st.sampled_from([ONE_HOST, TWO_HOSTS, ((0,), (1,)), ((0, 1, 2),)]))
 def test_what_is_found_works_and_nothing_of_it_can_go(data: st.DataObject, hosts: tuple[tuple[int, ...], ...]) -> None:
-    inside = INSIDE if max(map(len, hosts)) > 1 else ()
-    across = ACROSS if len(hosts) > 1 else ()
+    inside = INSIDE_HOSTS if max(map(len, hosts)) > 1 else ()
+    across = BETWEEN_HOSTS if len(hosts) > 1 else ()
     own = data.draw(st.sampled_from([(), (NO_ALGO,), (NO_ALGO, NO_P2P)]))
     known = ground(hosts=hosts, inside=inside, across=across, own=own)
     everything = [*own, *inside, *across]
     needed = [frozenset(data.draw(st.sets(st.sampled_from(names(everything)), min_size=1)))] if everything else []
     # Overrides of one host's inside are of no use to others, and never do harm here: monotone.
     end, tried = played(known, broken_unless(known, *needed))
-    assert end.kind is (Kind.FOUND if needed else Kind.NOTHING)
+    assert end.kind is (EndKind.FOUND if needed else EndKind.NOTHING)
     if needed:
-        assert frozenset(names(end.members)) == needed[0]
+        assert frozenset(names(end.overrides)) == needed[0]
     assert len(tried) <= 2 * len(everything) + 2 * CONFIRMED + 8
 
 
@@ -179,14 +179,14 @@ def test_what_is_found_works_and_nothing_of_it_can_go(data: st.DataObject, hosts
 @given(st.data())
 def test_whatever_the_answers_it_ends_and_recommends_only_what_it_saw_work(data: st.DataObject) -> None:
     hosts = data.draw(st.sampled_from([ONE_HOST, TWO_HOSTS]))
-    known = ground(hosts=hosts, across=ACROSS, own=(NO_P2P,))
+    known = ground(hosts=hosts, across=BETWEEN_HOSTS, own=(NO_P2P,))
 
-    def answer(step: Step, _before: int) -> Tried:
+    def answer(step: Step, _before: int) -> Result:
         works = data.draw(st.booleans())
         failed = () if works else groups_of(known, step)[:1]
-        return Tried(step, "" if works else "hung", None, failed)
+        return Result(step, "" if works else "hung", None, failed)
 
     end, tried = played(known, answer)
-    if end.kind is Kind.FOUND:
-        runs = [one for one in tried if one.step == Step(Part.WHOLE, end.members)]
+    if end.kind is EndKind.FOUND:
+        runs = [one for one in tried if one.step == Step(Grouping.ALL_RANKS, end.overrides)]
         assert len([run for run in runs if run.works]) >= CONFIRMED

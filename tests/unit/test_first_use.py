@@ -165,7 +165,7 @@ def test_what_is_slow_can_be_set_and_an_experiment_is_not_judged() -> None:
 def test_each_set_of_variables_has_three_times_what_starts_took_before(took: float, first_use: float) -> None:
     seen = seen_of(fallback.CHECK, {}, size=2, gpus=2)
     recording = structs.replace(seen.recording, trials=(), outcomes=(outcome(0, context=took), outcome(1)))
-    trial = fallback._trial(Seen(seen.world, fallback.CHECK, recording), fallback.Step(fallback.Part.WHOLE))
+    trial = fallback._trial(Seen(seen.world, fallback.CHECK, recording), fallback.Step(fallback.Grouping.ALL_RANKS))
     assert trial.first_use_seconds == first_use
 
 

@@ -201,7 +201,7 @@ def test_the_trial_shares_the_group_of_the_all_reduce() -> None:
 
 
 def test_ranks_of_a_group_are_the_jobs_ranks() -> None:
-    assert transport._as_ranks(Log(hops=(hop(0, 1), hop(1, 7))), (4, 6)) == Log(hops=(hop(4, 6),))
+    assert transport._with_job_ranks(Log(hops=(hop(0, 1), hop(1, 7))), (4, 6)) == Log(hops=(hop(4, 6),))
 
 
 def test_the_ranks_table_shows_the_paths() -> None:

@@ -6,7 +6,7 @@ from msgspec import structs
 from seen import skip_text
 from speeds import GB, H100, PCIE, run, transport_of
 
-from ddpdiag.checks.p2p.speed import CHECK, Timed, path_of
+from ddpdiag.checks.p2p.speed import CHECK, AllReduceTime, path_of_ranks
 from ddpdiag.model import Options, Severity
 
 
@@ -90,8 +90,11 @@ def test_a_doubt_makes_it_a_warning(changes, said):
 @pytest.mark.parametrize(
     ("late", "rate"),
     [
-        (Timed(4 << 20, 2, seconds=2e-3, latency_seconds=1.95e-3), 352 * GB),
-        (Timed(4 << 20, 1024, seconds=600e-6, latency_seconds=150e-6), 368 * GB),  # 4 KiB a rank are no bandwidth
+        (AllReduceTime(4 << 20, 2, seconds=2e-3, latency_seconds=1.95e-3), 352 * GB),
+        (
+            AllReduceTime(4 << 20, 1024, seconds=600e-6, latency_seconds=150e-6),
+            368 * GB,
+        ),  # 4 KiB a rank are no bandwidth
     ],
 )
 def test_latency_is_no_slowness(late, rate):
@@ -112,21 +115,21 @@ def rows_of(count, **path):
 
 
 def test_through_the_hosts_memory_half_of_pcie_is_expected_and_no_nvlink():
-    path = path_of(rows_of(2, kind="SHM", name="direct"), {"n0": (0, 1)})
+    path = path_of_ranks(rows_of(2, kind="SHM", name="direct"), {"n0": (0, 1)})
     assert path.busbw_bytes_per_s == 24 * GB
     assert path.transports == "SHM/direct"
-    assert path_of(rows_of(2, links=PCIE), {"n0": (0, 1)}).busbw_bytes_per_s == 24 * GB
+    assert path_of_ranks(rows_of(2, links=PCIE), {"n0": (0, 1)}).busbw_bytes_per_s == 24 * GB
 
 
 def path_of_trays(**path):
     rows = {rank: transport_of(rank, 8, 4, **({"name": "MNNVL", "links": TRAY} | path)) for rank in range(8)}
-    return path_of(rows, {"n0": (0, 1, 2, 3), "n1": (4, 5, 6, 7)})
+    return path_of_ranks(rows, {"n0": (0, 1, 2, 3), "n1": (4, 5, 6, 7)})
 
 
 def test_nvlinks_between_hosts_are_the_path_where_nccl_uses_them(golden):
     path = path_of_trays()
     assert path.busbw_bytes_per_s == pytest.approx(0.95 * 721.8 * GB)
-    assert (path.part.name, path.transports, path.by_log) == ("NVLINK", "P2P/MNNVL", True)
+    assert (path.bottleneck.name, path.transports, path.log_covers_all_ranks) == ("NVLINK", "P2P/MNNVL", True)
     golden(path.text)
 
 

@@ -79,7 +79,7 @@ def test_a_collective_has_no_ground_for_one_rank_or_for_nccl_without_gpus(golden
     [(1e-3, 10.0, (2, 8)), (1.0, 10.0, (1, 4)), (2.0, 10.0, (1, 1)), (8.0, 7.0, (0, 1)), (1.0, -1.0, (0, 1))],
 )
 def test_a_slow_all_reduce_is_called_less_often(call_seconds: float, left_seconds: float, calls: object) -> None:
-    assert all_reduce.affordable(2, 8, call_seconds, left_seconds) == calls
+    assert all_reduce.affordable_calls(2, 8, call_seconds, left_seconds) == calls
 
 
 def test_deadlines_grow_with_the_group_unless_given() -> None:

@@ -10,7 +10,7 @@ from test_trn003 import steps
 
 from ddpdiag.checks.api import Check, Seen
 from ddpdiag.checks.training import ddp_step, mnist
-from ddpdiag.checks.training.stolen_cores import stolen_cores
+from ddpdiag.checks.training.stolen_cores import stolen_core_findings
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.host import programs
 from ddpdiag.probes.host.programs import BusyProcess, CoreUse, CoreWatch
@@ -54,7 +54,7 @@ def on_two_cores(check: Check, rows: dict, cpus: str = "3", **changes: str) -> S
 
 def judged(uses: dict[int, CoreUse]) -> list[Finding]:
     rows = {rank: mnist.Data(training=GOOD) for rank in range(max(2, len(uses)))}
-    return list(stolen_cores(on_two_cores(mnist.CHECK, rows), uses, *LIMITS))
+    return list(stolen_core_findings(on_two_cores(mnist.CHECK, rows), uses, *LIMITS))
 
 
 def test_the_process_and_its_share_are_named(golden) -> None:
@@ -107,7 +107,7 @@ def test_supervisors_and_ranks_of_other_containers_are_no_others() -> None:
     rows = {rank: mnist.Data(training=GOOD) for rank in range(2)}
     seen = seen_of(mnist.CHECK, rows, ranks_per_node=1)
     one_boot = {rank: structs.replace(own, cpus="3", host_id="boot") for rank, own in seen.world.arrivals.items()}
-    (found,) = stolen_cores(with_arrivals(seen, one_boot), core_uses(), *LIMITS)
+    (found,) = stolen_core_findings(with_arrivals(seen, one_boot), core_uses(), *LIMITS)
     assert (found.hosts, found.evidence["others_share"]) == (("n0", "n1"), pytest.approx(0.33))
 
 

@@ -11,7 +11,7 @@ from seen import seen_of, with_arrivals
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.training import ddp_step
 from ddpdiag.checks.training.ddp_step import Data
-from ddpdiag.checks.training.stragglers import Why, stragglers
+from ddpdiag.checks.training.stragglers import Reason, find_stragglers
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.model.measurements import Proof, Steps, Window
 
@@ -123,21 +123,21 @@ def steps(
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        ({"data": 3e-3}, Why.DATA),
-        ({"backward": 7e-3}, Why.COMPUTE),
-        ({"backward": 7e-3, "core_share": 0.5}, Why.CORES),
+        ({"data": 3e-3}, Reason.DATA),
+        ({"backward": 7e-3}, Reason.COMPUTE),
+        ({"backward": 7e-3, "core_share": 0.5}, Reason.CORES),
     ],
 )
 def test_who_is_slow_is_named_with_its_class(ranks, part, why):
     for seed in range(20):
-        (found,) = stragglers(steps(ranks, seed=seed, slow={1: part}), *LIMITS)
-        assert (found.rank, found.why) == (1, why)
+        (found,) = find_stragglers(steps(ranks, seed=seed, slow={1: part}), *LIMITS)
+        assert (found.rank, found.reason) == (1, why)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
 def test_with_nobody_slow_nobody_is_named(ranks):
     for seed in range(50):
-        assert stragglers(steps(ranks, seed=seed, noise=0.05), *LIMITS) == ()
+        assert find_stragglers(steps(ranks, seed=seed, noise=0.05), *LIMITS) == ()
 
 
 def launch_bound(own: float) -> dict[str, float]:
@@ -150,15 +150,15 @@ def launch_bound(own: float) -> dict[str, float]:
 def test_a_rank_whose_launches_take_longer_is_no_straggler(ranks, slower):
     usual = {rank: launch_bound(3e-3) for rank in range(ranks)}
     for seed in range(20):
-        assert stragglers(steps(ranks, seed=seed, slow=usual | {1: launch_bound(slower)}), *LIMITS) == ()
-    (found,) = stragglers(steps(ranks, slow=usual | {1: launch_bound(9e-3)}), *LIMITS)
+        assert find_stragglers(steps(ranks, seed=seed, slow=usual | {1: launch_bound(slower)}), *LIMITS) == ()
+    (found,) = find_stragglers(steps(ranks, slow=usual | {1: launch_bound(9e-3)}), *LIMITS)
     assert found.rank == 1
 
 
 def test_two_of_eight_are_both_named_and_most_of_them_are_not():
     slow = {"backward": 8e-3}
-    assert [own.rank for own in stragglers(steps(8, slow={2: slow, 5: slow}), *LIMITS)] == [2, 5]
-    assert stragglers(steps(4, slow={0: slow, 1: slow, 3: slow}), *LIMITS) == ()
+    assert [own.rank for own in find_stragglers(steps(8, slow={2: slow, 5: slow}), *LIMITS)] == [2, 5]
+    assert find_stragglers(steps(4, slow={0: slow, 1: slow, 3: slow}), *LIMITS) == ()
 
 
 @given(st.integers(2, 12), st.data())
@@ -172,7 +172,7 @@ def test_any_figures_are_judged_and_no_more_than_half_of_the_ranks_are_named(ran
         )
         for rank in range(ranks)
     }  # fmt: skip
-    found = stragglers(rows, *LIMITS)
+    found = find_stragglers(rows, *LIMITS)
     assert 2 * len(found) <= ranks
 
 

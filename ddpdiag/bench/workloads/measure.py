@@ -15,7 +15,7 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
 from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_per_s
 from ddpdiag.text import rate_text, size_text
-from ddpdiag.workloads.devices import gpu_limits, synchronize
+from ddpdiag.workloads.devices import link_limits, synchronize
 
 # 250 ms for both limits of a CPU. Copies at moments of the whole sweep show whether one rank is slower all the time.
 _LOOPBACK_SECONDS = 0.2
@@ -44,7 +44,7 @@ def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Da
     dist.barrier()
     loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
     limits = structs.replace(
-        gpu_limits(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
+        link_limits(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
     )
     rows: list[RankRow] = []
     reported_at = time.monotonic()

@@ -49,7 +49,7 @@ FINDINGS = {
 
 SMALL_BYTES = 4
 # The share of a trial's remaining time that the calls of one size may take.
-_SHARE = 0.5
+_TIME_SHARE = 0.5
 # After a wrong sum, at most this many ranks broadcast this many bytes, one rank after the other.
 MAX_SENDERS = 64
 BROADCAST_BYTES = 1 << 20
@@ -57,10 +57,10 @@ LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 <
 
 
 class Data(Struct, frozen=True):
-    """One rank's seconds for a call of each size (bytes per rank), and the number of its wrong elements.
+    """One rank's results: the seconds of a call of each size (bytes per rank), and the number of wrong elements.
 
-    If a sum is wrong on any rank, the first `senders` ranks broadcast. The values of the ranks `wrong_from` arrived
-    wrong at this rank. Only the checked calls are timed then.
+    If a sum is wrong on any rank, the first `senders` ranks broadcast known values, and only the checked calls are
+    timed. `wrong_from` are the ranks whose broadcast values were wrong at this rank.
     """
 
     backend: str
@@ -75,23 +75,23 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Check the sums of both sizes. Then time calls, or broadcast to find the rank whose values are wrong."""
-    from ddpdiag.workloads.collectives import broadcasts, check_all_reduce, on_any_rank, time_all_reduce
+    """Check the sums of both sizes. If they are right, time calls; if not, broadcast to find whose values are wrong."""
+    from ddpdiag.workloads.collectives import check_all_reduce, check_broadcasts, is_true_on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
 
     def calls(warmup: int, timed: int, seconds: float) -> tuple[int, int]:
-        return affordable(warmup, timed, seconds, ctx.end - time.monotonic())
+        return affordable_calls(warmup, timed, seconds, ctx.end - time.monotonic())
 
     senders, wrong_from = 0, tuple[int, ...]()
     with process_group(ctx, backend) as device:
         small = check_all_reduce(ctx, SMALL_BYTES, device)
         large = check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
         small_seconds, large_seconds = [small.seconds], [large.seconds]
-        if on_any_rank(ctx, small.wrong + large.wrong > 0):
-            _, most = calls(0, MAX_SENDERS, large.seconds)
-            senders, wrong_from = broadcasts(ctx, BROADCAST_BYTES, device, most)
+        if is_true_on_any_rank(ctx, small.wrong + large.wrong > 0):
+            _, max_senders = calls(0, MAX_SENDERS, large.seconds)
+            senders, wrong_from = check_broadcasts(ctx, BROADCAST_BYTES, device, max_senders)
         else:
             small_seconds = time_all_reduce(ctx, small.bytes, device, calls(5, 30, small.seconds))
             large_seconds = time_all_reduce(ctx, large.bytes, device, calls(2, 8, large.seconds))
@@ -108,12 +108,12 @@ def measure(ctx: Context) -> Data:
     )
 
 
-def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float) -> tuple[int, int]:
-    """The numbers of warm-up calls and of timed calls, reduced so that they take at most half of the time left.
+def affordable_calls(warmup: int, timed: int, call_seconds: float, seconds_left: float) -> tuple[int, int]:
+    """Reduce the numbers of warm-up calls and of timed calls, so that they take at most half of `seconds_left`.
 
     One call is always timed, so that a slow network is reported as slow and not as hung.
     """
-    calls = int(max(0.0, left_seconds) * _SHARE / max(call_seconds, 1e-9))
+    calls = int(max(0.0, seconds_left) * _TIME_SHARE / max(call_seconds, 1e-9))
     if calls >= warmup + timed:
         return warmup, timed
     timed = max(1, min(timed, calls - 1))
@@ -121,28 +121,28 @@ def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One trial over gloo, which needs least; then one over the job's backend, if that is another."""
-    tried = {trial.params["backend"] for trial in seen.trials}
-    left = (backend for backend in ("gloo", seen.world.backend) if backend not in tried)
-    return tuple(new_trial(seen, params={"backend": backend}) for backend in islice(left, 1))
+    """Plan one trial over gloo, which has the fewest requirements, then one over the job's backend, if different."""
+    tried_backends = {trial.params["backend"] for trial in seen.trials}
+    untried_backends = (backend for backend in ("gloo", seen.world.backend) if backend not in tried_backends)
+    return tuple(new_trial(seen, params={"backend": backend}) for backend in islice(untried_backends, 1))
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """The reason to skip the check: one rank has no partner, and nccl needs GPUs."""
-    alone = "there is one rank only, so there is no communication" if seen.world.size == 1 else None
-    return inapplicable(alone or without_gpu(seen.world))
+    """Skip with one rank, which has no partner, and without GPUs if the backend needs them."""
+    one_rank = "there is one rank only, so there is no communication" if seen.world.size == 1 else None
+    return inapplicable(one_rank or without_gpu(seen.world))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for trial in seen.trials:
         rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
         if any(data.wrong for data in rows.values()):
-            yield _wrong(seen, str(trial.params["backend"]), rows)
+            yield _wrong_finding(seen, str(trial.params["backend"]), rows)
 
 
-def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
+def _wrong_finding(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     wrong_ranks = sorted(rank for rank, data in rows.items() if data.wrong)
-    most = max(data.wrong for data in rows.values())
+    max_wrong = max(data.wrong for data in rows.values())
     culprit = find_culprit(rows)
     whose = "every rank" if len(wrong_ranks) == len(rows) else f"{ranks_text(wrong_ranks)} of {len(rows)}"
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in culprit.links]
@@ -159,17 +159,17 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     return seen.finding(
         "wrong",
         f"wrong sums over {backend}" + (f", caused by {who}" if culprit.ranks else ""),
-        f"The all-reduce over {backend} gave wrong sums on {whose}: up to {most} elements per rank differ from the "
-        f"exact sum. {begun(who)}: {culprit.why}.",
+        f"The all-reduce over {backend} gave wrong sums on {whose}: up to {max_wrong} elements per rank differ from "
+        f"the exact sum. {begun(who)}: {culprit.why}.",
         ranks=culprit.ranks,
         links=links,
-        evidence={"backend": backend, "wrong_elements": most, "ranks": [*wrong_ranks], "wrong_from": [*received]},
+        evidence={"backend": backend, "wrong_elements": max_wrong, "ranks": [*wrong_ranks], "wrong_from": [*received]},
         fix=fix,
     )
 
 
 class Culprit(NamedTuple):
-    """The ranks or links (sender, receiver) to blame, and why. Both are empty if the evidence cannot decide."""
+    """The ranks or links (sender, receiver) to blame, and the reason. Both are empty if the evidence cannot decide."""
 
     why: str
     ranks: tuple[int, ...] = ()
@@ -177,13 +177,13 @@ class Culprit(NamedTuple):
 
 
 def find_culprit(rows: Mapping[int, Data]) -> Culprit:
-    """The ranks or links that corrupt values, by the broadcasts that ranks received, else by the sums."""
+    """Find the ranks or links that corrupt values, from the broadcasts or, if all are right, from the sums."""
     senders = min(data.senders for data in rows.values())
-    if changed := tuple(rank for rank, data in sorted(rows.items()) if rank in data.wrong_from):
-        return Culprit("its values are corrupted in its own memory, before they are sent", changed)
-    wrong = {(sender, rank) for rank, data in rows.items() for sender in data.wrong_from}
-    if wrong:
-        return _of_links(wrong, {(a, b) for a in range(senders) for b in rows if a != b} - wrong)
+    if corrupted_ranks := tuple(rank for rank, data in sorted(rows.items()) if rank in data.wrong_from):
+        return Culprit("its values are corrupted in its own memory, before they are sent", corrupted_ranks)
+    wrong_links = {(sender, rank) for rank, data in rows.items() for sender in data.wrong_from}
+    if wrong_links:
+        return _culprit_of_links(wrong_links, {(a, b) for a in range(senders) for b in rows if a != b} - wrong_links)
     odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
     if odd is not None and odd.ranks and odd.usual is False:
         return Culprit("only its sum is wrong", odd.ranks)
@@ -192,11 +192,11 @@ def find_culprit(rows: Mapping[int, Data]) -> Culprit:
     return Culprit("the values that ranks broadcast arrive unchanged, so the summation is at fault")
 
 
-def _of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
-    """Blame senders or receivers that are at one end of most wrong links, else name the links.
+def _culprit_of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
+    """Blame the senders or receivers that explain the wrong links, else name the links.
 
     Broadcasts pass through other ranks, so a bad cable between two neighbours of a ring also corrupts the broadcasts of
-    other ranks. It shows as one bad sender with one bad receiver.
+    other ranks. The pattern then has one sender and one receiver, and only the link between them is named.
     """
     pattern = explain(wrong, right)
     if pattern is None or pattern.everywhere or pattern.islands:
@@ -216,7 +216,7 @@ def _busbw(data: Data) -> float:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """Each rank's bus bandwidth and latency over the job's backend, which is the last one tried."""
+    """Each rank's bus bandwidth and latency over the last backend that was measured, which is the job's."""
     return {
         row.place.rank: {
             "busbw_bytes_per_s": _busbw(data),
@@ -228,11 +228,11 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The figures of the slowest rank by backend, because an all-reduce is as fast as its slowest rank."""
+    """The figures of each backend's slowest rank, because an all-reduce is as fast as its slowest rank."""
     out: dict[str, Scalar] = {}
-    whole = [row.data for row in seen.rows if row.data.ranks > 1]
-    for backend in dict.fromkeys(data.backend for data in whole):
-        rows, name = [data for data in whole if data.backend == backend], f"all_reduce.{backend}"
+    with_peers = [row.data for row in seen.rows if row.data.ranks > 1]
+    for backend in dict.fromkeys(data.backend for data in with_peers):
+        rows, name = [data for data in with_peers if data.backend == backend], f"all_reduce.{backend}"
         slowest = max(rows, key=lambda data: data.large_seconds.median)
         out[f"{name}.bytes"] = slowest.large_bytes
         out[f"{name}.busbw_bytes_per_s"] = _busbw(slowest)

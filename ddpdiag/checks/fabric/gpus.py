@@ -109,7 +109,7 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
 
 def _joined(pair: Pair) -> tuple[object, ...]:
     """The connection of a pair: its NVLinks, which NCCL uses if there are any, else the level of its PCIe path."""
-    return tuple(path.nvlinks for path in pair.known) if pair.is_linked else (pair.level,)
+    return tuple(path.nvlinks for path in pair.known_paths) if pair.has_nvlinks else (pair.level,)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:

@@ -52,7 +52,7 @@ from typing import TypeVar
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.collective import all_reduce
-from ddpdiag.checks.collective.all_reduce import affordable
+from ddpdiag.checks.collective.all_reduce import affordable_calls
 from ddpdiag.checks.fabric.notes import (
     Bad,
     Bar,
@@ -124,20 +124,20 @@ _ERROR_SHARE = 0.5
 
 def measure(ctx: Context) -> Data:
     """Time all-reduces with known sums in this rank's group, as large as is affordable."""
-    from ddpdiag.workloads.collectives import check_all_reduce, fewest, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import check_all_reduce, is_true_on_any_rank, minimum_over_ranks, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         first = check_all_reduce(ctx, _SMALL_BYTES, device)
         most = _LARGE_BYTES if device.type == "cpu" else _LARGE_ON_GPU_BYTES
         affords = int(first.bytes * _CALL_SECONDS / max(first.seconds, 1e-6))
-        size = fewest(ctx, max(_SMALL_BYTES, min(most, affords)), device)
+        size = minimum_over_ranks(ctx, max(_SMALL_BYTES, min(most, affords)), device)
         large = check_all_reduce(ctx, size, device)
         wrong, seconds = first.wrong + large.wrong, [large.seconds]
-        if on_any_rank(ctx, wrong > 0):
+        if is_true_on_any_rank(ctx, wrong > 0):
             wrong = max(wrong, 1)
         else:
-            calls = affordable(1, _CALLS, large.seconds, ctx.end - time.monotonic())
+            calls = affordable_calls(1, _CALLS, large.seconds, ctx.end - time.monotonic())
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
     return Data(len(ctx.group), large.bytes, samples(seconds), wrong)
 

@@ -156,7 +156,7 @@ def _median_load(run: Compute, name: str) -> float | None:
 def measure(ctx: Context) -> Data:
     import torch
 
-    from ddpdiag.workloads.compute import compute
+    from ddpdiag.workloads.compute import measure_rates
 
     gpus = torch.cuda.device_count()
     if not gpus:
@@ -169,7 +169,7 @@ def measure(ctx: Context) -> Data:
         if measured and time.monotonic() > ctx.end - _RESERVE_SECONDS:
             measured.append(Compute(device="", index=index, unmeasured=f"no time was left for GPU {index}"))
         else:
-            measured.append(compute(ctx, torch.device("cuda", index)))
+            measured.append(measure_rates(ctx, torch.device("cuda", index)))
     return Data(devices=tuple(measured))
 
 

@@ -42,9 +42,9 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    from ddpdiag.workloads.devices import products
+    from ddpdiag.workloads.devices import check_products
 
-    return Data(products=tuple(products(ctx)))
+    return Data(products=tuple(check_products(ctx)))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:

@@ -65,8 +65,8 @@ FINDINGS = {
     "unreadable": FindingSpec.not_seen("NVML returned an error."),
 }
 
-# The letters of `nvidia-smi topo -p2p`. DR is not among them: it has no letters for the registry key.
-_CELLS: Mapping[P2P, str] = {
+# The letters of `nvidia-smi topo -p2p`, and DR for the registry key, for which it has none.
+_STATUS_LETTERS: Mapping[P2P, str] = {
     P2P.CHIPSET_NOT_SUPPORTED: "CNS",
     P2P.GPU_NOT_SUPPORTED: "GNS",
     P2P.TOPOLOGY_NOT_SUPPORTED: "TNS",
@@ -76,106 +76,106 @@ _CELLS: Mapping[P2P, str] = {
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The GPUs that NVML shows to a rank, and the PCI devices around them."""
+    """The answer of one rank: the GPUs that NVML shows with their paths, and the PCI devices above the GPUs."""
 
     paths: Paths
     around: Surroundings = Surroundings()
 
 
 class Pair(NamedTuple):
-    """Two GPUs of a host, and the path in each direction (None: not queried, because no rank sees both GPUs)."""
+    """Two GPUs of a host, with the path from `one` to `other` and the reverse path; None if no rank sees both GPUs."""
 
     one: Gpu
     other: Gpu
-    there: GpuPath | None
-    back: GpuPath | None
+    forward: GpuPath | None
+    reverse: GpuPath | None
 
     @property
-    def known(self) -> tuple[GpuPath, ...]:
+    def known_paths(self) -> tuple[GpuPath, ...]:
         """The paths that NVML was queried for."""
-        return tuple(path for path in (self.there, self.back) if path is not None)
+        return tuple(path for path in (self.forward, self.reverse) if path is not None)
 
     @property
     def level(self) -> Level | None:
         """The level at which the PCIe paths of the two GPUs meet, or None if it is not known."""
-        levels = {path.level for path in self.known}
+        levels = {path.level for path in self.known_paths}
         return next((level for level in Level if level in levels), None)
 
     @property
-    def by_direction(self) -> dict[Link, P2P]:
-        """NVML's P2P status of each direction, by the indices of the GPUs (from, to). Unreported ones are left out."""
-        paths = ((self.one, self.other, self.there), (self.other, self.one, self.back))
+    def link_statuses(self) -> dict[Link, P2P]:
+        """NVML's P2P status of each direction, by the indices of the GPUs (from, to), if NVML reports it."""
+        paths = ((self.one, self.other, self.forward), (self.other, self.one, self.reverse))
         known = (((one.index, other.index), status_of(path)) for one, other, path in paths if path is not None)
         return {link: status for link, status in known if status is not None}
 
     @property
     def statuses(self) -> tuple[P2P, ...]:
-        """The statuses of `by_direction`: none, one or two."""
-        return tuple(self.by_direction.values())
+        """The values of `link_statuses`: none, one or two."""
+        return tuple(self.link_statuses.values())
 
     @property
-    def is_linked(self) -> bool:
+    def has_nvlinks(self) -> bool:
         """Whether NVML reports NVLinks between the two GPUs."""
-        return any(path.nvlinks for path in self.known)
+        return any(path.nvlinks for path in self.known_paths)
 
     @property
-    def is_unlinked(self) -> bool:
+    def is_pcie_only(self) -> bool:
         """Whether NVML reports that there are no NVLinks between the two GPUs."""
-        return bool(self.known) and all(path.nvlinks == 0 for path in self.known)
+        return bool(self.known_paths) and all(path.nvlinks == 0 for path in self.known_paths)
 
     @property
-    def works(self) -> bool | None:
+    def is_p2p_allowed(self) -> bool | None:
         """Whether NVML allows P2P in both directions; None if it reports no status."""
         return all(status is P2P.OK for status in self.statuses) if self.statuses else None
 
     @property
     def is_asymmetric(self) -> bool:
         """Whether NVML allows P2P in one direction and not in the other."""
-        return len(self.statuses) == 2 and (P2P.OK in self.statuses) and not self.works
+        return len(self.statuses) == 2 and (P2P.OK in self.statuses) and not self.is_p2p_allowed
 
     @property
     def name(self) -> str:
-        """The pair, such as "GPU 1 <-> GPU 2", or the direction that alone is not allowed, such as "GPU 2 -> GPU 1"."""
+        """The pair, such as "GPU 1 <-> GPU 2", or the only direction that is not allowed, such as "GPU 2 -> GPU 1"."""
         if self.is_asymmetric:
-            closed = next(link for link, status in self.by_direction.items() if status is not P2P.OK)
-            return " -> ".join(f"GPU {index}" for index in closed)
+            denied_link = next(link for link, status in self.link_statuses.items() if status is not P2P.OK)
+            return " -> ".join(f"GPU {index}" for index in denied_link)
         return f"GPU {self.one.index} <-> GPU {self.other.index}"
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The key of comparable pairs: the models, the level at which PCIe paths meet, and whether NVLinks exist."""
-        return (tuple(sorted((self.one.name or "", self.other.name or ""))), self.level, self.is_linked)
+        """A key that comparable pairs share: the models, the level of their PCIe paths, and whether NVLinks exist."""
+        return (tuple(sorted((self.one.name or "", self.other.name or ""))), self.level, self.has_nvlinks)
 
 
 class HostPaths(Struct, frozen=True, kw_only=True):
-    """The job's GPUs on one host, all pairs of them, and the PCI devices around them.
+    """The job's GPUs on one host, all pairs of them, and the PCI devices above them.
 
-    `errors` are errors of NVML as a whole. `nccl` is the version that the host's ranks load (LCH003).
+    `errors` are errors of NVML itself, not of single GPUs. `nccl_version` is that of NCCL on the host's ranks (LCH003).
     """
 
     host: Host
     gpus: tuple[Gpu, ...]
     pairs: tuple[Pair, ...]
-    around: Surroundings
+    surroundings: Surroundings
     errors: tuple[str, ...] = ()
-    nccl: str | None = None
+    nccl_version: str | None = None
 
     @property
-    def unlinked(self) -> tuple[Pair, ...]:
-        """Pairs without NVLinks: they go over PCIe."""
-        return tuple(pair for pair in self.pairs if pair.is_unlinked)
+    def pcie_pairs(self) -> tuple[Pair, ...]:
+        """Pairs without NVLinks, which PCIe connects."""
+        return tuple(pair for pair in self.pairs if pair.is_pcie_only)
 
     @property
-    def through_memory(self) -> tuple[Pair, ...]:
-        """Pairs without NVLinks that are too far apart for NCCL's P2P: it connects them through the host's memory."""
-        most = p2p_level(self.around.processor, len(self.host.ranks), self.nccl)
+    def pairs_through_memory(self) -> tuple[Pair, ...]:
+        """Pairs without NVLinks that are too far apart for NCCL's P2P, so that NCCL uses the host's memory."""
+        most = p2p_level(self.surroundings.processor, len(self.host.ranks), self.nccl_version)
         return tuple(
-            pair for pair in self.unlinked if pair.level is not None and most is not None and pair.level > most
+            pair for pair in self.pcie_pairs if pair.level is not None and most is not None and pair.level > most
         )
 
 
 def status_of(path: GpuPath) -> P2P | None:
-    """The worse P2P status of reading and writing, or of NVLinks that a registry key disables; None if unreported."""
+    """The worst P2P status of reading, writing and NVLinks that a registry key disables; None if NVML reports none."""
     reported = [P2P(status) for status in (path.read, path.write) if status is not None]
     if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
         reported.append(P2P.DISABLED_BY_REGKEY)
@@ -185,34 +185,34 @@ def status_of(path: GpuPath) -> P2P | None:
 
 @lru_cache(maxsize=1)
 def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
-    """The paths of each host that answered, in the order of hosts.
+    """The paths of each host of which a rank answered, sorted by host.
 
-    Two kinds of GPUs are left out: those that no rank may use, which belong to other jobs, and those that are cut into
-    slices (MIG), between which there is no P2P.
+    Two kinds of GPUs are not included: GPUs that no rank may use, which belong to other jobs, and GPUs that are divided
+    into slices (MIG), between which P2P does not exist.
     """
     job_gpus: dict[tuple[int, ...], set[str]] = {}  # UUIDs, by the ranks of the host
     for card in cards_of(seen.of(memory_errors.CHECK)):
         uuids = job_gpus.setdefault(card.host.ranks, set())
         if card.health.uuid is not None and not card.health.mig:
             uuids.add(card.health.uuid)
-    loaded = {rank: data.nccl for rank, data in seen.of(versions.CHECK).by_rank.items()}
+    nccl = {rank: data.nccl for rank, data in seen.of(versions.CHECK).by_rank.items()}
     return tuple(
         _host_paths(
-            host, tuple(rows.values()), job_gpus.get(host.ranks), next(filter(None, map(loaded.get, host.ranks)), None)
+            host, tuple(rows.values()), job_gpus.get(host.ranks), next(filter(None, map(nccl.get, host.ranks)), None)
         )
         for host, rows in answers_by_host(seen)
     )
 
 
-def _host_paths(host: Host, answers: Sequence[Data], job_gpus: set[str] | None, nccl: str | None) -> HostPaths:
-    """The paths of one host. `job_gpus` are UUIDs of the GPUs that count; None if GPU003 has no data of the host."""
-    seen_paths = [row.paths for row in answers]
-    all_gpus = _numbered(gpu for paths in seen_paths for gpu in paths.gpus if gpu.error is None)
+def _host_paths(host: Host, answers: Sequence[Data], job_gpus: set[str] | None, nccl_version: str | None) -> HostPaths:
+    """The paths of one host. `job_gpus` are UUIDs of the GPUs to include; None: all, since GPU003 has no data of it."""
+    rank_paths = [row.paths for row in answers]
+    all_gpus = _unique_in_bus_order(gpu for paths in rank_paths for gpu in paths.gpus if gpu.error is None)
     gpus = tuple(gpu for gpu in all_gpus if job_gpus is None or gpu.uuid is None or gpu.uuid in job_gpus)
-    known: dict[tuple[str, str], GpuPath] = {}
-    for paths in seen_paths:
+    paths_by_gpus: dict[tuple[str, str], GpuPath] = {}
+    for paths in rank_paths:
         keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
-        known |= {
+        paths_by_gpus |= {
             (keys[path.source], keys[path.target]): path
             for path in paths.paths
             if path.source in keys and path.target in keys
@@ -221,17 +221,17 @@ def _host_paths(host: Host, answers: Sequence[Data], job_gpus: set[str] | None, 
         host=host,
         gpus=gpus,
         pairs=tuple(
-            Pair(one, other, known.get((_key(one), _key(other))), known.get((_key(other), _key(one))))
+            Pair(one, other, paths_by_gpus.get((_key(one), _key(other))), paths_by_gpus.get((_key(other), _key(one))))
             for one, other in combinations(gpus, 2)
         ),
-        around=answers[0].around,
-        errors=tuple(paths.error for paths in seen_paths if paths.error),
-        nccl=nccl,
+        surroundings=answers[0].around,
+        errors=tuple(paths.error for paths in rank_paths if paths.error),
+        nccl_version=nccl_version,
     )
 
 
-def _numbered(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Each GPU once, in bus order. If indices repeat (each rank counts its GPUs from 0), the order is the index."""
+def _unique_in_bus_order(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Each GPU once, sorted by PCI address. If ranks' indices (from 0) repeat, the position becomes the index."""
     ordered = sorted({_key(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: (gpu.pci or "", gpu.index))
     if len({gpu.index for gpu in ordered}) == len(ordered):
         return tuple(ordered)
@@ -244,13 +244,13 @@ def _key(gpu: Gpu) -> str:
 
 @lru_cache(maxsize=1)
 def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
-    """Pairs without P2P, although NVML allows it for more than half of the pairs of their `kind` on all hosts.
+    """Pairs without P2P, although NVML allows P2P for more than half of the pairs of the same `kind` on all hosts.
 
     Pairs whose directions differ (`is_asymmetric`) are not counted.
     """
     kinds = defaultdict(list)
     for pair in (pair for paths in host_paths(seen) for pair in paths.pairs):
-        if pair.works is not None and not pair.is_asymmetric:
+        if pair.is_p2p_allowed is not None and not pair.is_asymmetric:
             kinds[pair.kind].append(pair)
     return frozenset(
         pair
@@ -273,26 +273,26 @@ def _gpus_of(pairs: Iterable[Pair]) -> list[Gpu]:
     return [gpus[index] for index in sorted(gpus)]
 
 
-def _words(status: P2P) -> str:
+def _status_text(status: P2P) -> str:
     """A status in words, such as "disabled by a registry key"."""
     return status.name.replace("_", " ").lower().replace("gpu", "GPU").replace("regkey", "a registry key")
 
 
-def _reasons(pairs: Sequence[Pair]) -> str:
-    """The reasons why NVML allows these pairs no P2P, each once, such as "chipset not supported"."""
-    found = dict.fromkeys(status for pair in pairs for status in pair.statuses if status is not P2P.OK)
-    return ", ".join(map(_words, found))
+def _reasons_text(pairs: Sequence[Pair]) -> str:
+    """The reasons why NVML does not allow P2P for these pairs, each once, such as "chipset not supported"."""
+    statuses = dict.fromkeys(status for pair in pairs for status in pair.statuses if status is not P2P.OK)
+    return ", ".join(map(_status_text, statuses))
 
 
 def measure(ctx: Context) -> Data:
-    # The PCI devices are read first, because NVML may hang; the last step then is NVML's.
+    """Read the PCI devices above the GPUs, then query NVML. NVML comes last, because it may hang."""
     proc, sys = proc_root(os.environ), sys_root(os.environ)
     around = surroundings([function.address for function in nvidia_functions(sys) or ()], proc, sys)
     return Data(paths=gpu_paths(ctx.step), around=around)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip if no host has two GPUs in total: ranks that are bound to one GPU each see only that one."""
+    """Skip if GPU002 does, or if no host has two GPUs. The GPUs of all ranks count: a rank may see only its own."""
     arrivals = seen.world.arrivals
     pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in seen.world.hosts.values())
     return devices.skip(seen) or inapplicable(None if pairs else "no host has two GPUs")
@@ -310,22 +310,22 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 evidence={"error": paths.errors[0]},
                 fix=nvml_fix(paths.host.name),
             )
-        yield from disabled(seen, paths)
-        yield from acs(seen, paths)
+        yield from disabled_findings(seen, paths)
+        yield from acs_findings(seen, paths)
 
 
-def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
+def disabled_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """The finding on pairs without P2P: disabled in the driver or in one direction, or unlike most similar pairs."""
     name, odd = paths.host.name, odd_pairs(seen)
     switched_off = [pair for pair in paths.pairs if P2P.DISABLED_BY_REGKEY in pair.statuses]
     pairs = [pair for pair in paths.pairs if pair in switched_off or pair.is_asymmetric or pair in odd]
-    bad = {link for pair in pairs for link, status in pair.by_direction.items() if status is not P2P.OK}
-    good = {link for pair in paths.pairs for link, status in pair.by_direction.items() if status is P2P.OK}
-    pattern = explain(bad, good)
+    denied_links = {link for pair in pairs for link, status in pair.link_statuses.items() if status is not P2P.OK}
+    allowed_links = {link for pair in paths.pairs for link, status in pair.link_statuses.items() if status is P2P.OK}
+    pattern = explain(denied_links, allowed_links)
     if pattern is None:
         return
     gpus = [gpu for gpu in paths.gpus if gpu.index in pattern.hosts]
-    whose = f"; they include {', '.join(map(_label, gpus))}" if gpus else ""
+    gpus_text = f"; they include {', '.join(map(_label, gpus))}" if gpus else ""
     if switched_off:
         expected = "it is switched off in the driver"
         fix = (
@@ -344,91 +344,91 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         "disabled",
         "P2P is not allowed between GPUs",
         f"{name}: P2P is not allowed for {len(pairs)} of {len(paths.pairs)} pairs of GPUs "
-        f"({names_text([pair.name for pair in pairs])}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory "
-        "for these pairs.",
+        f"({names_text([pair.name for pair in pairs])}: {_reasons_text(pairs)}){gpus_text}; {expected}. NCCL uses "
+        "shared memory for these pairs.",
         hosts=(name,),
         gpus=[gpu.uuid for gpu in gpus if gpu.uuid],
         links=[f"{name}: {pair.name}" for pair in pairs],
         evidence={
-            "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs],
+            "pairs": [f"{pair.name}: {_reasons_text([pair])}" for pair in pairs],
             "gpus": [*map(_label, _gpus_of(pairs))],
         },
         fix=fix,
     )
 
 
-def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """The finding on bridges that redirect GPU traffic (not in virtual machines), and on an IOMMU that translates."""
-    around = paths.around
-    unlinked = [(pair, around.between(pair.one.pci, pair.other.pci)) for pair in paths.unlinked]
-    bridges = dict.fromkeys(bridge for _, between in unlinked for bridge in between if bridge.redirects)
+def acs_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
+    """The finding on bridges that redirect GPU traffic (unless virtual), or on an IOMMU that translates addresses."""
+    around = paths.surroundings
+    bridges_by_pair = [(pair, around.between(pair.one.pci, pair.other.pci)) for pair in paths.pcie_pairs]
+    bridges = dict.fromkeys(bridge for _, between in bridges_by_pair for bridge in between if bridge.redirects)
     if around.virtual:
         bridges = {}
-    pairs = [pair for pair, between in unlinked if bridges.keys() & {*between}]
-    translated = [gpu for gpu in _gpus_of(paths.unlinked) if around.translates(gpu.pci)]
-    if not (pairs or translated):
+    pairs = [pair for pair, between in bridges_by_pair if bridges.keys() & {*between}]
+    translated_gpus = [gpu for gpu in _gpus_of(paths.pcie_pairs) if around.translates(gpu.pci)]
+    if not (pairs or translated_gpus):
         return
-    # Between root ports traffic goes through the processor anyway, and with an IOMMU the kernel sets ACS on all root
-    # ports. Most such hosts copy well.
-    detours = [pair for pair in pairs if around.share_a_bridge(pair.one.pci, pair.other.pci)]
-    sentences = [*_acs_text(list(bridges), pairs, detours), *_iommu_text(around, translated)]
-    if not bridges and any(bridge.acs is None for _, between in unlinked for bridge in between):
+    # Only pairs at one PCIe switch lose speed. Between root ports traffic goes through the processor in any case, and
+    # with an IOMMU the kernel sets ACS on all root ports. Most such hosts copy well.
+    switch_pairs = [pair for pair in pairs if around.share_a_bridge(pair.one.pci, pair.other.pci)]
+    sentences = [*_acs_sentences(list(bridges), pairs, switch_pairs), *_iommu_sentences(around, translated_gpus)]
+    if not bridges and any(bridge.acs is None for _, between in bridges_by_pair for bridge in between):
         sentences.append("Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`).")
-    first = next((f"`setpci -s {quote(bridge.address)} ECAP_ACS+6.w=0000`" for bridge in bridges), "")
-    until = f", or as root run {first} for each of these bridges (until the next boot)" if first else ""
-    fix = f"urn ACS and the IOMMU off in the BIOS, or boot with iommu=pt{until}. Until then set NCCL_P2P_DISABLE=1 if "
-    fix += "the job hangs."
+    command = next((f"`setpci -s {quote(bridge.address)} ECAP_ACS+6.w=0000`" for bridge in bridges), "")
+    setpci = f", or as root run {command} for each of these bridges (until the next boot)" if command else ""
+    fix = f"urn ACS and the IOMMU off in the BIOS, or boot with iommu=pt{setpci}. Until then set NCCL_P2P_DISABLE=1 "
+    fix += "if the job hangs."
     yield seen.finding(
         "acs",
         "ACS redirects traffic between GPUs" if pairs else "the IOMMU translates addresses for GPUs",
         f"{paths.host.name}: {' '.join(sentences)}",
-        severity=Severity.WARNING if detours else Severity.NOTE,
+        severity=Severity.WARNING if switch_pairs else Severity.NOTE,
         hosts=(paths.host.name,),
         evidence={
             "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in bridges],
-            "gpus": [*map(_label, _gpus_of(pairs) or translated)],
+            "gpus": [*map(_label, _gpus_of(pairs) or translated_gpus)],
             "pairs": len(pairs),
-            "pairs_at_a_switch": len(detours),
+            "pairs_at_a_switch": len(switch_pairs),
         },
-        fix=f"{'T' if detours else 'Nothing to do if P2P002 finds no slow or wrong copies. Otherwise t'}{fix}",
+        fix=f"{'T' if switch_pairs else 'Nothing to do if P2P002 finds no slow or wrong copies. Otherwise t'}{fix}",
     )
 
 
-def _acs_text(bridges: Sequence[Bridge], pairs: Sequence[Pair], detours: Sequence[Pair]) -> Iterator[str]:
+def _acs_sentences(bridges: Sequence[Bridge], pairs: Sequence[Pair], switch_pairs: Sequence[Pair]) -> Iterator[str]:
     if pairs:
-        rather = ", which is slow, instead of their PCIe switch" if detours else " in any case"
+        instead = ", which is slow, instead of their PCIe switch" if switch_pairs else " in any case"
         yield (
             f"ACS (PCIe access control) is on at PCI {'bridge' if len(bridges) == 1 else 'bridges'} "
             f"{names_text([bridge.address for bridge in bridges])}, between GPUs without NVLinks. Traffic of "
-            f"{names_text([pair.name for pair in detours or pairs])} goes through the CPU{rather}. On some mainboards "
-            "NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS to be off on a host that is not "
-            "a virtual machine."
+            f"{names_text([pair.name for pair in switch_pairs or pairs])} goes through the CPU{instead}. On some "
+            "mainboards NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS to be off on a host "
+            "that is not a virtual machine."
         )
 
 
-def _iommu_text(around: Surroundings, translated: Sequence[Gpu]) -> Iterator[str]:
-    if translated:
-        domains = ", ".join(dict.fromkeys(around.slot(gpu.pci).domain or "?" for gpu in translated))
+def _iommu_sentences(around: Surroundings, translated_gpus: Sequence[Gpu]) -> Iterator[str]:
+    if translated_gpus:
+        domains = ", ".join(dict.fromkeys(around.slot(gpu.pci).domain or "?" for gpu in translated_gpus))
         yield (
-            f"The IOMMU translates addresses for {len(translated)} GPUs without NVLinks between them (domain type "
+            f"The IOMMU translates addresses for {len(translated_gpus)} GPUs without NVLinks between them (domain type "
             f"{domains}). Passthrough (domain type identity) is the safe setting for P2P over PCIe."
         )
 
 
 def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
-    """One table per host with the connection of each pair, and its P2P status unless OK ("PIX", "NV18", "SYS DR")."""
+    """One table per host with the connection of each pair, and its P2P status unless OK: "PIX", "NV18", "SYS DR"."""
     for paths in host_paths(seen):
-        if not any(pair.known for pair in paths.pairs):
+        if not any(pair.known_paths for pair in paths.pairs):
             continue
-        words: dict[Link, str] = {}
+        cells: dict[Link, str] = {}
         for pair in paths.pairs:
-            for source, target, path in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):
+            for source, target, path in ((pair.one, pair.other, pair.forward), (pair.other, pair.one, pair.reverse)):
                 if path is not None and (path.nvlinks or pair.level is not None):
                     level = f"NV{path.nvlinks}" if path.nvlinks else pair.level.name if pair.level else ""
-                    cell = _CELLS.get(status_of(path) or P2P.OK, "")
-                    words[source.index, target.index] = f"{level} {cell}".strip()
-        states = dict.fromkeys(status for pair in paths.pairs for status in pair.statuses if status is not P2P.OK)
-        legend = ", ".join(f"{_CELLS.get(status, '?')}: {_words(status)}" for status in sorted(states))
+                    cell = _STATUS_LETTERS.get(status_of(path) or P2P.OK, "")
+                    cells[source.index, target.index] = f"{level} {cell}".strip()
+        statuses = dict.fromkeys(status for pair in paths.pairs for status in pair.statuses if status is not P2P.OK)
+        legend = ", ".join(f"{_STATUS_LETTERS.get(status, '?')}: {_status_text(status)}" for status in sorted(statuses))
         order = [gpu.index for gpu in paths.gpus]
         names = tuple(f"GPU {index}" for index in order)
         yield Matrix(
@@ -436,13 +436,12 @@ def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
             title=f"paths between GPUs{f'; P2P is not allowed by NVML: {legend}' if legend else ''}",
             rows=names,
             columns=names,
-            cells=tuple(tuple("X" if a == b else words.get((a, b)) for b in order) for a in order),
+            cells=tuple(tuple("X" if a == b else cells.get((a, b)) for b in order) for a in order),
             gpus={name: gpu.uuid for name, gpu in zip(names, paths.gpus, strict=True) if gpu.uuid},
         )
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
     return Contribution(matrices=tuple(matrices(seen)))
 
 

@@ -64,28 +64,28 @@ FINDINGS = {
 }
 
 SOCKET = "Socket"
-_WITHOUT_PLUGIN = (
+_PORTS_FIX = (
     "Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the job "
     "runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit -l`), and "
     "NCCL_IB_HCA, if set, must name them."
 )
 # The folders of AWS's EFA installer, which contains the plugin since 2025 (NeMo-RL issue 1973, pull request 2585).
-_WITH_PLUGIN = (
+_PLUGIN_FIX = (
     "Install AWS's EFA installer, which contains aws-ofi-nccl, in the image, and in the job script `export "
     "LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH NCCL_NET_PLUGIN=ofi`. A container "
     "needs /dev/infiniband. NCCL_NET must not be set to Socket."
 )
 # Variables that change the transport that NCCL chooses.
-_CHOOSING = (
+_VARIABLES = (
     "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IBVERBS_LIB", "NCCL_NET_GDR_LEVEL",
     "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_HOSTID", "NCCL_NVLS_ENABLE",
 )  # fmt: skip
 
 
 class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer of one rank: NCCL's log (None: NCCL wrote none), the rank's GPU and NVLinks, the host's RDMA ports.
+    """The answer of one rank: NCCL's log (None: NCCL wrote none), the GPU and its links, and the host's RDMA ports.
 
-    `peer_memory`: whether nvidia-peermem is loaded.
+    `peer_memory`: whether the kernel module nvidia-peermem is loaded.
     """
 
     log: Log | None = None
@@ -96,7 +96,7 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def usable_ports(self) -> tuple[Port, ...]:
-        """The RDMA ports that are up: InfiniBand if there is any, else RoCE, else those that need a plugin."""
+        """The RDMA ports that are up: those of InfiniBand if there are any, else of RoCE, else those for a plugin."""
         up = tuple(port for port in self.ports if port.active)
         without_plugin = (port for port in up if not port.needs_plugin)
         return tuple(port for port in up if port.infiniband) or tuple(without_plugin) or up
@@ -108,21 +108,21 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Run two all-reduces, then read the group's NCCL log, and the links of the GPU and of the host."""
+    """Run two all-reduces, then read the group's NCCL log, the links of the GPU, and the host's RDMA ports."""
     import torch
 
     from ddpdiag.workloads.collectives import check_all_reduce
     from ddpdiag.workloads.devices import describe
-    from ddpdiag.workloads.group import nccl_log, process_group
+    from ddpdiag.workloads.group import nccl_log_file, process_group
 
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         check_all_reduce(ctx, SMALL_BYTES, device)
         check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
     ctx.step("read NCCL's log")
-    log = read_log(nccl_log(ctx))
+    log = read_log(nccl_log_file(ctx))
     root, uuid = sys_root(os.environ), describe(device).uuid
     return Data(
-        log=None if log is None else _as_ranks(log, ctx.group),
+        log=None if log is None else _with_job_ranks(log, ctx.group),
         gpu_uuid=uuid,
         links=connections(uuid, torch.cuda.get_device_capability(device)) if uuid else Connections(),
         ports=rdma_ports(root),
@@ -130,8 +130,8 @@ def measure(ctx: Context) -> Data:
     )
 
 
-def _as_ranks(log: Log, group: Sequence[int]) -> Log:
-    """The log with the job's ranks instead of NCCL's, which are positions in `group`."""
+def _with_job_ranks(log: Log, group: Sequence[int]) -> Log:
+    """Replace NCCL's ranks, which are positions in `group`, by the job's ranks."""
     hops = (hop for hop in log.hops if max(hop.source, hop.target) < len(group))
     return structs.replace(
         log, hops=tuple(structs.replace(hop, source=group[hop.source], target=group[hop.target]) for hop in hops)
@@ -139,29 +139,29 @@ def _as_ranks(log: Log, group: Sequence[int]) -> Log:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One trial with P2P003's workaround. It shares COL001's group if that worked without a workaround."""
+    """Plan one trial, with P2P003's workarounds. Without workarounds it shares the process group of COL001."""
     env = fallback.job_workarounds(seen)
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip with one rank, without GPUs, or with another backend than nccl: there is no transport to choose."""
+    """Skip if NCCL chooses no transport: with one rank, without GPUs, or if the backend is not nccl or fails."""
     if seen.world.size == 1:
         return inapplicable(ONE_RANK)
     if seen.world.backend != "nccl":
         return inapplicable(f"the backend is {seen.world.backend}; only nccl has several transports")
-    return inapplicable(without_gpu(seen.world)) or fallback.blocks(seen)
+    return inapplicable(without_gpu(seen.world)) or fallback.skip_failing_backend(seen)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     logs = {rank: data.log for rank, data in sorted(seen.by_rank.items()) if data.log is not None}
-    yield from unreadable(seen)
-    # With a workaround NCCL has only the paths that it leaves, so these are not judged.
+    yield from unreadable_findings(seen)
+    # A workaround excludes paths on purpose, so the remaining paths are not judged.
     if not fallback.job_workarounds(seen):
-        yield from sockets(seen, logs)
-        yield from gpudirect(seen, logs)
-        yield from inside(seen, logs)
-    yield from warned(seen, logs)
+        yield from socket_findings(seen, logs)
+        yield from gpudirect_findings(seen, logs)
+        yield from inside_findings(seen, logs)
+    yield from warning_findings(seen, logs)
 
 
 def _hops(seen: Seen[Data], *, inside: bool) -> list[Hop]:
@@ -172,9 +172,9 @@ def _hops(seen: Seen[Data], *, inside: bool) -> list[Hop]:
 
 
 def _reasons(logs: Mapping[int, Log], ranks: Sequence[int]) -> list[str]:
-    """The reasons of NCCL's choice on these ranks: variables that are set, and notes in NCCL's log."""
+    """The reasons for NCCL's choice on these ranks: variables that are set, and notes in NCCL's log."""
     known = [logs[rank] for rank in ranks if rank in logs]
-    settings = (f"{name}={log.settings[name]}" for log in known for name in _CHOOSING if name in log.settings)
+    settings = (f"{name}={log.settings[name]}" for log in known for name in _VARIABLES if name in log.settings)
     return list(dict.fromkeys((*settings, *(f"'{note}'" for log in known for note in log.notes))))
 
 
@@ -182,88 +182,89 @@ def _reasons_text(reasons: Sequence[str]) -> str:
     return f"The likely reason: {', '.join(reasons)}." if reasons else "NCCL's log does not show why."
 
 
-def unreadable(seen: Seen[Data]) -> Iterator[Finding]:
+def unreadable_findings(seen: Seen[Data]) -> Iterator[Finding]:
     """The finding that the logs of some ranks show no path."""
     rows = seen.by_rank
-    silent = tuple(rank for rank, row in rows.items() if not (row.hops or (row.log and row.log.nvls_channels)))
-    if silent:
+    ranks = tuple(rank for rank, row in rows.items() if not (row.hops or (row.log and row.log.nvls_channels)))
+    if ranks:
         yield seen.finding(
             "unreadable",
             "NCCL's log does not show how ranks communicate",
-            f"NCCL's log on {ranks_text(silent)} (of {count(len(rows), 'rank')}) shows no path to any peer, so it is "
+            f"NCCL's log on {ranks_text(ranks)} (of {count(len(rows), 'rank')}) shows no path to any peer, so it is "
             "not known which transport is used.",
-            ranks=silent,
+            ranks=ranks,
             fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM; the lines "
             "with 'via' name the transport of each pair.",
         )
 
 
-def sockets(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
-    """The finding on sockets between hosts that both have RDMA ports up, unless HST007 reports the reason."""
+def socket_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+    """The finding on TCP sockets between hosts that both have RDMA ports up, unless HST007 reports the reason."""
     host_of = seen.world.host_of
-    reported = {host for each in seen.findings_of("HST007") if each.code == "HST007.hca" for host in each.hosts}
-    usable = {host_of(rank): data.usable_ports for rank, data in seen.by_rank.items()}
+    explained_hosts = {host for each in seen.findings_of("HST007") if each.code == "HST007.hca" for host in each.hosts}
+    usable_ports = {host_of(rank): data.usable_ports for rank, data in seen.by_rank.items()}
     ranks = set()
     for hop in _hops(seen, inside=False):
         ends = {host_of(hop.source), host_of(hop.target)}
-        if (hop.kind, hop.name) == ("NET", SOCKET) and not ends & reported and all(map(usable.get, ends)):
+        if (hop.kind, hop.name) == ("NET", SOCKET) and not ends & explained_hosts and all(map(usable_ports.get, ends)):
             ranks |= {hop.source, hop.target}
     if not ranks:
         return
     first, *_ = hosts = seen.world.hosts_of(sorted(ranks))
-    ports = [port for host in hosts for port in usable[host]]
-    plugin = any(port.needs_plugin for port in ports)
-    kind = "EFA" if plugin else "InfiniBand" if all(port.infiniband for port in ports) else "RoCE"
-    names = names_text([port.name for port in usable[first]], 4)
-    wires = sorted({name for rank in ranks if rank in logs for name in logs[rank].sockets})
+    ports = [port for host in hosts for port in usable_ports[host]]
+    needs_plugin = any(port.needs_plugin for port in ports)
+    kind = "EFA" if needs_plugin else "InfiniBand" if all(port.infiniband for port in ports) else "RoCE"
+    names = names_text([port.name for port in usable_ports[first]], 4)
+    interfaces = sorted({name for rank in ranks if rank in logs for name in logs[rank].sockets})
     reasons = _reasons(logs, sorted(ranks))
-    why = "NCCL takes these ports only through the plugin aws-ofi-nccl (libnccl-net.so)." if plugin else ""
+    why = "NCCL takes these ports only through the plugin aws-ofi-nccl (libnccl-net.so)." if needs_plugin else ""
     yield seen.finding(
         "sockets",
         f"NCCL uses TCP sockets, not {kind}",
-        f"NCCL sends over TCP sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
-        f"although {kind} ports are up on both ends ({names} on {first}). {why or _reasons_text(reasons)}",
+        f"NCCL sends over TCP sockets ({names_text(interfaces, 4) or 'interface unknown'}) between {names_text(hosts)}"
+        f", although {kind} ports are up on both ends ({names} on {first}). {why or _reasons_text(reasons)}",
         severity=Severity.NOTE if kind == "RoCE" else Severity.WARNING,
         ranks=sorted(ranks),
-        evidence={"interfaces": [*wires], "reasons": [*reasons]},
-        fix=_WITH_PLUGIN if plugin else _WITHOUT_PLUGIN,
+        evidence={"interfaces": [*interfaces], "reasons": [*reasons]},
+        fix=_PLUGIN_FIX if needs_plugin else _PORTS_FIX,
     )
 
 
-def gpudirect(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+def gpudirect_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
     """The finding that some hosts do not use GPUDirect RDMA, or that no host does although NCCL uses InfiniBand."""
     outside = [hop for hop in _hops(seen, inside=False) if hop.kind == "NET" and hop.name != SOCKET]
     ends = {rank for hop in outside for rank in (hop.source, hop.target)} & logs.keys()
-    # Each rank decides for itself. One direction is enough: NCCL reads no GPU before Ampere directly (graph/paths.cc).
-    without = sorted(rank for rank in ends if not any(hop.gdr for hop in logs[rank].hops))
-    hosts, names = seen.world.hosts_of(sorted(ends)), seen.world.hosts_of(without)
-    some = len(names) < len(hosts)
-    is_missing_everywhere = len(without) == len(ends) and any(hop.name.startswith("IB") for hop in outside)
-    if not names or not (some or is_missing_everywhere):
+    # Each rank chooses separately. One direction is enough: NCCL reads GPUs only from Ampere on (graph/paths.cc).
+    ranks_without = sorted(rank for rank in ends if not any(hop.gdr for hop in logs[rank].hops))
+    hosts, hosts_without = seen.world.hosts_of(sorted(ends)), seen.world.hosts_of(ranks_without)
+    some_use_it = len(hosts_without) < len(hosts)
+    is_missing_everywhere = len(ranks_without) == len(ends) and any(hop.name.startswith("IB") for hop in outside)
+    if not hosts_without or not (some_use_it or is_missing_everywhere):
         return
-    odd = names if some and 2 * len(names) < len(hosts) else ()
-    level = next((value for rank in without if (value := logs[rank].settings.get("NCCL_NET_GDR_LEVEL"))), None)
+    odd_hosts = hosts_without if some_use_it and 2 * len(hosts_without) < len(hosts) else ()
+    level = next((value for rank in ranks_without if (value := logs[rank].settings.get("NCCL_NET_GDR_LEVEL"))), None)
     reason = f" NCCL_NET_GDR_LEVEL={level} is set." if level else ""
-    if not reason and not any(seen.by_rank[rank].peer_memory for rank in without):
+    if not reason and not any(seen.by_rank[rank].peer_memory for rank in ranks_without):
         reason = " nvidia-peermem is not loaded there."
     yield seen.finding(
         "no-gdr",
-        "some hosts do not use GPUDirect RDMA" if some else "InfiniBand is used without GPUDirect RDMA",
-        f"On {names_text(names)} ({len(names)} of {count(len(hosts), 'host')}) data goes to the network through the "
-        f"host's memory, without GPUDirect RDMA.{no_majority(odd, 'host') if some else ''}{reason}",
-        severity=Severity.WARNING if some else Severity.NOTE,
-        ranks=without if odd else (),
-        hosts=odd,
-        evidence={"without": [*names]},
+        "some hosts do not use GPUDirect RDMA" if some_use_it else "InfiniBand is used without GPUDirect RDMA",
+        f"On {names_text(hosts_without)} ({len(hosts_without)} of {count(len(hosts), 'host')}) data goes to the "
+        "network through the host's memory, without GPUDirect RDMA."
+        f"{no_majority(odd_hosts, 'host') if some_use_it else ''}{reason}",
+        severity=Severity.WARNING if some_use_it else Severity.NOTE,
+        ranks=ranks_without if odd_hosts else (),
+        hosts=odd_hosts,
+        evidence={"without": [*hosts_without]},
         fix="If the GPUs support it (no GeForce does), run `modprobe nvidia-peermem` as root there, or install a "
         "driver and kernel with DMA-BUF. NCCL_NET_GDR_LEVEL must be the same on all hosts.",
     )
 
 
-def inside(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+def inside_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
     """Findings on hosts whose ranks communicate without the NVLinks between their GPUs, or over sockets."""
     rows = seen.by_rank
-    pairs = [pair for host in host_paths(seen.of(paths.CHECK)) for pair in host.pairs if pair.is_linked]
+    pairs = [pair for host in host_paths(seen.of(paths.CHECK)) for pair in host.pairs if pair.has_nvlinks]
     linked_uuids = {frozenset((pair.one.uuid, pair.other.uuid)) for pair in pairs}
 
     def are_linked(hop: Hop) -> bool:
@@ -273,20 +274,20 @@ def inside(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
 
     by_host: dict[str, list[Hop]] = defaultdict(list)
     for hop in _hops(seen, inside=True):
-        # Between GPUs that only PCIe connects, SHM, or NET over their adapters, may be faster than P2P.
+        # For GPUs that only PCIe connects, shared memory, or the network over adapters, may be faster than P2P.
         if (hop.kind != "P2P" and are_linked(hop)) or (hop.kind, hop.name) == ("NET", SOCKET):
             by_host[seen.world.host_of(hop.source)].append(hop)
     for host, hops in by_host.items():
         ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
-        linked = any(map(are_linked, hops))
+        with_nvlinks = any(map(are_linked, hops))
         reasons = _reasons(logs, ranks)
         yield seen.finding(
             "inside",
-            "ranks of one host do not use NVLink" if linked else "ranks of one host communicate over sockets",
+            "ranks of one host do not use NVLink" if with_nvlinks else "ranks of one host communicate over sockets",
             f"{host}: {ranks_text(ranks)} communicate over {', '.join(sorted({hop.text for hop in hops}))} (rank "
             f"{hops[0].source} to rank {hops[0].target}), although "
-            f"{'NVLinks connect their GPUs' if linked else 'P2P or shared memory is available'}. P2P is expected. "
-            f"{_reasons_text(reasons)}",
+            f"{'NVLinks connect their GPUs' if with_nvlinks else 'P2P or shared memory is available'}. P2P is "
+            f"expected. {_reasons_text(reasons)}",
             ranks=ranks,
             gpus=[uuid for rank in ranks if rank in rows and (uuid := rows[rank].gpu_uuid)],
             evidence={"paths": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops], "reasons": [*reasons]},
@@ -296,8 +297,8 @@ def inside(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
         )
 
 
-def warned(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
-    """The finding that lists NCCL's warnings, each text once with its ranks."""
+def warning_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+    """The finding that lists NCCL's warnings, each text once with the ranks that logged it."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, log in logs.items():
         for text in log.warnings:

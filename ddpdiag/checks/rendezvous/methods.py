@@ -64,11 +64,11 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Open a group by the trial's method, and time it."""
-    from ddpdiag.workloads.group import meet
+    from ddpdiag.workloads.group import try_rendezvous
 
     method = str(ctx.trial.params["method"])
-    opened = meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, ""))
-    return Data(method, opened.seconds, stale=opened.stale)
+    opened = try_rendezvous(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, ""))
+    return Data(method, opened.seconds, stale=opened.stale_keys)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:

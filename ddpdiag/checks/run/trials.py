@@ -180,7 +180,7 @@ def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> t
         return limits, True
     known, backend = seen.of(fallback.CHECK), trial.params.get("backend")
     is_all_reduce = trial.code == all_reduce.CHECK.code and backend == seen.world.backend
-    if is_all_reduce and fallback.needed(known) and known.findings:
+    if is_all_reduce and fallback.found_workarounds(known) and known.findings:
         return known.findings, True
     if backend == "nccl" and {o.at for o in outcomes if o.status is Status.HUNG} == {COMMUNICATOR_STEP}:
         return tuple(finding for finding in seen.findings_of("LCH002") if finding.code == _CLASSES), False

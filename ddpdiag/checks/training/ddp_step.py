@@ -29,7 +29,7 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Sta
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
-from ddpdiag.checks.training.stragglers import step_findings, typical_window, usual_step
+from ddpdiag.checks.training.stragglers import median_step, straggler_findings, typical_window
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
@@ -59,15 +59,15 @@ FINDINGS = {
 }
 
 # gloo connects each rank with every other: with more ranks a second group takes too long for a quick check.
-_MANY_RANKS = 32
-# Several windows are timed, because other activity of the system may disturb one. If more than two ranks share a core,
-# no straggler is named, and one window is enough for the columns of the report.
+_MAX_QUICK_RANKS = 32
+# A window is several steps. Several windows are timed, because other activity of the system may disturb one. If more
+# than two ranks share a core, no straggler is named, and one window is enough for the columns of the report.
 _WINDOWS, _CROWDED_WINDOWS = 10, 1
-_HELD_DOWN = ("GPU005.slowdown",)
+_CLOCK_FINDINGS = ("GPU005.slowdown",)
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's measurements. Only `proof` is set if the trial was cut short after it."""
+    """One rank's measurements. If the trial ended early, only `proof` may be set."""
 
     proof: Proof | None = None
     steps: Steps | None = None
@@ -75,7 +75,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One trial over the job's backend, with the environment variables that the job needs."""
+    """Plan one trial over the job's backend, with the workarounds that P2P003 found for the job."""
     if seen.trials or _reason_to_omit(seen) is not None:
         return ()
     env = fallback.job_workarounds(seen.of(fallback.CHECK))
@@ -83,18 +83,18 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _reason_to_omit(seen: Seen[Data]) -> str | None:
-    """The reason why a quick check leaves this check out, or None."""
+    """The reason why this check is omitted at depth quick, or None."""
     options, ranks = seen.options, seen.world.size
-    named = any(seen.check.code.startswith(code) for code in options.select) or "training" in options.stages
-    if named or options.depth is not Depth.QUICK or ranks <= _MANY_RANKS or seen.world.backend == "nccl":
+    is_selected = any(seen.check.code.startswith(code) for code in options.select) or "training" in options.stages
+    if is_selected or options.depth is not Depth.QUICK or ranks <= _MAX_QUICK_RANKS or seen.world.backend == "nccl":
         return None
     return f"{ranks} ranks over {seen.world.backend} are tested with --depth standard, or --select {seen.check.code}"
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """The reason to skip the check: one rank alone averages nothing and waits for no other rank, for example."""
-    ground = "there is one rank only" if seen.world.size == 1 else without_gpu(seen.world)
-    return inapplicable(ground) or fallback.blocks(seen) or unneeded(_reason_to_omit(seen))
+    """Skip with one rank, without GPUs that the backend needs, if the backend fails, or in a large quick check."""
+    reason = "there is one rank only" if seen.world.size == 1 else without_gpu(seen.world)
+    return inapplicable(reason) or fallback.skip_failing_backend(seen) or unneeded(_reason_to_omit(seen))
 
 
 def measure(ctx: Context) -> Data:
@@ -102,19 +102,19 @@ def measure(ctx: Context) -> Data:
     from ddpdiag.workloads import mnist, training
     from ddpdiag.workloads.group import process_group
     from ddpdiag.workloads.proof import prove
-    from ddpdiag.workloads.steps import watch_steps
+    from ddpdiag.workloads.steps import time_steps
 
     ctx.step("read the digits")
     digits = mnist.load()
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         proof = prove(ctx, digits, device)
         ctx.report(Data(proof=proof), "gradients compared")
-        # If many ranks share a core, times show the scheduler more than the rank, so only a few steps are timed.
+        # If many ranks share a core, the times depend on the scheduler more than on the rank: only a few are taken.
         ranks_per_core = (ctx.place.local_world_size or 1) / len(os.sched_getaffinity(0))
-        is_crowded = not training.all_agree(ranks_per_core <= USUAL_RANKS_PER_CORE, device)
+        is_crowded = not training.is_true_on_all_ranks(ranks_per_core <= USUAL_RANKS_PER_CORE, device)
         windows = _CROWDED_WINDOWS if is_crowded else _WINDOWS
         watch = CoreWatch(whole_host=not ctx.place.local_rank)
-        steps = watch_steps(ctx, digits, device, windows)
+        steps = time_steps(ctx, digits, device, windows)
         return Data(proof=proof, steps=steps, core_use=watch.use())
 
 
@@ -123,48 +123,47 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:
         yield from proof_findings(seen, proofs)
-    if steps := _steps(seen):
-        heat = (finding for finding in seen.findings_of("GPU005") if finding.code in _HELD_DOWN)
-        throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
+    if steps := _steps_by_rank(seen):
+        clock_findings = (finding for finding in seen.findings_of("GPU005") if finding.code in _CLOCK_FINDINGS)
+        throttled_gpus = frozenset(gpu for finding in clock_findings for gpu in finding.gpus)
         uses = {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use is not None}
-        yield from step_findings(seen, steps, throttled, uses, (seen.number("ratio"), seen.number("windows")))
+        yield from straggler_findings(seen, steps, throttled_gpus, uses, (seen.number("ratio"), seen.number("windows")))
 
 
-def _steps(seen: Seen[Data]) -> dict[int, Steps]:
+def _steps_by_rank(seen: Seen[Data]) -> dict[int, Steps]:
     return {rank: data.steps for rank, data in seen.by_rank.items() if data.steps is not None}
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The seconds of work and wait in each rank's step of median length; the parts add up to this step."""
+    """The seconds of each part of a step, from each rank's window of median length, so that they add up to a step."""
     parts = ("data", "forward", "backward", "optimizer", "wait")
     return {
         rank: {f"{part}_seconds": getattr(typical_window(own), part) for part in parts}
-        for rank, own in _steps(seen).items()
+        for rank, own in _steps_by_rank(seen).items()
     }
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The parts of a step (medians over ranks), the share of communication that DDP hides, and a bucket's rate."""
-    steps = _steps(seen)
-    if not steps:
+    """The parts of a step (medians over ranks), the lowest share of communication that DDP hides, a bucket's rate."""
+    steps_by_rank = _steps_by_rank(seen)
+    if not steps_by_rank:
         return {}
-    usual, one = usual_step(steps), next(iter(steps.values()))
-    slowest = max(own.bucket_seconds for own in steps.values())
-    hidden = [own.overlap for own in steps.values() if own.overlap is not None]
+    median_window, bucket_bytes = median_step(steps_by_rank), next(iter(steps_by_rank.values())).bucket_bytes
+    slowest = max(own.bucket_seconds for own in steps_by_rank.values())
+    overlaps = [own.overlap for own in steps_by_rank.values() if own.overlap is not None]
     return {
-        "step.data_seconds": usual.data,
-        "step.forward_seconds": usual.forward,
-        "step.backward_seconds": usual.backward,
-        "step.wait_seconds": usual.wait,
-        "step.optimizer_seconds": usual.optimizer,
-        "step.overlap_share": min(hidden) if hidden else None,
-        "step.bucket_bytes": one.bucket_bytes,
-        "step.bucket_busbw_bytes_per_s": busbw("all_reduce", one.bucket_bytes, slowest, len(seen.trials[-1].ranks)),
+        "step.data_seconds": median_window.data,
+        "step.forward_seconds": median_window.forward,
+        "step.backward_seconds": median_window.backward,
+        "step.wait_seconds": median_window.wait,
+        "step.optimizer_seconds": median_window.optimizer,
+        "step.overlap_share": min(overlaps) if overlaps else None,
+        "step.bucket_bytes": bucket_bytes,
+        "step.bucket_busbw_bytes_per_s": busbw("all_reduce", bucket_bytes, slowest, len(seen.trials[-1].ranks)),
     }
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The columns and figures that the check adds to the report."""
     return Contribution(columns=columns(seen), figures=figures(seen))
 
 

@@ -13,21 +13,20 @@ from ddpdiag.text import begun
 
 D = TypeVar("D")
 Sketch = Sequence[float]
-
-# Two orders of adding the same numbers differ by rounding. An error of 1e-7 in each layer changed the gradient by at
-# most 1.6e-6 of its largest element, 1e-6 by 7e-6, and 1e-5 by 7e-5 (tests/benchmarks/rounding.py). A wrong element is
-# as large as the others. TensorFloat-32 is switched off.
+# The tolerated difference, as a share of the gradient. Different orders of addition round differently. An error of 1e-7
+# in each layer changed the gradient by at most 1.6e-6 of its largest element, 1e-6 by 7e-6, and 1e-5 by 7e-5
+# (tests/benchmarks/rounding.py). A fault changes an element by about its own size. TensorFloat-32 is switched off.
 TOLERANCE = {"float32": 1e-4}
 
 _COMPARE = (
     "Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU and GPU "
     "between the hosts."
 )
-_SUMS = "`ddpdiag check --select COL001`, which checks the sums of an all-reduce"
+_SUM_CHECK = "`ddpdiag check --select COL001`, which checks the sums of an all-reduce"
 
 
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
-    """At most one finding, the first that explains the rest: different weights, a wrong gradient, or a wrong mean."""
+    """At most one finding: different weights, else a wrong gradient, else a wrong mean. Each may cause the next."""
     if odd := odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()}):
         who, one = ranks_text(odd.ranks), len(odd.ranks) == 1
         theirs = f"{who_text(seen, odd.ranks)} {'differs' if one else 'differ'} from most"
@@ -42,48 +41,52 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
             fix=f"{_COMPARE} If both are equal, have the memory of that host or GPU tested.",
         )
         return
-    if (found := _wrong_gradient(seen, proofs) or _wrong_mean(seen, proofs)) is not None:
+    if (found := _gradient_finding(seen, proofs) or _mean_finding(seen, proofs)) is not None:
         yield found
 
 
 def tolerance(proof: Proof) -> float:
-    """The largest difference that rounding explains for the gradient's dtype, as a share of the gradient."""
+    """The largest difference that rounding explains for the gradient's dtype, as a share of the gradient's size."""
     return TOLERANCE.get(proof.dtype, 1e-2)
 
 
-def _alike(one: Sketch, other: Sketch, proof: Proof) -> bool:
-    """Whether two sketches agree. A sketch, a sum with random signs, is about as large as the gradient's norm."""
-    least = tolerance(proof) * max(proof.norm, 1e-30)
-    return all(math.isfinite(a - b) and abs(a - b) <= least for a, b in zip(one, other, strict=True))
+def _sketches_agree(first: Sketch, second: Sketch, proof: Proof) -> bool:
+    """Whether two sketches of the gradient in `proof` agree. Each sum of a sketch is about as large as its norm."""
+    tolerated = tolerance(proof) * max(proof.norm, 1e-30)
+    return all(math.isfinite(a - b) and abs(a - b) <= tolerated for a, b in zip(first, second, strict=True))
 
 
-def _wrong_gradient(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
-    """The finding about ranks whose gradient differs from that which other ranks computed for them, or None."""
-    denied = {
+def _gradient_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+    """The finding about ranks whose own gradient differs from the one that other ranks computed for them, or None."""
+    disagreements = {  # the checker computed another gradient for the rank than the rank passed to DDP
         (checker, rank)
         for checker, proof in proofs.items()
         for rank, sketch in proof.witnessed.items()
-        if rank in proofs and not _alike(sketch, proofs[rank].handed, proof)
+        if rank in proofs and not _sketches_agree(sketch, proofs[rank].handed, proof)
     }
-    if not denied:
+    if not disagreements:
         return None
-    witnesses: dict[int, list[int]] = {rank: [] for rank in proofs}
+    checkers_by_rank: dict[int, list[int]] = {rank: [] for rank in proofs}
     for checker, proof in proofs.items():
         for rank in proof.witnessed:
-            witnesses.setdefault(rank, []).append(checker)
+            checkers_by_rank.setdefault(rank, []).append(checker)
     suspects = {
         rank
-        for rank, checkers in witnesses.items()
-        if len(checkers) > 1 and all((checker, rank) in denied for checker in checkers)
+        for rank, checkers in checkers_by_rank.items()
+        if len(checkers) > 1 and all((checker, rank) in disagreements for checker in checkers)
     }
-    # A suspect is confirmed by a checker that is no suspect.
-    refuted = {rank for rank in suspects if not suspects.issuperset(witnesses[rank])}
-    # A checker that contradicts both the checked rank and another checker is outvoted.
-    outvoted = {w for w, rank in denied if any((other, rank) not in denied for other in witnesses[rank] if other != w)}
-    guilty = tuple(sorted(refuted | outvoted))
-    explained = all(checker in guilty or rank in guilty for checker, rank in denied)
-    blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
-    if blamed and refuted >= set(blamed):
+    # All checkers disagree with a suspect. A suspect is faulty if at least one of its checkers is no suspect.
+    faulty_suspects = {rank for rank in suspects if not suspects.issuperset(checkers_by_rank[rank])}
+    # A checker is faulty if it disagrees with a rank, and another checker agrees with this rank.
+    faulty_checkers = {
+        checker
+        for checker, rank in disagreements
+        if any((other, rank) not in disagreements for other in checkers_by_rank[rank] if other != checker)
+    }
+    faulty_ranks = tuple(sorted(faulty_suspects | faulty_checkers))
+    is_explained = all(checker in faulty_ranks or rank in faulty_ranks for checker, rank in disagreements)
+    blamed = faulty_ranks if is_explained and 2 * len(faulty_ranks) < len(proofs) else ()
+    if blamed and faulty_suspects >= set(blamed):
         sentence = (
             f"{who_text(seen, blamed)} gave the all-reduce a different gradient than two other ranks computed from the "
             "same weights and images"
@@ -94,44 +97,44 @@ def _wrong_gradient(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | Non
             "ranks, which agree"
         )
     else:
-        pairs = ", ".join(f"rank {checker} and rank {rank}" for checker, rank in sorted(denied))
+        pairs = ", ".join(f"rank {checker} and rank {rank}" for checker, rank in sorted(disagreements))
         sentence = (
             f"Ranks computed different gradients from the same weights and images ({pairs}); no majority shows which "
             "is wrong"
         )
-    most = tolerance(next(iter(proofs.values())))
+    limit = tolerance(next(iter(proofs.values())))
     return seen.finding(
         "gradient",
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
-        f"{begun(sentence)}. A difference of at most {most:g} of the gradient's size is allowed.",
+        f"{begun(sentence)}. A difference of at most {limit:g} of the gradient's size is allowed.",
         ranks=blamed,
-        evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)]},
+        evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(disagreements)]},
         fix=f"{_COMPARE} Different ones may round differently: install one torch, and use hosts of one model. If all "
         "are equal already, "
         + (
-            f"{leave_out(nodes)}, and run `ddpdiag host --torch` on {names_text(nodes)}, which tests its arithmetic."
-            if (nodes := seen.world.hosts_of(blamed))
+            f"{leave_out(hosts)}, and run `ddpdiag host --torch` on {names_text(hosts)}, which tests its arithmetic."
+            if (hosts := seen.world.hosts_of(blamed))
             else "run `ddpdiag host --torch` on each host, which tests its arithmetic."
         ),
     )
 
 
-def _wrong_mean(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
+def _mean_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     """The finding about ranks on which DDP's gradient differs from that of one process with all images, or None."""
     errors = {rank: proof.error for rank, proof in proofs.items()}
-    wrong = tuple(rank for rank, proof in proofs.items() if not proof.error <= tolerance(proof))
-    if not wrong:
+    wrong_ranks = tuple(rank for rank, proof in proofs.items() if not proof.error <= tolerance(proof))
+    if not wrong_ranks:
         return None
-    worst = max((errors[rank] for rank in wrong), key=lambda error: error if math.isfinite(error) else math.inf)
-    blamed = wrong if 2 * len(wrong) < len(proofs) else ()
+    worst = max((errors[rank] for rank in wrong_ranks), key=lambda error: error if math.isfinite(error) else math.inf)
+    blamed = wrong_ranks if 2 * len(wrong_ranks) < len(proofs) else ()
     return seen.finding(
         "unequal",
         "DDP's gradient differs from that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
-        f"On {who_text(seen, wrong)} DDP's gradient differs from that of one process with all images, by {worst:.1e} "
-        f"of the largest element; at most {tolerance(proofs[wrong[0]]):g} is expected.",
+        f"On {who_text(seen, wrong_ranks)} DDP's gradient differs from that of one process with all images, by "
+        f"{worst:.1e} of the largest element; at most {tolerance(proofs[wrong_ranks[0]]):g} is expected.",
         ranks=blamed,
-        evidence={"error": worst, "ranks": [*wrong]},
+        evidence={"error": worst, "ranks": [*wrong_ranks]},
         fix=f"Run `ddpdiag host --torch` on {names_text(seen.world.hosts_of(blamed))}: it tests the arithmetic there."
         if blamed
-        else f"Run {_SUMS}.",
+        else f"Run {_SUM_CHECK}.",
     )

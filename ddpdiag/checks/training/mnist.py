@@ -29,7 +29,7 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Sta
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_cores
+from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_core_findings
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Training
@@ -61,24 +61,24 @@ FINDINGS = {
     ),
 }
 
-# With more ranks the global batch must grow (each rank needs an image, and BatchNorm sees hardly any), so that the
-# accuracy says more about the number of ranks than about their health.
+# With more ranks the global batch must grow, because each rank needs an image, and BatchNorm has hardly any images per
+# rank. The accuracy then depends on the number of ranks more than on their health.
 MAX_RANKS_FOR_ACCURACY = 128
 # The least accepted share of recognised test images; tests/torch/test_schedule.py has its margin for 1 to 64 ranks.
 ACCURACY = {Depth.QUICK: 0.90, Depth.STANDARD: 0.95, Depth.DEEP: 0.95}
-# With 10 classes the first loss is near ln 10 = 2.3. It falls below 0.5 if the network learns, else it stays there.
+# With 10 classes the first loss is near ln 10 = 2.3. It falls below 0.5 if the network learns, else it stays at 2.3.
 LOSS_SHARE = 0.9
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The training of one rank, and the use of its cores during the training."""
+    """The results of the training on one rank, and the use of its cores during the training."""
 
     training: Training
     core_use: CoreUse | None = None
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One training of all ranks over the job's backend, with the environment variables that the job needs."""
+    """Plan one training of all ranks over the job's backend, with the workarounds that P2P003 found for the job."""
     env = fallback.job_workarounds(seen.of(fallback.CHECK))
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
@@ -97,16 +97,16 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings about stolen cores; then values that are not finite, or else different parameters and low accuracy."""
-    trained = _trained(seen)
+    """Findings about stolen cores and values that are not finite. If all are finite, about parameters and accuracy."""
+    trained = _training_by_rank(seen)
     if not trained:
         return
     uses = {rank: own.core_use for rank, own in seen.by_rank.items() if own.core_use is not None}
-    yield from stolen_cores(seen, uses, seen.number("others_share"), seen.number("waited_share"))
+    yield from stolen_core_findings(seen, uses, seen.number("others_share"), seen.number("waited_share"))
     numbers = [number for own in trained.values() for number in (own.first_loss, own.last_loss, own.test_loss)]
     if any(own.first_bad_step is not None for own in trained.values()) or not all(map(math.isfinite, numbers)):
         # NaN has many bit patterns, so different checksums would say nothing.
-        yield _not_finite(seen, trained)
+        yield _not_finite_finding(seen, trained)
         return
     if odd := odd_ones_out({rank: training.checksum for rank, training in trained.items()}):
         found = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training; 1 expected"
@@ -123,30 +123,30 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "and GPU between the hosts. If they are equal, run `ddpdiag check --stage host,gpu,collective --depth "
             "standard`, which tests memory and sums.",
         )
-    # Losses and accuracy are over all ranks, so the same on each.
-    yield from _inaccurate(seen, next(iter(trained.values())))
+    # Losses and accuracy are means over all ranks, so they are equal on each rank.
+    yield from _accuracy_findings(seen, next(iter(trained.values())))
 
 
-def _trained(seen: Seen[Data]) -> dict[int, Training]:
+def _training_by_rank(seen: Seen[Data]) -> dict[int, Training]:
     return {rank: data.training for rank, data in seen.by_rank.items()}
 
 
-def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
-    """Blame the ranks that had it first, unless all had it in the same step, or none before an all-reduce."""
+def _not_finite_finding(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
+    """The finding about NaN or infinity. It blames the ranks that had it first, unless they are all ranks or none."""
     steps = {rank: training.first_bad_step for rank, training in trained.items()}
-    known = [step for step in steps.values() if step is not None]
-    first = min(known, default=None)
+    known_steps = [step for step in steps.values() if step is not None]
+    first = min(known_steps, default=None)
     ranks = [rank for rank, step in steps.items() if step is not None and step == first]
     if first is None:
-        ranks, where = [], "No rank had it before the all-reduce, so no rank is blamed"
+        ranks, origin = [], "No rank had it before the all-reduce, so no rank is blamed"
     elif 1 < len(ranks) == len(trained):
-        ranks, where = [], f"All ranks had it at once, in step {first + 1}, so no rank is blamed"
+        ranks, origin = [], f"All ranks had it at once, in step {first + 1}, so no rank is blamed"
     else:
-        where = f"{begun(who_text(seen, ranks))} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
+        origin = f"{begun(who_text(seen, ranks))} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
     return seen.finding(
         "nan",
         "loss or gradients are not finite" + (f", first on {who_text(seen, ranks)}" if ranks else ""),
-        f"The loss or the gradients became NaN or infinite. {where}.",
+        f"The loss or the gradients became NaN or infinite. {origin}.",
         ranks=ranks,
         evidence={"first_bad_step": None if first is None else first + 1},
         fix=f"{begun(leave_out(seen.world.hosts_of(ranks)))}, and test the arithmetic there: `ddpdiag host "
@@ -156,22 +156,22 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     )
 
 
-def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
-    most_loss = seen.number("loss_share", LOSS_SHARE) * result.first_loss
-    least, ranks = seen.number("accuracy", ACCURACY[seen.options.depth]), len(seen.trials[-1].ranks)
-    if result.last_loss <= most_loss and (result.accuracy >= least or ranks > MAX_RANKS_FOR_ACCURACY):
+def _accuracy_findings(seen: Seen[Data], result: Training) -> Iterator[Finding]:
+    max_loss = seen.number("loss_share", LOSS_SHARE) * result.first_loss
+    min_accuracy, ranks = seen.number("accuracy", ACCURACY[seen.options.depth]), len(seen.trials[-1].ranks)
+    if result.last_loss <= max_loss and (result.accuracy >= min_accuracy or ranks > MAX_RANKS_FOR_ACCURACY):
         return
     yield seen.finding(
         "inaccurate",
         "the test training learns too little",
         f"After {result.steps} steps on {count(ranks, 'rank')} the loss is {result.last_loss:.2f} (first "
-        f"{result.first_loss:.2f}; at most {most_loss:.2f} is expected), and the network recognises "
-        f"{result.accuracy:.1%} of the test images (at least {least:.1%} is expected; guessing gives 10%).",
+        f"{result.first_loss:.2f}; at most {max_loss:.2f} is expected), and the network recognises "
+        f"{result.accuracy:.1%} of the test images (at least {min_accuracy:.1%} is expected; guessing gives 10%).",
         evidence={
             "first_loss": result.first_loss,
             "last_loss": result.last_loss,
             "accuracy": result.accuracy,
-            "accuracy_expected": least,
+            "accuracy_expected": min_accuracy,
         },
         fix="Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. If it finds nothing, run "
         "`ddpdiag check` on each host alone, and leave out a host that fails."
@@ -181,16 +181,16 @@ def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """Each rank's training speed in samples per second; TRN003 has the parts of a step."""
+    """Each rank's training speed in samples per second."""
     return {
         rank: {"samples_per_second": own.samples / own.training_seconds if own.training_seconds > 0 else None}
-        for rank, own in _trained(seen).items()
+        for rank, own in _training_by_rank(seen).items()
     }
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The speed and accuracy of the whole job. Ranks wait for each other in every step: the slowest sets the time."""
-    trained = _trained(seen)
+    """The speed and accuracy of all ranks together. The slowest rank's time counts, as ranks wait for each other."""
+    trained = _training_by_rank(seen)
     if not trained:
         return {}
     result = next(iter(trained.values()))
@@ -207,11 +207,10 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    return inapplicable(without_gpu(seen.world)) or fallback.blocks(seen)
+    return inapplicable(without_gpu(seen.world)) or fallback.skip_failing_backend(seen)
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The columns and figures that the check adds to the report."""
     return Contribution(columns=columns(seen), figures=figures(seen))
 
 

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.trainings import Data
-from ddpdiag.workloads.collectives import on_any_rank
+from ddpdiag.workloads.collectives import is_true_on_any_rank
 from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
-from ddpdiag.workloads.training import checksum, prepared
+from ddpdiag.workloads.training import checksum, prepare
 
 # The width of the last layers: large enough that cutting a matrix is useful, and quick on a CPU.
 HIDDEN = 128
@@ -63,7 +63,7 @@ class Task(Struct, frozen=True, kw_only=True):
         step = 0
         while True:
             chosen = order[torch.arange(step * self.batch, (step + 1) * self.batch) % count][part::parts]
-            yield prepared(digits.train_images[chosen], digits.train_labels[chosen], device)
+            yield prepare(digits.train_images[chosen], digits.train_labels[chosen], device)
             step += 1
 
 
@@ -81,7 +81,7 @@ def agreed_lack(ctx: Context, lack: str) -> str:
 
     Without this, a rank that can train would wait for the others until the deadline, and be reported as hung.
     """
-    elsewhere = on_any_rank(ctx, bool(lack))
+    elsewhere = is_true_on_any_rank(ctx, bool(lack))
     return f"torch {torch.__version__}: {lack}" if lack else "another rank's torch cannot" if elsewhere else ""
 
 

@@ -37,16 +37,16 @@ from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.known_errors import cause_in
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.judge import (
-    ACS,
-    AGAIN,
-    GUESS,
-    MEMORY,
+    ACS_FIX,
+    HOST_MEMORY,
+    NO_P2P_FIX,
+    REPEAT_PREFIX,
     RankCopies,
     copies_by_rank,
     is_repetition,
-    slow,
-    to_repeat,
-    wrong,
+    links_to_repeat,
+    slow_findings,
+    wrong_findings,
 )
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.rates import FAR_RATIO
@@ -55,9 +55,9 @@ from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies, GpuCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.nvml import EXCLUSIVE
 
-_NO_P2P = "NCCL_P2P_DISABLE"
-# Findings on copies between GPUs. They are errors only for a job that makes such copies.
-_COPIES = ("P2P002.wrong", "P2P002.slow", "P2P002.hung", "P2P002.died", "P2P002.raised")
+_NO_P2P_VARIABLE = "NCCL_P2P_DISABLE"
+# Findings on copies between two GPUs. They are errors only for a job that makes such copies.
+_PAIR_FINDINGS = ("P2P002.wrong", "P2P002.slow", "P2P002.hung", "P2P002.died", "P2P002.raised")
 
 FINDINGS = {
     "wrong": FindingSpec.error(
@@ -105,96 +105,97 @@ _GPU = re.compile(r"GPU (\d+)")
 
 
 def measure(ctx: Context) -> Copies:
+    """Measure all copies of this rank, or in a repetition the links that the trial's parameters name."""
     ctx.step(CONTEXT_STEP)
-    from ddpdiag.workloads.copies import CudaDevices, copies
+    from ddpdiag.workloads.copies import CudaDevices, measure_copies
 
     # Each rank uses cuda:local_rank; GPUs with higher numbers may belong to another job, and be full and busy.
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         return Copies()  # other checks report why this rank has no GPU
-    again = str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")).split()
-    only = tuple(tuple(map(int, word.split(">"))) for word in again)  # as `to_repeat` writes them
-    return copies(devices, ctx, only=only, indirect_ratio=SETTINGS["indirect_ratio"])
+    words = str(ctx.trial.params.get(f"{REPEAT_PREFIX}{ctx.place.rank}", "")).split()
+    selected_jobs = tuple(tuple(map(int, word.split(">"))) for word in words)  # as `links_to_repeat` writes them
+    return measure_copies(devices, ctx, selected_jobs=selected_jobs, indirect_ratio=SETTINGS["indirect_ratio"])
 
 
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
-    """Plan one rank of each host, then the next that sees other GPUs; at last, measure slow links again."""
-    tried = {rank for trial in seen.trials for rank in trial.ranks}
-    candidates = [set(_measuring_ranks(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
+    """Plan one rank of each host at a time, until all GPUs were covered; last, measure slow links again."""
+    measured_ranks = {rank for trial in seen.trials for rank in trial.ranks}
+    candidates = [set(_measuring_ranks(seen, host)) - measured_ranks for host in hosts_of(seen) if host.gpus]
     ranks = [min(ranks_of_host) for ranks_of_host in candidates if ranks_of_host]
     params: dict[str, int | str] = {}
     if not ranks and not any(map(is_repetition, seen.trials)):
         all_copies = copies_by_rank(seen)
-        suspects = {copies.rank: to_repeat(seen, copies, all_copies) for copies in all_copies}
-        ranks = [rank for rank, links in suspects.items() if links and rank in seen.world.living]
-        params = {f"{AGAIN}{rank}": suspects[rank] for rank in ranks}
+        slow_links = {copies.rank: links_to_repeat(seen, copies, all_copies) for copies in all_copies}
+        ranks = [rank for rank, links in slow_links.items() if links and rank in seen.world.living]
+        params = {f"{REPEAT_PREFIX}{rank}": slow_links[rank] for rank in ranks}
     groups = tuple((rank,) for rank in ranks)
     return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
 
 
 def skip(seen: Seen[Copies]) -> SkipReason | None:
-    """Skip if GPU002 does, or if torch shows no GPU to copy between."""
-    lacking = not seen.trials and not plan(seen)
-    return gpu002.skip(seen) or unneeded(gpu002.NO_GPU_IN_TORCH if lacking else None)
+    """Skip if GPU002 does, or if torch shows no GPU to any rank."""
+    is_without_gpus = not seen.trials and not plan(seen)
+    return gpu002.skip(seen) or unneeded(gpu002.NO_GPU_IN_TORCH if is_without_gpus else None)
 
 
 def _measuring_ranks(seen: Seen[Copies], host: Host) -> Iterator[int]:
-    """Ranks that together see all GPUs of the host, by what torch shows to each (GPU002)."""
+    """Yield ranks that together see all GPUs of the host. GPU002 recorded the GPUs that torch shows to each rank."""
     shown_by_torch = seen.of(gpu002.CHECK)
     living = [rank for rank in host.ranks if rank in seen.world.living]
-    shown = {
+    gpus_by_rank = {
         rank: {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(shown_by_torch.by_rank[rank].gpus)}
         for rank in living
         if rank in shown_by_torch.by_rank
     }
     if not shown_by_torch.trials:
         # GPU002 did not run. Assume that all ranks see the same GPUs if a rank has several, else a different one each.
-        gpus = {rank: seen.world.arrivals[rank].gpus for rank in living}
-        several = max(gpus.values(), default=0) > 1
-        shown = {rank: {"all"} if several else {str(rank)} for rank in living if gpus[rank]}
-    known: set[str] = set()
-    for rank in sorted(shown, key=lambda rank: (-len(shown[rank]), rank)):
-        if shown[rank] - known:
+        gpu_counts = {rank: seen.world.arrivals[rank].gpus for rank in living}
+        ranks_see_all = max(gpu_counts.values(), default=0) > 1
+        gpus_by_rank = {rank: {"all"} if ranks_see_all else {str(rank)} for rank in living if gpu_counts[rank]}
+    covered_gpus: set[str] = set()
+    for rank in sorted(gpus_by_rank, key=lambda rank: (-len(gpus_by_rank[rank]), rank)):
+        if gpus_by_rank[rank] - covered_gpus:
             yield rank
-        known |= shown[rank]
+        covered_gpus |= gpus_by_rank[rank]
 
 
 def judge(seen: Seen[Copies]) -> Iterator[Finding]:
     all_copies = copies_by_rank(seen)
-    yield from ends(seen, all_copies)
+    yield from failure_findings(seen, all_copies)
     for copies in all_copies:
-        yield from wrong(seen, copies)
-        yield from slow(seen, copies, all_copies)
-    yield from untried(seen, all_copies)
-    yield from untestable(seen, all_copies)
+        yield from wrong_findings(seen, copies)
+        yield from slow_findings(seen, copies, all_copies)
+    yield from unmeasured_findings(seen, all_copies)
+    yield from untested_findings(seen, all_copies)
 
 
-# Copies that did not end, or were not tried ---------------------------------------------------------------------------
+# Copies that failed, or were not measured -----------------------------------------------------------------------------
 
 
-def failed(seen: Seen[Copies]) -> tuple[Outcome, ...]:
-    """Outcomes of ranks that failed and that the run did not stop, in order."""
+def failed_outcomes(seen: Seen[Copies]) -> tuple[Outcome, ...]:
+    """Outcomes of ranks that failed, without ranks that the run itself stopped (`told`)."""
     return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.told)
 
 
-def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """One finding for each rank whose copies failed. It names the step at which the rank stopped."""
+def failure_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """One finding for each rank whose copies failed, unless the rank was lost or another finding reports it."""
     by_rank = {copies.rank: copies for copies in all_copies}
-    lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
-    for outcome in failed(seen):
+    lost_ranks = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
+    for outcome in failed_outcomes(seen):
         copies = by_rank.get(outcome.rank)
-        is_unfinished = copies is not None and was_going_on(seen, outcome)  # `untried` reports it
-        if outcome.rank not in lost and not is_unfinished and not _is_taken(outcome, copies):
-            yield _end(seen, outcome, copies)
+        is_unfinished = copies is not None and was_making_progress(seen, outcome)
+        if outcome.rank not in lost_ranks and not is_unfinished and not _is_gpu_busy(outcome, copies):
+            yield _failure_finding(seen, outcome, copies)
 
 
-def _is_taken(outcome: Outcome, copies: RankCopies | None) -> bool:
+def _is_gpu_busy(outcome: Outcome, copies: RankCopies | None) -> bool:
     """Whether the copies failed because the GPUs allow one process each (compute mode 'exclusive process', GPU008)."""
     modes = [card.health.compute_mode for card in copies.cards.values()] if copies is not None else []
     return "busy or unavailable" in outcome.error and any(mode in EXCLUSIVE for mode in modes)
 
 
-def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
+def was_making_progress(seen: Seen[Copies], outcome: Outcome) -> bool:
     """Whether the rank was still making progress at its deadline: its last step took less than `hung_seconds`."""
     process = outcome.process
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
@@ -202,35 +203,34 @@ def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
     return process.step_seconds is not None and process.step_seconds < seen.number("hung_seconds")
 
 
-def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
-    node = seen.world.host_of(outcome.rank)
-    step = copies.renumbered(outcome.at) if copies is not None else outcome.at
+def _failure_finding(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
+    host = seen.world.host_of(outcome.rank)
+    step = copies.with_nvml_indices(outcome.at) if copies is not None else outcome.at
     gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
-    direct = len(gpus) == 2 and "host" not in outcome.at
+    is_pair = len(gpus) == 2 and "host" not in outcome.at
     what = f"'{step}'" if step else "copying between GPUs"
     verb = _VERBS[outcome.status]
     gpus_text = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
-    undone = ""
+    undone_text = ""
     if copies is not None and copies.jobs - copies.done > 1:
-        undone = f" {copies.jobs - copies.done} of {copies.jobs} steps of this test were not done."
-    fix = _fix(outcome, node, direct=direct)
-    # The card for lack of memory is about a job's model and batch, which this test does not have.
-    known = None if "out of memory" in outcome.error else cause_in(outcome)
+        undone_text = f" {copies.jobs - copies.done} of {copies.jobs} steps of this test were not done."
+    # The known-error card for a full GPU is about a job's model and batch, which this test does not have.
+    known_cause = None if "out of memory" in outcome.error else cause_in(outcome)
     return seen.finding(
         outcome.status.value,
-        f"{what} {verb} on {node}",
-        f"{what} {verb} on {node} (rank {outcome.rank}){gpus_text}.{_story(outcome)}{undone}",
+        f"{what} {verb} on {host}",
+        f"{what} {verb} on {host} (rank {outcome.rank}){gpus_text}.{_failure_text(outcome)}{undone_text}",
         ranks=(copies.ranks_of(gpus) if copies is not None else ()) or (outcome.rank,),
-        hosts=(node,),
+        hosts=(host,),
         gpus=copies.uuids(gpus) if copies is not None else (),
         evidence=_evidence(outcome, step),
-        fix=fix,
-        known=known,
+        fix=_fix(outcome, host, is_pair=is_pair),
+        known=known_cause,
     )
 
 
-def _story(outcome: Outcome) -> str:
-    """The end of the rank in words: the state of its process if it hung, else its error."""
+def _failure_text(outcome: Outcome) -> str:
+    """A sentence on the failure (the state of the process if it hung, else the error) after a space, or empty."""
     process = outcome.process
     if outcome.status is Status.HUNG and process is not None:
         survived = " and survived SIGKILL" if process.survived else ""
@@ -253,32 +253,33 @@ def _evidence(outcome: Outcome, step: str) -> dict[str, Scalar | list[Scalar]]:
     }
 
 
-def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
+def _fix(outcome: Outcome, host: str, *, is_pair: bool) -> str:
     process = outcome.process
     if process is not None and process.survived:
-        return f"Reboot {node}, or reset the GPU that process {process.pid} waits for; the process cannot be killed."
+        return f"Reboot {host}, or reset the GPU that process {process.pid} waits for; the process cannot be killed."
     if process is not None and process.state == "T":
-        return f"Run `kill -CONT {process.pid}` on {node}. Find what stopped it: a debugger or a suspended job."
+        return f"Run `kill -CONT {process.pid}` on {host}. Find what stopped it: a debugger or a suspended job."
     if "out of memory" in outcome.error:
-        return f"End the process that uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*` as root)."
-    look = f"Run `dmesg -T | grep -i xid` on {node}. If it shows one of these GPUs, {leave_out([node])}."
-    return f"{look} {GUESS} {ACS}" if direct else f"{look} Otherwise reset the GPU as root, or reboot {node}."
+        return f"End the process that uses the GPU's memory on {host} (`nvidia-smi`, `fuser -v /dev/nvidia*` as root)."
+    xid_fix = f"Run `dmesg -T | grep -i xid` on {host}. If it shows one of these GPUs, {leave_out([host])}."
+    other_fix = f"{NO_P2P_FIX} {ACS_FIX}" if is_pair else f"Otherwise reset the GPU as root, or reboot {host}."
+    return f"{xid_fix} {other_fix}"
 
 
-def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+def unmeasured_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """Findings on hosts without a failure whose copies were not all measured: time ran out, or torch shows no GPU."""
-    failed_ranks = {outcome.rank for outcome in failed(seen) if not was_going_on(seen, outcome)}
-    shown = {copies.host for copies in all_copies if copies.gpus}
+    failed_ranks = {outcome.rank for outcome in failed_outcomes(seen) if not was_making_progress(seen, outcome)}
+    hosts_with_gpus = {copies.host for copies in all_copies if copies.gpus}
     budget, deadline = seen.options.budget_seconds, seen.check.deadline
     for copies in all_copies:
-        name, left = copies.host.name, copies.jobs - copies.done
-        if left > 0 and copies.rank not in failed_ranks:
-            why = f"the time was over before {left} of {copies.jobs} steps of this test"
+        name, jobs_left = copies.host.name, copies.jobs - copies.done
+        if jobs_left > 0 and copies.rank not in failed_ranks:
+            why = f"the time was over before {jobs_left} of {copies.jobs} steps of this test"
             fix = (
                 f"Run again with more time: --budget {2 * budget:.0f} --set {seen.check.code}.deadline_seconds="
                 f"{2 * deadline:.0f}. Or find what keeps {name} busy (`top`)."
             )
-        elif copies.host not in shown and not copies.jobs:
+        elif copies.host not in hosts_with_gpus and not copies.jobs:
             why = f"torch shows no GPU, {copies.host.gpus} expected from CUDA_VISIBLE_DEVICES or the driver's list"
             fix = (
                 "Run `ddpdiag check --select GPU001,GPU002`, which finds the cause. To train on CPUs, set "
@@ -290,30 +291,32 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             "unmeasured",
             "not all copies between GPUs were measured",
             f"{name}: {why}, so it is not known whether all copies work.",
-            hosts=(name,) if left > 0 else (),
+            hosts=(name,) if jobs_left > 0 else (),
             evidence={"done": copies.done, "of": copies.jobs},
             fix=fix,
             of_the_run=True,
         )
 
 
-def untestable(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Notes on hosts on which one process cannot copy between all GPUs. This is not a fault."""
+def untested_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """Notes on hosts on which one process cannot copy between all GPUs, although nothing is at fault."""
     by_rank = {copies.rank: copies for copies in all_copies}
-    taken = [by_rank[outcome.rank] for outcome in failed(seen) if _is_taken(outcome, by_rank.get(outcome.rank))]
+    failed = failed_outcomes(seen)
+    busy = [by_rank[each.rank] for each in failed if _is_gpu_busy(each, by_rank.get(each.rank))]
+    separate = [copies for copies in all_copies if not copies.sees_all_gpus]
     for limited, reason in (
-        ([own for own in all_copies if not own.alone], "each rank sees only some of the GPUs (Slurm: --gpu-bind=none)"),
-        (taken, "the GPUs allow one process each (compute mode 'exclusive process', GPU008), and the ranks use them"),
+        (separate, "each rank sees only some of the GPUs (Slurm: --gpu-bind=none)"),
+        (busy, "the GPUs allow one process each (compute mode 'exclusive process', GPU008), and the ranks use them"),
         ([own for own in all_copies if own.refused], f"CUDA allows a GPU only 8 peers there ('{NO_PEERS_LEFT}')"),
     ):
-        if nodes := list(dict.fromkeys(copies.host.name for copies in limited)):
+        if hosts := list(dict.fromkeys(copies.host.name for copies in limited)):
             yield seen.finding(
                 "untested",
                 "not all pairs of GPUs can be tested in one process",
-                f"{names_text(nodes)}: {reason}. Only the collectives test the other pairs.",
+                f"{names_text(hosts)}: {reason}. Only the collectives test the other pairs.",
                 evidence={
-                    "hosts": [*nodes],
-                    "pairs": [own.link_label(link) for own in limited for link in own.refused],
+                    "hosts": [*hosts],
+                    "pairs": [own.link_label(pair) for own in limited for pair in own.refused],
                 },
                 fix="Nothing to do for the job.",
             )
@@ -324,23 +327,23 @@ def untestable(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator
 
 def figures(all_copies: Sequence[RankCopies]) -> Mapping[str, Scalar]:
     """The lowest and the median rate of all pairs of GPUs, and of all links to and from the hosts' memory."""
-    found: dict[str, Scalar] = {}
+    rates_by_figure: dict[str, Scalar] = {}
     for name, in_memory in (("p2p.copy", False), ("p2p.host", True)):
-        rates = [rate for own in all_copies for link, rate in own.rates.items() if (MEMORY in link) is in_memory]
+        rates = [rate for own in all_copies for link, rate in own.rates.items() if (HOST_MEMORY in link) is in_memory]
         if rates:
-            found |= {f"{name}.min_bytes_per_s": min(rates), f"{name}.median_bytes_per_s": median(rates)}
-    return found
+            rates_by_figure |= {f"{name}.min_bytes_per_s": min(rates), f"{name}.median_bytes_per_s": median(rates)}
+    return rates_by_figure
 
 
 def matrices(all_copies: Sequence[RankCopies]) -> Iterator[Matrix]:
-    """Tables of the rates: between the GPUs that a process sees, and between each GPU and its host's memory."""
+    """Tables of the rates: one for each rank that measured pairs of GPUs, and one for each host with its memory."""
     for copies in all_copies:
         if len(copies.gpus) > 1:
-            gpus = copies.in_order
+            gpus = copies.gpus_in_order
             labels = tuple(map(copies.label, gpus))
             rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items()}
             yield Matrix(
-                name=f"p2p.copy.{copies.host.name}{'' if copies.alone else f'.rank{copies.rank}'}",
+                name=f"p2p.copy.{copies.host.name}{'' if copies.sees_all_gpus else f'.rank{copies.rank}'}",
                 title="Copies between GPUs (P2P where CUDA allows it)",
                 rows=labels,
                 columns=labels,
@@ -349,15 +352,16 @@ def matrices(all_copies: Sequence[RankCopies]) -> Iterator[Matrix]:
                 gpus=_uuids((copies.label(index), copies.gpus[index]) for index in gpus),
             )
     for host in dict.fromkeys(copies.host for copies in all_copies if copies.gpus):
-        yield _with_host(host, [copies for copies in all_copies if copies.host == host])
+        yield _host_matrix(host, [copies for copies in all_copies if copies.host == host])
 
 
-def _with_host(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
-    # Ranks may share a GPU.
+def _host_matrix(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
+    """The table of rates between the host's memory and each of its GPUs."""
+    # Ranks may share a GPU, so the keys are UUIDs.
     known = {
         gpu.uuid or (copies.rank, index): (copies.label(index), gpu)
         for copies in all_copies
-        for index, gpu in ((index, copies.gpus[index]) for index in copies.in_order)
+        for index, gpu in ((index, copies.gpus[index]) for index in copies.gpus_in_order)
     }
     gpus = list(known.values())
     return Matrix(
@@ -376,24 +380,23 @@ def _uuids(gpus: Iterable[tuple[str, GpuCopies]]) -> dict[str, str]:
 
 
 def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
-    """The reason why a finding on copies between GPUs is no error, or None: the job works and makes no such copies."""
-    if finding.code not in _COPIES or not _goes_without_p2p(seen):
+    """The reason why a finding on copies between GPUs is no error (the job makes no such copies and works), or None."""
+    if finding.code not in _PAIR_FINDINGS or not _job_avoids_p2p(seen):
         return None
     return "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."
 
 
 @lru_cache(maxsize=1)
-def _goes_without_p2p(seen: Seen[Copies]) -> bool:
-    """Whether the job's NCCL makes no copies between GPUs, because of workarounds or of variables on all ranks."""
-    if seen.options.uses_workarounds and fallback.job_workarounds(seen).get(_NO_P2P) == "1":
+def _job_avoids_p2p(seen: Seen[Copies]) -> bool:
+    """Whether the job's NCCL makes no copies between GPUs, by P2P003's workarounds or by variables on all ranks."""
+    if seen.options.uses_workarounds and fallback.job_workarounds(seen).get(_NO_P2P_VARIABLE) == "1":
         return True
     rows = seen.of(variables.CHECK).by_rank
-    everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())
+    everywhere = bool(rows) and all(row.variables.get(_NO_P2P_VARIABLE) == "1" for row in rows.values())
     return everywhere and seen.job_backend_works
 
 
 def report(seen: Seen[Copies]) -> Contribution:
-    """All that the check adds to the report."""
     all_copies = copies_by_rank(seen)
     return Contribution(excuse=partial(excuse, seen), figures=figures(all_copies), matrices=tuple(matrices(all_copies)))
 
@@ -409,7 +412,7 @@ SETTINGS = {
     # Eight A40 were faster with peer-to-peer off (nccl-tests issue 74). A tenth is noise. A larger value takes effect
     # only where copies through the host were measured.
     "indirect_ratio": 0.9,
-    # x8 gives 0.5. GPUs of one host differ by less than 0.1, or by up to 0.3 if the memory is the other socket's.
+    # x8 gives 0.5. GPUs of one host differ by less than 0.1, or by up to 0.3 if the memory is at the other socket.
     "host_slow_ratio": 0.6,
     # AzNHC fails below 76 to 87 % of this expectation; clouds and old boards reach 60 to 70 %.
     "expected_ratio": 0.5,

@@ -1,8 +1,9 @@
 """P2P002's findings on wrong and slow copies between the GPUs of a host, and between GPUs and its memory.
 
-A GPU whose links fail is named, else the failing pairs. If links between all GPUs fail, the host is blamed. A rate is
-compared with the NVLinks or the PCIe switch of the pair, the other GPUs of the host, the other direction, and the copy
-through the host's memory. A link is reported with the first of these that it does not reach.
+A link is a pair (source, target) of GPUs, or of a GPU and the host's memory (`HOST_MEMORY`). If most links of a GPU are
+bad, the GPU is named, else the pairs. If the links between all GPUs are bad, the host is blamed. The rate of a link is
+compared with several expectations: the NVLinks or the PCIe switch of the pair, the other GPUs of the host, the other
+direction, and the copy through the host's memory. A slow link is reported with the first that it does not reach.
 """
 
 import re
@@ -28,25 +29,24 @@ from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.text import begun, count, rate_text, share_text
 
 _GPU = re.compile(r"GPU (\d+)")
-# The number of the host's memory as an end of a link. The numbers of GPUs are torch's indices.
-MEMORY = -1
-# The start of the name of a parameter (a rank follows) that lists the pairs and GPUs to be measured again.
-AGAIN = "again."
+# The host's memory as an end of a link. GPUs are ends by torch's indices.
+HOST_MEMORY = -1
+# Parameters of a repetition are named "again.RANK", and list the links that the rank measures again.
+REPEAT_PREFIX = "again."
 # The most links to measure again. A slow link takes about 0.2 s.
-_MOST_REPEATED = 8
-# The rate that copies reach on one PCIe lane, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth,
-# 88 % of what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of
-# 5) are 76 % and 87 % of this.
+_MAX_REPEATED = 8
+# The rate that copies reach on one PCIe lane, by generation. On 16 lanes of generation 5, nvbandwidth measured 55 GB/s,
+# 88 % of their nominal rate; other generations are in proportion. The limits of AzNHC (21 GB/s on 16 lanes of
+# generation 4, 48 GB/s of generation 5) are 76 % and 87 % of this.
 _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
-# The rate of a shorter copy is too low, because its start takes a part of the time. 64 MiB take 84 us at 800 GB/s; if
-# many pairs share little time, copies are shorter. The value is an estimate, not measured on a GPU.
-_LEAST_SECONDS = 50e-6
+# The rate of a copy that takes less time is too low, because its start takes a part of the time. 64 MiB take 84 us at
+# 800 GB/s, but if many pairs share little time, copies are smaller. The value is an estimate, not measured on a GPU.
+_MIN_COPY_SECONDS = 50e-6
 _WORD_BYTES = 4  # of each of `PairCopies.words`
-# The share of the usual rate below which P2P002 calls a link slow (`slow_ratio`).
-_PROOF_SHARE = 0.5
-# P2P003 finds out whether NCCL works without such copies.
-GUESS = "Try the job with NCCL_P2P_DISABLE=1."
-ACS = (
+# A link above this share of `majority_rate` shows that paths of its level are fast. The default of `slow_ratio`.
+_FAST_SHARE = 0.5
+NO_P2P_FIX = "Try the job with NCCL_P2P_DISABLE=1."
+ACS_FIX = (
     "As root run `lspci -vvv | grep ACSCtl`: `SrcValid+` means that ACS is on. If so, turn it off in the BIOS, and add "
     "iommu=pt to the kernel's command line."
 )
@@ -55,43 +55,44 @@ ACS = (
 class RankCopies(Struct, frozen=True, kw_only=True):
     """The copies that one rank of a host made between the GPUs that it sees. The key of a GPU is torch's index.
 
-    `alone`: no other rank of the host sees other GPUs. `cards`: GPU003's data of these GPUs. `takers`: the ranks that
-    train on each. `numbers`: NVML's indices, which differ from torch's if CUDA_VISIBLE_DEVICES is set. `rates`: bytes
-    per second of all links. `again`: the second measurement of slow links. `wrong`: words that arrived wrong in either.
+    `sees_all_gpus`: all measuring ranks of the host see the same GPUs. `refused`: pairs for which CUDA had no peer
+    mappings left. `cards`: GPU003's data. `ranks_by_gpu`: the ranks that train on a GPU. `nvml_indices`: they differ
+    from torch's if CUDA_VISIBLE_DEVICES is set. `rates`: bytes/s of all links. `new_rates`: of slow links, when
+    measured again. `wrong_words`: the number of wrong words in a copy over each bad link.
     """
 
     host: Host
     rank: int
-    alone: bool
+    sees_all_gpus: bool
     gpus: Mapping[int, GpuCopies]
     pairs: Mapping[Link, PairCopies]
     done: int
     jobs: int
     refused: tuple[Link, ...]
     cards: Mapping[int, Card]
-    takers: Mapping[int, Sequence[int]]
-    numbers: Mapping[int, int]
+    ranks_by_gpu: Mapping[int, Sequence[int]]
+    nvml_indices: Mapping[int, int]
     rates: Mapping[Link, float]
-    again: Mapping[Link, float]
-    wrong: Mapping[Link, int]
+    new_rates: Mapping[Link, float]
+    wrong_words: Mapping[Link, int]
 
     @property
-    def in_order(self) -> list[int]:
-        """The GPUs in the order of NVML's indices; GPUs without a known index come last."""
-        return sorted(self.gpus, key=lambda gpu: (self.numbers.get(gpu, len(self.gpus)), gpu))
+    def gpus_in_order(self) -> list[int]:
+        """The GPUs (torch's indices) in the order of NVML's indices, with GPUs that NVML does not list at the end."""
+        return sorted(self.gpus, key=lambda gpu: (self.nvml_indices.get(gpu, len(self.gpus)), gpu))
 
     def label(self, gpu: int) -> str:
-        """The GPU in words: "GPU 2" by NVML's index; if that is not known, "GPU 0 of rank 2" or "cuda:0" by torch's."""
-        if gpu == MEMORY:
+        """The GPU in words: "GPU 2" with NVML's index, or "GPU 0 of rank 2" or "cuda:0" with torch's."""
+        if gpu == HOST_MEMORY:
             return "the host's memory"
-        if gpu in self.numbers:
-            return f"GPU {self.numbers[gpu]}"
-        name = f"cuda:{gpu}" if self.numbers else f"GPU {gpu}"
-        return name if self.alone else f"{name} of rank {self.rank}"
+        if gpu in self.nvml_indices:
+            return f"GPU {self.nvml_indices[gpu]}"
+        name = f"cuda:{gpu}" if self.nvml_indices else f"GPU {gpu}"
+        return name if self.sees_all_gpus else f"{name} of rank {self.rank}"
 
-    def renumbered(self, step: str) -> str:
-        """The text of a step with NVML's indices of GPUs instead of torch's."""
-        return _GPU.sub(lambda found: self.label(int(found[1])), step) if self.numbers else step
+    def with_nvml_indices(self, step: str) -> str:
+        """The text of a step, with torch's indices of GPUs replaced by NVML's."""
+        return _GPU.sub(lambda found: self.label(int(found[1])), step) if self.nvml_indices else step
 
     def full_label(self, gpu: int) -> str:
         """The GPU in words, with its UUID and PCI address."""
@@ -105,12 +106,12 @@ class RankCopies(Struct, frozen=True, kw_only=True):
         return " -> ".join(map(self.label, link))
 
     def uuids(self, gpus: Iterable[int]) -> tuple[str, ...]:
-        """The UUIDs of these GPUs, without those that are not known."""
+        """The UUIDs of these GPUs, as far as they are known."""
         return tuple(own.uuid for gpu in gpus if (own := self.gpus.get(gpu)) is not None and own.uuid)
 
     def ranks_of(self, gpus: Iterable[int]) -> tuple[int, ...]:
         """The ranks that are known to train on these GPUs."""
-        return tuple(sorted({rank for gpu in gpus for rank in self.takers.get(gpu, ())}))
+        return tuple(sorted({rank for gpu in gpus for rank in self.ranks_by_gpu.get(gpu, ())}))
 
     def rates_between(self, *, access: bool) -> dict[Link, float]:
         """Rates of the pairs with peer access if `access`, else of those without it."""
@@ -119,71 +120,74 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 
 
 def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
-    """The copies of each rank that made any, in the order of hosts."""
-    first = {row.place.rank: row.data for row in seen.rows_so_far if not is_repetition(row.trial)}
-    again = {row.place.rank: row.data for row in seen.rows_so_far if is_repetition(row.trial)}
+    """The copies of each rank that made any, sorted by host."""
+    first_answers = {row.place.rank: row.data for row in seen.rows_so_far if not is_repetition(row.trial)}
+    second_answers = {row.place.rank: row.data for row in seen.rows_so_far if is_repetition(row.trial)}
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
-    takers = defaultdict(list)
+    ranks_by_uuid = defaultdict(list)
     for rank, answer in seen.of(devices.CHECK).by_rank.items():
         if answer.gpu is not None and answer.gpu.uuid:
-            takers[answer.gpu.uuid].append(rank)
-    numbers = {gpu.uuid: gpu.index for own in host_paths(seen.of(paths.CHECK)) for gpu in own.gpus if gpu.uuid}
+            ranks_by_uuid[answer.gpu.uuid].append(rank)
+    nvml_indices = {gpu.uuid: gpu.index for own in host_paths(seen.of(paths.CHECK)) for gpu in own.gpus if gpu.uuid}
     all_copies = []
     for host in hosts_of(seen):
-        ranks = [rank for rank in host.ranks if rank in first]
-        alone = len({frozenset(gpu.uuid for gpu in first[rank].gpus) for rank in ranks}) == 1
+        ranks = [rank for rank in host.ranks if rank in first_answers]
+        sees_all_gpus = len({frozenset(gpu.uuid for gpu in first_answers[rank].gpus) for rank in ranks}) == 1
         for rank in ranks:
-            known, repeated = first[rank], again.get(rank, Copies())
-            uuids = {gpu.index: gpu.uuid for gpu in known.gpus if gpu.uuid}
+            first, second = first_answers[rank], second_answers.get(rank, Copies())
+            uuids = {gpu.index: gpu.uuid for gpu in first.gpus if gpu.uuid}
             own = RankCopies(
                 host=host,
                 rank=rank,
-                alone=alone,
-                gpus={gpu.index: gpu for gpu in known.gpus},
-                pairs={(pair.source, pair.target): pair for pair in known.pairs},
-                done=known.done,
-                jobs=known.jobs,
-                refused=known.refused,
+                sees_all_gpus=sees_all_gpus,
+                gpus={gpu.index: gpu for gpu in first.gpus},
+                pairs={(pair.source, pair.target): pair for pair in first.pairs},
+                done=first.done,
+                jobs=first.jobs,
+                refused=first.refused,
                 cards={index: cards[uuid] for index, uuid in uuids.items() if uuid in cards},
-                takers={index: takers[uuid] for index, uuid in uuids.items() if uuid in takers},
-                numbers={index: numbers[uuid] for index, uuid in uuids.items() if uuid in numbers},
-                rates=_rates(known),
-                again=_rates(repeated),
-                wrong=_wrong(repeated) | _wrong(known),
+                ranks_by_gpu={index: ranks_by_uuid[uuid] for index, uuid in uuids.items() if uuid in ranks_by_uuid},
+                nvml_indices={index: nvml_indices[uuid] for index, uuid in uuids.items() if uuid in nvml_indices},
+                rates=_rates_by_link(first),
+                new_rates=_rates_by_link(second),
+                wrong_words=_wrong_words_by_link(second) | _wrong_words_by_link(first),
             )
             all_copies.append(own)
     return all_copies
 
 
-def _rates(copies: Copies) -> dict[Link, float]:
+def _rates_by_link(copies: Copies) -> dict[Link, float]:
     """The measured rates in bytes per second, by link."""
     rates = {(pair.source, pair.target): pair.bytes_per_s for pair in copies.pairs}
     for gpu in copies.gpus:
-        rates |= {(MEMORY, gpu.index): gpu.to_bytes_per_s, (gpu.index, MEMORY): gpu.from_bytes_per_s}
+        rates |= {(HOST_MEMORY, gpu.index): gpu.to_bytes_per_s, (gpu.index, HOST_MEMORY): gpu.from_bytes_per_s}
     return {link: rate for link, rate in rates.items() if rate is not None and rate > 0}
 
 
-def _wrong(copies: Copies) -> dict[Link, int]:
-    """The number of words that arrived wrong, by link, if there are any."""
+def _wrong_words_by_link(copies: Copies) -> dict[Link, int]:
+    """The number of wrong words of each link that has any."""
     words = {(pair.source, pair.target): pair.wrong for pair in copies.pairs}
     for gpu in copies.gpus:
-        words |= {(MEMORY, gpu.index): gpu.wrong_to, (gpu.index, MEMORY): gpu.wrong_from}
+        words |= {(HOST_MEMORY, gpu.index): gpu.wrong_to, (gpu.index, HOST_MEMORY): gpu.wrong_from}
     return {link: number for link, number in words.items() if number}
 
 
 def is_repetition(trial: Trial) -> bool:
-    """Whether the trial measures links for the second time."""
-    return any(name.startswith(AGAIN) for name in trial.params)
+    """Whether the trial measures slow links again."""
+    return any(name.startswith(REPEAT_PREFIX) for name in trial.params)
 
 
-class Subject(NamedTuple):
-    """Bad links with one explanation (`where`). `gpus` are blamed: both ends of single pairs; none if all are bad."""
+class BadLinks(NamedTuple):
+    """Bad links with one explanation, which become one finding. `kind` is "memory" or a kind of `links_of`.
+
+    `gpus` are blamed: both ends of single pairs, and none if the links between all GPUs are bad. `place` is in words.
+    """
 
     copies: RankCopies
     kind: str
     gpus: tuple[int, ...]
     links: tuple[Link, ...]
-    where: str
+    place: str
 
     def finding(
         self,
@@ -208,21 +212,21 @@ class Subject(NamedTuple):
         )
 
 
-def subjects(copies: RankCopies, bad: Set[Link]) -> Iterator[Subject]:
-    """The bad links, grouped by their explanation. A GPU's links to and from the host's memory are one group."""
-    pairs = {link for link in bad if MEMORY not in link}
+def group_bad_links(copies: RankCopies, bad: Set[Link]) -> Iterator[BadLinks]:
+    """Group bad links by their explanation. A GPU's links to and from the host's memory are one group."""
+    pairs = {link for link in bad if HOST_MEMORY not in link}
     pattern = explain(pairs, copies.pairs.keys() - pairs)
     for kind, gpus, links in links_of(pattern, pairs) if pattern is not None else ():
         ordered = tuple(sorted(links))
         ends = tuple(dict.fromkeys(end for link in ordered for end in link)) if kind == "links" else gpus
-        yield Subject(copies, kind, ends, ordered, _where(copies, kind, gpus, ordered))
+        yield BadLinks(copies, kind, ends, ordered, _place_text(copies, kind, gpus, ordered))
     for gpu in copies.gpus:
-        if links := frozenset({(MEMORY, gpu), (gpu, MEMORY)}) & bad:
+        if links := frozenset({(HOST_MEMORY, gpu), (gpu, HOST_MEMORY)}) & bad:
             ordered = tuple(sorted(links))
-            yield Subject(copies, "memory", (gpu,), ordered, _where(copies, "memory", (gpu,), ordered))
+            yield BadLinks(copies, "memory", (gpu,), ordered, _place_text(copies, "memory", (gpu,), ordered))
 
 
-def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Link, ...]) -> str:
+def _place_text(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Link, ...]) -> str:
     name = copies.host.name
     match kind:
         case "host":
@@ -241,50 +245,50 @@ def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Li
             return f"between all GPUs of {name}"
 
 
-def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
-    """Findings on copies that arrive with wrong values."""
+def wrong_findings(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
+    """Findings on copies with wrong words."""
     name = copies.host.name
-    for subject in subjects(copies, copies.wrong.keys()):
-        words, in_memory = max(copies.wrong[link] for link in subject.links), subject.kind == "memory"
-        also = sum(copies.pairs[link].wrong_through_host > 0 for link in subject.links if link in copies.pairs)
-        staged = " Through the host's memory they arrive right, so peer-to-peer access is at fault."
+    for bad_links in group_bad_links(copies, copies.wrong_words.keys()):
+        words, in_memory = max(copies.wrong_words[link] for link in bad_links.links), bad_links.kind == "memory"
+        also = sum(copies.pairs[link].wrong_through_host > 0 for link in bad_links.links if link in copies.pairs)
+        reason = " Through the host's memory they arrive right, so peer-to-peer access is at fault."
         if also:
-            staged = " Some arrive wrong through the host's memory, too, so peer-to-peer access is not the only cause."
-        yield subject.finding(
+            reason = " Some arrive wrong through the host's memory, too, so peer-to-peer access is not the only cause."
+        yield bad_links.finding(
             seen,
             "wrong",
             f"copies between {'a GPU and the memory' if in_memory else 'GPUs'} of {name} arrive corrupted",
-            f"Copies {subject.where} arrive corrupted: up to {count(words, 'word')} of {_WORD_BYTES} bytes differ, 0 "
-            f"expected.{'' if in_memory else staged}",
+            f"Copies {bad_links.place} arrive corrupted: up to {count(words, 'word')} of {_WORD_BYTES} bytes differ, 0 "
+            f"expected.{'' if in_memory else reason}",
             {"wrong_words": words, "wrong_pairs_through_host": also},
             f"{begun(leave_out([name]))}. Test its GPUs and memory there (`dcgmi diag -r 3`, `dmesg -T`)."
             if in_memory or also
-            else f"Do not train on {name} as it is. {GUESS} {ACS}",
+            else f"Do not train on {name} as it is. {NO_P2P_FIX} {ACS_FIX}",
         )
 
 
 # Rates ----------------------------------------------------------------------------------------------------------------
 
 
-class Expected(NamedTuple):
-    """The rate that a link should reach, its source, and the setting that holds the least acceptable share of it.
+class Expectation(NamedTuple):
+    """The rate that a link should reach, the source of this rate in words, and the setting with its least share.
 
-    `proves`: a link below `far_ratio` of this rate may be an error.
+    `may_be_error`: a link below `far_ratio` of the rate may be an error. Without it, a slow link is a warning at most.
     """
 
     bytes_per_s: float
     source: str
     setting: str
-    proves: bool = False
+    may_be_error: bool = False
 
 
-Expectations = Iterator[tuple[Link, Expected]]
+Expectations = Iterator[tuple[Link, Expectation]]
 
 
-def usual_rate(rates: Mapping[Link, float]) -> float | None:
+def majority_rate(rates: Mapping[Link, float]) -> float | None:
     """The rate that most GPUs reach on most of their links; None for two GPUs, which have no majority.
 
-    The median of all links does not show it: of four GPUs, a single slow one takes part in half of the links.
+    This is not the median of all links: of four GPUs, a single slow GPU takes part in half of the links.
     """
     ends: dict[int, list[float]] = {}
     for link, rate in rates.items():
@@ -294,9 +298,9 @@ def usual_rate(rates: Mapping[Link, float]) -> float | None:
 
 
 def slot_rate(card: Card | None) -> tuple[float, str]:
-    """The rate that a GPU's PCIe link should carry (0: not known), and its source.
+    """The rate that a GPU's PCIe link should carry (0: not known), and the source of this rate in words.
 
-    It follows from the current width and the highest possible generation: an idle card lowers the current one (GPU003).
+    It follows from the current width and the highest generation: an idle card lowers its current generation (GPU003).
     """
     link = card.health.pcie if card else None
     lane = _LANE_BYTES_PER_S.get(link.generation_max or 0) if link else None
@@ -305,195 +309,196 @@ def slot_rate(card: Card | None) -> tuple[float, str]:
     return link.width * lane, f"PCIe {link.generation_max} x{link.width}, from nvbandwidth's 55 GB/s over PCIe 5 x16"
 
 
-def _below(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> dict[Link, Expected]:
-    """The links below an expected rate, each with the first expectation that it does not reach."""
-    host = next((own for own in host_paths(seen.of(paths.CHECK)) if own.host.ranks == copies.host.ranks), None)
-    expected = (
-        *_by_path(copies, host),
-        *_by_peers(copies, host),
-        *_by_way_back(copies),
-        *_by_staging(copies, host),
-        *_by_siblings(copies, all_copies),
-        *_by_slot(copies, host),
+def _slow_links(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> dict[Link, Expectation]:
+    """The links that are slower than expected, each with the first expectation that it does not reach."""
+    host = next((each for each in host_paths(seen.of(paths.CHECK)) if each.host.ranks == copies.host.ranks), None)
+    expectations = (
+        *_expect_by_path(copies, host),
+        *_expect_by_majority(copies, host),
+        *_expect_by_reverse(copies),
+        *_expect_by_host_copy(copies, host),
+        *_expect_by_model(copies, all_copies),
+        *_expect_by_slot(copies, host),
     )
-    bad: dict[Link, Expected] = {}
-    for link, own in expected:
-        if 0 < copies.rates.get(link, 0.0) < seen.number(own.setting) * own.bytes_per_s and not _is_short(copies, link):
-            bad.setdefault(link, own)
-    return bad
+    missed: dict[Link, Expectation] = {}
+    for link, expected in expectations:
+        least = seen.number(expected.setting) * expected.bytes_per_s
+        if 0 < copies.rates.get(link, 0.0) < least and not _is_short(copies, link):
+            missed.setdefault(link, expected)
+    return missed
 
 
 def _is_short(copies: RankCopies, link: Link) -> bool:
-    """Whether the copies of a pair were too short to measure a rate."""
+    """Whether the copies over the link took too little time to measure a rate."""
     pair = copies.pairs.get(link)
-    return pair is not None and 0 < pair.words * _WORD_BYTES < _LEAST_SECONDS * copies.rates[link]
+    return pair is not None and 0 < pair.words * _WORD_BYTES < _MIN_COPY_SECONDS * copies.rates[link]
 
 
-def _paths(copies: RankCopies, host: HostPaths | None) -> dict[Link, Pair]:
-    """P2P001's path of each link with peer access, except those that NCCL connects through the host's memory anyway."""
-    pairs = [pair for pair in host.pairs if pair not in host.through_memory] if host else []
+def _peer_paths(copies: RankCopies, host: HostPaths | None) -> dict[Link, Pair]:
+    """P2P001's path of each link with peer access, unless NCCL always uses the host's memory for this pair."""
+    pairs = [pair for pair in host.pairs if pair not in host.pairs_through_memory] if host else []
     known = {frozenset((pair.one.uuid, pair.other.uuid)): pair for pair in pairs}
     links = copies.rates_between(access=True)
     return {link: known[uuids] for link in links if (uuids := frozenset(copies.uuids(link))) in known}
 
 
-def _by_path(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """Expect the NVLinks' speed that NVML reports, or that of the slots of two GPUs behind PCIe switches.
+def _expect_by_path(copies: RankCopies, host: HostPaths | None) -> Expectations:
+    """Expect the speed of the pair's NVLinks, or the slower of its two PCIe slots if PCIe switches join them.
 
-    Across a processor nothing is expected: the rate of copies depends on its model, and no figure of it is public.
+    For paths through a processor nothing is expected: the rate depends on the processor's model and is not published.
     """
-    for link, pair in _paths(copies, host).items():
+    for link, pair in _peer_paths(copies, host).items():
         ends = [copies.cards.get(gpu) for gpu in link]
-        if nvlinks := min((path.nvlinks or 0 for path in pair.known), default=0):
+        if nvlinks := min((path.nvlinks or 0 for path in pair.known_paths), default=0):
             speeds = [own.bytes_per_s for end in ends if end for own in end.health.nvlinks if own.up]
             rate, source = nvlinks * min(filter(None, speeds), default=0.0), f"{count(nvlinks, 'NVLink')}, by NVML"
-        elif pair.is_unlinked and pair.level is not None and pair.level <= Level.PXB:
+        elif pair.is_pcie_only and pair.level is not None and pair.level <= Level.PXB:
             rate, source = min(map(slot_rate, ends))
         else:
             continue
         if rate:
-            yield link, Expected(rate, source, "far_ratio", proves=True)
+            yield link, Expectation(rate, source, "far_ratio", may_be_error=True)
 
 
-def _by_peers(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """Expect the rate of most GPUs of the host on paths of the same kind (with or without peer access).
+def _expect_by_majority(copies: RankCopies, host: HostPaths | None) -> Expectations:
+    """Expect the rate of most GPUs of the host on links of the same kind (with or without peer access).
 
-    A slow link may be an error (`proves`) if other paths of its level are fast: between sockets all may be slow.
+    A slow link may be an error only if other paths of its level are fast: paths between sockets may all be slow.
     """
-    levels = {link: pair.level for link, pair in _paths(copies, host).items()}
+    levels = {link: pair.level for link, pair in _peer_paths(copies, host).items()}
     for access in (True, False):
         rates = copies.rates_between(access=access)
-        usual = usual_rate(rates) or 0.0
-        fast = {levels[link] for link, rate in rates.items() if link in levels and rate > usual * _PROOF_SHARE}
+        majority = majority_rate(rates) or 0.0
+        fast_levels = {levels[link] for link in rates.keys() & levels if rates[link] > majority * _FAST_SHARE}
         for link in rates:
-            proves = access and link in levels and levels[link] in fast
-            yield link, Expected(usual, "most GPUs of the host reach it", "slow_ratio", proves)
+            may_be_error = access and link in levels and levels[link] in fast_levels
+            yield link, Expectation(majority, "most GPUs of the host reach it", "slow_ratio", may_be_error)
 
 
-def _by_way_back(copies: RankCopies) -> Expectations:
+def _expect_by_reverse(copies: RankCopies) -> Expectations:
+    """Expect the rate of the other direction."""
     for link in copies.pairs:
-        back = copies.rates.get(link[::-1], 0.0)
-        yield link, Expected(back, "the same path in the other direction", "asymmetric_ratio")
+        reverse_rate = copies.rates.get(link[::-1], 0.0)
+        yield link, Expectation(reverse_rate, "the same path in the other direction", "asymmetric_ratio")
 
 
-def _by_staging(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """Expect the rate through the host's memory, except of pairs that NCCL connects that way anyway."""
-    excluded = {frozenset((pair.one.uuid, pair.other.uuid)) for pair in (host.through_memory if host else ())}
+def _expect_by_host_copy(copies: RankCopies, host: HostPaths | None) -> Expectations:
+    """Expect the rate through the host's memory, except for pairs that NCCL always connects through this memory."""
+    excluded = {frozenset((pair.one.uuid, pair.other.uuid)) for pair in (host.pairs_through_memory if host else ())}
     for link, pair in copies.pairs.items():
         if pair.access and pair.through_host_bytes_per_s and frozenset(copies.uuids(link)) not in excluded:
             rate = pair.through_host_bytes_per_s
-            yield link, Expected(rate, "the same path through the host's memory", "indirect_ratio")
+            yield link, Expectation(rate, "the same path through the host's memory", "indirect_ratio")
 
 
-def _by_siblings(copies: RankCopies, all_copies: Sequence[RankCopies]) -> Expectations:
-    """Expect of a link to memory the median rate of this GPU model on the host; nothing if there are only two."""
+def _expect_by_model(copies: RankCopies, all_copies: Sequence[RankCopies]) -> Expectations:
+    """Expect, between a GPU and memory, the median rate of its model on the host, if there are three GPUs or more."""
     for gpu, own_gpu in copies.gpus.items():
-        for link in ((MEMORY, gpu), (gpu, MEMORY)):
-            # Ranks may share a GPU.
-            siblings: dict[object, float] = {}
+        for link in ((HOST_MEMORY, gpu), (gpu, HOST_MEMORY)):
+            # Ranks may share a GPU, so the rates are collected by UUID.
+            rates: dict[object, float] = {}
             for others in (others for others in all_copies if others.host == copies.host):
                 for index, other in others.gpus.items():
-                    rate = others.rates.get((MEMORY, index) if link[0] == MEMORY else (index, MEMORY))
+                    rate = others.rates.get((HOST_MEMORY, index) if link[0] == HOST_MEMORY else (index, HOST_MEMORY))
                     if other.name == own_gpu.name and rate:
-                        siblings[other.uuid or (others.rank, index)] = rate
-            if len(siblings) > 2:
+                        rates[other.uuid or (others.rank, index)] = rate
+            if len(rates) > 2:
                 # The lower median, because all GPUs at another socket than the memory are slower.
-                usual = median_low(siblings.values())
-                yield link, Expected(usual, "the median of its model on the host", "host_slow_ratio", proves=True)
+                source = "the median of its model on the host"
+                yield link, Expectation(median_low(rates.values()), source, "host_slow_ratio", may_be_error=True)
 
 
-def _by_slot(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """Expect the rate of the GPU's PCIe slot, but nothing in a virtual machine, which shows a made-up bus."""
-    if host is None or not host.around.virtual:
+def _expect_by_slot(copies: RankCopies, host: HostPaths | None) -> Expectations:
+    """Expect, between a GPU and memory, the rate of its PCIe slot, unless a virtual machine shows a made-up bus."""
+    if host is None or not host.surroundings.virtual:
         for gpu in copies.gpus:
             rate, source = slot_rate(copies.cards.get(gpu))
-            for link in ((MEMORY, gpu), (gpu, MEMORY)):
-                yield link, Expected(rate, source, "expected_ratio")
+            for link in ((HOST_MEMORY, gpu), (gpu, HOST_MEMORY)):
+                yield link, Expectation(rate, source, "expected_ratio")
 
 
-def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
+def links_to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
     """The slow links to measure again, such as "0>1 1>0 3": pairs, and GPUs whose links to the host's memory are slow.
 
-    At most `_MOST_REPEATED` are listed.
+    At most `_MAX_REPEATED` are listed, spread evenly over the slow links.
     """
-    links = sorted(_below(seen, copies, all_copies))
-    words = [*dict.fromkeys(str(max(link)) if MEMORY in link else f"{link[0]}>{link[1]}" for link in links)]
-    return " ".join(words[:: -(-len(words) // _MOST_REPEATED) or 1])
+    links = sorted(_slow_links(seen, copies, all_copies))
+    words = [*dict.fromkeys(str(max(link)) if HOST_MEMORY in link else f"{link[0]}>{link[1]}" for link in links)]
+    return " ".join(words[:: -(-len(words) // _MAX_REPEATED) or 1])
 
 
-def slow(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Findings on slow links. Links that reach the expected rate when measured again have findings of their own."""
-    bad = _below(seen, copies, all_copies)
-    reached = {
-        link for link, own in bad.items() if copies.again.get(link, 0.0) >= seen.number(own.setting) * own.bytes_per_s
+def slow_findings(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """Findings on slow links, separately on those that reach the expected rate when measured again."""
+    missed = _slow_links(seen, copies, all_copies)
+    reached_again = {
+        link
+        for link, expected in missed.items()
+        if copies.new_rates.get(link, 0.0) >= seen.number(expected.setting) * expected.bytes_per_s
     }
-    for links in (bad.keys() - reached, reached):
-        for subject in subjects(copies, links):
-            yield _slow_finding(seen, subject, {link: bad[link] for link in subject.links})
+    for links in (missed.keys() - reached_again, reached_again):
+        for bad_links in group_bad_links(copies, links):
+            yield _slow_finding(seen, bad_links, {link: missed[link] for link in bad_links.links})
 
 
-def _slow_finding(seen: Seen[Copies], subject: Subject, bad: Mapping[Link, Expected]) -> Finding:
-    copies, name, in_memory = subject.copies, subject.copies.host.name, subject.kind == "memory"
-    rate, expected = median(copies.rates[link] for link in bad), min(bad.values())
-    ratio = max(seen.number(own.setting) for own in bad.values())
-    shares = [median(copies.rates[link] / own.bytes_per_s for link, own in bad.items())]
-    again = [copies.again[link] for link in bad if link in copies.again]
-    if again:
-        shares.append(median(copies.again[link] / own.bytes_per_s for link, own in bad.items() if link in copies.again))
-    proves = all(own.proves for own in bad.values())
+def _slow_finding(seen: Seen[Copies], bad_links: BadLinks, missed: Mapping[Link, Expectation]) -> Finding:
+    copies, name, in_memory = bad_links.copies, bad_links.copies.host.name, bad_links.kind == "memory"
+    rate, expected, links = median(copies.rates[link] for link in missed), min(missed.values()), len(bad_links.links)
+    min_share = max(seen.number(own.setting) for own in missed.values())
+    shares = [median(copies.rates[link] / own.bytes_per_s for link, own in missed.items())]
+    new_rates = {link: rate for link, rate in copies.new_rates.items() if link in missed}
+    if new_rates:
+        shares.append(median(rate / missed[link].bytes_per_s for link, rate in new_rates.items()))
+    may_be_error = all(own.may_be_error for own in missed.values())
     doubts = []
-    if proves and shares[0] < seen.number("far_ratio"):
-        doubts = [] if again else ["it was measured once only"]
-        doubts += not_free(seen, copies.uuids(dict.fromkeys(end for link in subject.links for end in link)))
+    if may_be_error and shares[0] < seen.number("far_ratio"):
+        doubts = [] if new_rates else ["it was measured once only"]
+        doubts += not_free(seen, copies.uuids(dict.fromkeys(end for link in bad_links.links for end in link)))
     severity = severity_of_rate(
-        shares, least=ratio, error_below=seen.number("far_ratio") if proves else 0.0, doubts=doubts
+        shares, least=min_share, error_below=seen.number("far_ratio") if may_be_error else 0.0, doubts=doubts
     )
-    # Which GPUs are close to each other depends on how the host is built.
-    groups = subject.kind == "islands" and expected.setting == "slow_ratio"
-    if groups:
+    # Slow links between groups of GPUs may be due to the host's design, such as sockets.
+    is_between_groups = bad_links.kind == "islands" and expected.setting == "slow_ratio"
+    if is_between_groups:
         severity = Severity.NOTE
-    staged = [each for link in bad if link in copies.pairs and (each := copies.pairs[link].through_host_bytes_per_s)]
-    is_faster = bool(staged) and median(staged) * seen.number("indirect_ratio") > rate
-    is_staged_shown = staged and expected.setting != "indirect_ratio"
-    return subject.finding(
+    pairs = [copies.pairs[link] for link in missed if link in copies.pairs]
+    host_rates = [pair.through_host_bytes_per_s for pair in pairs if pair.through_host_bytes_per_s]
+    host_is_faster = bool(host_rates) and median(host_rates) * seen.number("indirect_ratio") > rate
+    shows_host_rate = host_rates and expected.setting != "indirect_ratio"
+    return bad_links.finding(
         seen,
         "slow",
         f"slow copies between {'a GPU and the memory' if in_memory else 'GPUs'} of {name}: {rate_text(rate)}",
-        f"Copies {subject.where} reach {rate_text(rate)}{_median_text(subject.links)}"
-        f"{f'; {rate_text(median(again))} when measured again' if again else ''}. At least "
-        f"{share_text(ratio)} of {rate_text(expected.bytes_per_s)} is expected ({expected.source})."
-        f"{f' Through the host they reach {rate_text(median(staged))}.' if is_staged_shown else ''}"
-        f"{' Sockets and NVLink bridges form such groups; this may be intended.' if groups else ''}"
+        f"Copies {bad_links.place} reach {rate_text(rate)}{f' (medians of {links} links)' if links > 1 else ''}"
+        f"{f'; {rate_text(median(new_rates.values()))} when measured again' if new_rates else ''}. At least "
+        f"{share_text(min_share)} of {rate_text(expected.bytes_per_s)} is expected ({expected.source})."
+        f"{f' Through the host they reach {rate_text(median(host_rates))}.' if shows_host_rate else ''}"
+        f"{' Sockets and NVLink bridges form such groups; this may be intended.' if is_between_groups else ''}"
         f"{doubts_text(doubts) if severity is Severity.WARNING else ''}",
         {
             "bytes_per_s": rate,
             "expected_bytes_per_s": expected.bytes_per_s,
             "source": expected.source,
-            **({"again_bytes_per_s": median(again)} if again else {}),
+            **({"again_bytes_per_s": median(new_rates.values())} if new_rates else {}),
             **({"doubts": "; ".join(doubts)} if doubts else {}),
         },
-        _slow_fix(subject, is_intended=groups, is_faster=is_faster),
+        _slow_fix(bad_links, is_intended=is_between_groups, host_is_faster=host_is_faster),
         severity,
     )
 
 
-def _median_text(links: Sequence[Link]) -> str:
-    return f" (medians of {len(links)} links)" if len(links) > 1 else ""
-
-
-def _slow_fix(subject: Subject, *, is_intended: bool, is_faster: bool) -> str:
-    name = subject.copies.host.name
+def _slow_fix(bad_links: BadLinks, *, is_intended: bool, host_is_faster: bool) -> str:
+    name = bad_links.copies.host.name
     if is_intended:
         return "Nothing to do if this is intended (`nvidia-smi topo -m` shows how the GPUs are connected)."
-    if subject.kind == "memory":
-        own = subject.copies.gpus[subject.gpus[0]]
+    if bad_links.kind == "memory":
+        own = bad_links.copies.gpus[bad_links.gpus[0]]
         return (
             f"Compare `nvidia-smi -q -d PCIE -i {smi_id(own.uuid, own.pci)}` on {name} under load and `nvidia-smi topo "
             f"-m` with another GPU. Reboot {name}; if the GPU stays slow, have the card reseated."
         )
     return (
-        f"{f'{GUESS} {ACS} ' if is_faster else ''}On {name} run `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` (a "
-        "link is down, or has errors), `nvidia-smi topo -m` (GPUs on different sockets) and `nvidia-smi -q -d "
-        "PERFORMANCE,PCIE` under load (fewer lanes, replays), and compare with a host that passes. Reset the GPUs as "
-        "root, or reboot; then have the riser and the PCIe switch there checked."
+        f"{f'{NO_P2P_FIX} {ACS_FIX} ' if host_is_faster else ''}On {name} run `nvidia-smi nvlink -s` and `nvidia-smi "
+        "nvlink -e` (a link is down, or has errors), `nvidia-smi topo -m` (GPUs on different sockets) and `nvidia-smi "
+        "-q -d PERFORMANCE,PCIE` under load (fewer lanes, replays), and compare with a host that passes. Reset the "
+        "GPUs as root, or reboot; then have the riser and the PCIe switch there checked."
     )

@@ -54,17 +54,23 @@ from ddpdiag.checks.api import (
 )
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
-from ddpdiag.checks.collective.all_reduce import affordable
+from ddpdiag.checks.collective.all_reduce import affordable_calls
 from ddpdiag.checks.findings import FindingSpec, workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.known_errors import with_meaning
-from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, search_order, skipped_here
-from ddpdiag.checks.p2p.fallback.members import VARIABLES, Variable
-from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Step, Tried, replay
-from ddpdiag.checks.p2p.fallback.search import Kind as End
+from ddpdiag.checks.p2p.fallback.conditions import (
+    col001_result,
+    excluded_overrides,
+    search_input,
+    search_order,
+    why_no_search,
+)
+from ddpdiag.checks.p2p.fallback.search import EndKind as End
+from ddpdiag.checks.p2p.fallback.search import Grouping, Override, Result, SearchEnd, SearchInput, Step, replay
+from ddpdiag.checks.p2p.fallback.variables import VARIABLES, Variable
 from ddpdiag.checks.registry import by_code
-from ddpdiag.checks.world import ONE_RANK, World, without_gpu
+from ddpdiag.checks.world import ONE_RANK, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, Context
 from ddpdiag.stats import Samples, samples
@@ -83,8 +89,8 @@ FINDINGS = {
 # Large enough to be bound by bandwidth: gloo's all-reduce on CPUs, and one between GPUs.
 _LARGE_ON_CPU_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _SMALL_BYTES = 4
-# A group with a new set of variables may take this many times the slowest start before, and at least so many seconds.
-_PATIENCE, _LEAST_FIRST_USE = 3.0, 5.0
+# A group with new variables may take this many times the slowest earlier start to start, but at least these seconds.
+_START_FACTOR, _MIN_START_SECONDS = 3.0, 5.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 _VERBS = {
     "hung": "hangs",
@@ -94,16 +100,16 @@ _VERBS = {
     "unheard": "gives no result",
 }
 # NCCL's ranks open each other's memory, and copies within one process do not (transport/p2p.cc).
-_COPIES_ARE_RIGHT = (
+_COPIES_ARE_CORRECT_TEXT = (
     "Not ACS or the IOMMU: direct copies between the GPUs arrived right inside one process (P2P002). NCCL's ranks open "
     "each other's memory from process to process (CUDA IPC or cuMem): compare the IPC and PID namespaces of their "
     "containers, and look for Xid lines in `dmesg`."
 )
-_ACS = "P2P001.acs"
+_ACS_CODE = "P2P001.acs"
 
 
 class Data(Struct, frozen=True):
-    """This rank's seconds for one all-reduce of `bytes` per rank, and the elements that were wrong."""
+    """One rank's result: the seconds of an all-reduce of `bytes` per rank, and the number of wrong elements."""
 
     backend: str
     ranks: int
@@ -114,7 +120,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Run a small and a large all-reduce with known sums, and time the large one."""
-    from ddpdiag.workloads.collectives import check_all_reduce, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import check_all_reduce, is_true_on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
@@ -123,56 +129,53 @@ def measure(ctx: Context) -> Data:
         size = _LARGE_ON_CPU_BYTES if device.type == "cpu" else _LARGE_ON_GPU_BYTES
         large = check_all_reduce(ctx, size, device)
         seconds = [large.seconds]
-        if not on_any_rank(ctx, small.wrong + large.wrong > 0):
-            calls = affordable(1, 6, large.seconds, ctx.end - time.monotonic())
+        if not is_true_on_any_rank(ctx, small.wrong + large.wrong > 0):
+            calls = affordable_calls(1, 6, large.seconds, ctx.end - time.monotonic())
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
     return Data(backend, len(ctx.group), large.bytes, samples(seconds), small.wrong + large.wrong)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The next step of the search; none if a rank was lost, because the result of fewer ranks may differ."""
-    if len(seen.world.living) < seen.world.size or moot(seen) is not None:
+    """Plan the next step of the search; none if a rank was lost, because the result of fewer ranks may differ."""
+    if len(seen.world.living) < seen.world.size or why_no_search(seen) is not None:
         return ()
-    step, _ = progress_of(seen)
-    return () if isinstance(step, Ended) else (_trial(seen, step),)
+    step, _ = search_progress(seen)
+    return () if isinstance(step, SearchEnd) else (_trial(seen, step),)
 
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
-    groups = {
-        Part.WHOLE: (seen.world.living,),
-        Part.HOSTS: tuple(ranks for ranks in seen.world.hosts.values() if len(ranks) > 1),
-    }[step.part]
-    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, **search_order(seen).params}
+    by_host = tuple(ranks for ranks in seen.world.hosts.values() if len(ranks) > 1)
+    groups = by_host if step.grouping is Grouping.EACH_HOST else (seen.world.living,)
+    params = {"backend": seen.world.backend, "part": step.grouping.value, "set": step.set_name}
+    params |= search_order(seen).params
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
-    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, first_use_seconds(seen)))
+    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, start_limit_seconds(seen)))
 
 
-def first_use_seconds(seen: Seen[Any]) -> float:
-    """Seconds that a group with a new set may take to start, from the starts before: a set that hangs takes all."""
-    done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
+def start_limit_seconds(seen: Seen[Any]) -> float:
+    """The most seconds for the start of a group with new variables, from earlier starts: a set that hangs takes all."""
+    timings = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
     steps = (CONTEXT_STEP, COMMUNICATOR_STEP, CONNECT_STEP)
-    slowest = max((sum(own.get(step, 0.0) for step in steps) for own in done), default=0.0)
-    return max(_LEAST_FIRST_USE, _PATIENCE * slowest)
+    slowest = max((sum(own.get(step, 0.0) for step in steps) for own in timings), default=0.0)
+    return max(_MIN_START_SECONDS, _START_FACTOR * slowest)
 
 
-def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """The next step of the search, or its end; and the results of the steps before."""
+def search_progress(seen: Seen[Data]) -> tuple[Step | SearchEnd, tuple[Result, ...]]:
+    """The next step of the search, or the end of the search, and the results of the earlier steps."""
     if not seen.trials:
-        return Step(Part.WHOLE), ()
-    answers: dict[tuple[str, str], list[Tried]] = {}
+        return Step(Grouping.ALL_RANKS), ()
+    results: dict[tuple[str, str], list[Result]] = {}
     for trial in seen.trials:
         outcomes = {outcome.rank: outcome for outcome in seen.outcomes if outcome.trial == trial.number}
         if not _is_truncated(seen, trial, outcomes):
             key = str(trial.params["part"]), str(trial.params["set"])
-            answers.setdefault(key, []).append(_result_of(seen, trial, outcomes))
-    return replay(ground_of(seen), answers)
+            results.setdefault(key, []).append(_result_of(seen, trial, outcomes))
+    return replay(search_input(seen), results)
 
 
 def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
-    """Whether the run cut the trial short (the budget, Ctrl-C, a lost rank), so that it is no result."""
-    if not outcomes.keys() >= set(trial.ranks):
-        return True
-    return any(
+    """Whether the run ended the trial early (the budget, Ctrl-C, a lost rank), so that it has no result."""
+    return not outcomes.keys() >= set(trial.ranks) or any(
         o.status is Status.SKIPPED
         or (o.status is Status.UNHEARD and o.rank in seen.world.out)
         or (o.status is Status.HUNG and trial.hurried and not o.told)
@@ -180,294 +183,286 @@ def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome
     )
 
 
-def _result_of(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Tried:
+def _result_of(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Result:
     """The result of one trial of the search."""
     rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
-    failed = tuple(group for group in trial.groups if any(rank not in rows or rows[rank].wrong for rank in group))
-    # The worst outcome among the ranks that the run did not stop.
-    ended = [outcomes[rank] for group in failed for rank in group if rank in outcomes]
-    not_stopped = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
+    right_ranks = {rank for rank, data in rows.items() if not data.wrong}
+    failed_groups = tuple(group for group in trial.groups if not right_ranks.issuperset(group))
+    # The worst outcome of the failed groups, without ranks that the run itself stopped.
+    group_outcomes = [outcomes[rank] for group in failed_groups for rank in group if rank in outcomes]
+    not_stopped = [outcome for outcome in group_outcomes if not outcome.told and outcome.status in _WORST_FIRST]
     worst = min(not_stopped, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
     rates = [busbw("all_reduce", row.bytes, row.seconds.median, row.ranks) for row in rows.values()]
-    return Tried(
-        step=Step(Part(trial.params["part"])),
-        how="" if not failed else worst.status.value if worst else "wrong",
-        busbw=None if failed else min(rates),
-        failed=failed,
+    return Result(
+        step=Step(Grouping(trial.params["part"])),
+        failure="" if not failed_groups else worst.status.value if worst else "wrong",
+        busbw=None if failed_groups else min(rates),
+        failed_groups=failed_groups,
         error=with_meaning(worst.error) if worst else "",
     )
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    return inapplicable(_why_no_variable_helps(seen.world)) or unneeded(moot(seen))
+    """Skip if no variable can help (with one rank, gloo, or no GPU), or if no search is needed."""
+    if seen.world.size == 1:
+        return inapplicable(ONE_RANK)
+    if seen.world.backend == "gloo":
+        return inapplicable("the job uses gloo, which has one transport only")
+    return inapplicable(without_gpu(seen.world)) or unneeded(why_no_search(seen))
 
 
-def _why_no_variable_helps(world: World) -> str | None:
-    """The reason why no variable can help, or None: there is one rank, gloo (one transport only), or no GPU."""
-    if world.size == 1:
-        return ONE_RANK
-    if world.backend == "gloo":
-        return "the job uses gloo, which has one transport only"
-    return without_gpu(world)
-
-
-def needed(seen: Seen[Data]) -> Mapping[str, str | None]:
-    """The variables without which the job's backend fails (None: unset it); empty if the search found none."""
-    end, _ = progress_of(seen)
-    if not isinstance(end, Ended) or end.kind is not End.FOUND:
+def found_workarounds(seen: Seen[Data]) -> Mapping[str, str | None]:
+    """The variables with which the job's backend works (None: unset it); empty if none are needed, or none is found."""
+    end, _ = search_progress(seen)
+    if not isinstance(end, SearchEnd) or end.kind is not End.FOUND:
         return {}
-    return Step(Part.WHOLE, end.members).env
+    return Step(Grouping.ALL_RANKS, end.overrides).env
 
 
 def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
-    """P2P003's `needed`, for the plan of another check."""
-    return needed(any_check.of(CHECK))
+    """P2P003's `found_workarounds`, from the view of any check."""
+    return found_workarounds(any_check.of(CHECK))
 
 
-def blocks(seen: Seen[Any]) -> SkipReason | None:
+def skip_failing_backend(seen: Seen[Any]) -> SkipReason | None:
     """Skip another check of the backend if COL001 failed and no workaround was found."""
     return None if job_workarounds(seen) else blocked(seen.of(all_reduce.CHECK).failure_text)
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
-    """The reason why an error of the job's backend without the workaround does not count, or None."""
+    """The reason why an error of the job's backend does not count, because it works with the workarounds; or None."""
     code, _, _ = finding.code.partition(".")
     if code == all_reduce.CHECK.code:
         is_of_backend = finding.evidence.get("backend") == seen.world.backend
     else:  # RUN003 on a trial of COL001 over the job's backend
         trials = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
-        known = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
-        is_of_backend = code == "RUN003" and finding.evidence.get("trial") in known
-    works = is_of_backend and seen.options.uses_workarounds and needed(seen)
+        trial_numbers = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
+        is_of_backend = code == "RUN003" and finding.evidence.get("trial") in trial_numbers
+    works = is_of_backend and seen.options.uses_workarounds and found_workarounds(seen)
     return f"The backend works with the exports of {CHECK.code}." if works else None
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report; the bus bandwidth is that of the slowest run with the workarounds."""
-    end, _ = progress_of(seen)
-    known = needed(seen)
-    figures = {"fallback.busbw_bytes_per_s": _slowest(end.runs)} if isinstance(end, Ended) and known else {}
-    return Contribution(excuse=partial(excuse, seen), workarounds=known, figures=figures)
+    """Add to the report the excuses, the workarounds, and the lowest bus bandwidth of the runs with them."""
+    (end, _), env = search_progress(seen), found_workarounds(seen)
+    figures = {"fallback.busbw_bytes_per_s": _lowest_busbw(end.runs)} if isinstance(end, SearchEnd) and env else {}
+    return Contribution(excuse=partial(excuse, seen), workarounds=env, figures=figures)
 
 
 # Findings -------------------------------------------------------------------------------------------------------------
 
 
-class Places(NamedTuple):
-    """The place of the fault in words (" between hosts"), its hosts, and the ranks of the hosts that fail alone."""
+class FaultPlace(NamedTuple):
+    """The place of the fault in words (" between hosts"), its hosts, and the ranks of hosts that fail alone."""
 
     text: str = ""
     hosts: tuple[str, ...] = ()
-    concerned: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if not seen.trials or without_backend(seen.outcomes):
         return
-    end, tried = progress_of(seen)
+    end, results = search_progress(seen)
     if isinstance(end, Step):
-        yield _unfinished(seen, tried)
+        yield _unfinished_finding(seen, results)
     elif end.kind is End.FOUND:
-        yield _workaround(seen, end, tried)
+        yield _workaround_finding(seen, end, results)
     elif end.kind is End.TRANSIENT:
-        yield _transient(seen, tried)
+        yield _transient_finding(seen, results)
     elif end.kind is End.NOTHING:
-        yield _nothing(seen, end, tried)
+        yield _nothing_works_finding(seen, end, results)
 
 
-def _workaround(seen: Seen[Data], end: Ended, tried: Sequence[Tried]) -> Finding:
+def _workaround_finding(seen: Seen[Data], end: SearchEnd, results: Sequence[Result]) -> Finding:
     """The finding that the backend works with a set of variables."""
-    own, env, first = seen.world.backend, Step(Part.WHOLE, end.members).env, _first(tried)
-    variables, where = workarounds_text(env), places(seen, tried, end, ground_of(seen))
-    avoided = " and ".join(dict.fromkeys(member.what for member in end.members))
-    gloo = before(seen, "gloo")
-    beside = f" (gloo: {rate_text(gloo.busbw)})" if gloo is not None and gloo.busbw else ""
+    backend, env, first = seen.world.backend, Step(Grouping.ALL_RANKS, end.overrides).env, _first_failure(results)
+    variables, place = workarounds_text(env), fault_place(seen, results, end, search_input(seen))
+    avoided = " and ".join(dict.fromkeys(override.feature for override in end.overrides))
+    gloo, successes = col001_result(seen, "gloo"), sum(run.works for run in end.runs)
+    gloo_text = f" (gloo: {rate_text(gloo.busbw)})" if gloo is not None and gloo.busbw else ""
     message = (
-        f"{own} {_verb(first)}{where.text}{_error_text(first)}{'; gloo works' if beside else ''}. {begun(variables)}, "
-        f"which avoids {avoided}, {own} worked in {_runs_text(end)}, at {rate_text(_slowest(end.runs))} busbw{beside}. "
-        f"{_cause(seen, end.members, where.hosts)}"
+        f"{backend} {_verb(first)}{place.text}{_error_text(first)}{'; gloo works' if gloo_text else ''}. "
+        f"{begun(variables)}, which avoids {avoided}, {backend} worked in {successes} of {len(end.runs)} runs, at "
+        f"{rate_text(_lowest_busbw(end.runs))} busbw{gloo_text}. {_cause_text(seen, end.overrides, place.hosts)}"
     )
     return seen.finding(
         "fallback",
-        f"{own} {_verb(first)}; {variables} it works",
+        f"{backend} {_verb(first)}; {variables} it works",
         message.strip(),
         severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
-        hosts=where.hosts,
-        gpus=_gpus(seen, where),
-        evidence=_tried_lines(seen, tried, end),
+        hosts=place.hosts,
+        gpus=_gpus_at(seen, place),
+        evidence=_evidence(seen, results, end),
         fix="Until the cause is fixed, add the lines below to the job script (`ddpdiag check --write-workaround FILE` "
         "writes them to a file).",
         env=env,
     )
 
 
-def _transient(seen: Seen[Data], tried: Sequence[Tried]) -> Finding:
-    own, runs = seen.world.backend, len(tried)
+def _transient_finding(seen: Seen[Data], results: Sequence[Result]) -> Finding:
+    backend, runs = seen.world.backend, len(results)
     return seen.finding(
         "transient",
-        f"{own} failed once, then worked {count(runs, 'time')}",
-        f"The all-reduce over {own} failed in {all_reduce.CHECK.code}, then worked in {runs} of {runs} runs in new "
+        f"{backend} failed once, then worked {count(runs, 'time')}",
+        f"The all-reduce over {backend} failed in {all_reduce.CHECK.code}, then worked in {runs} of {runs} runs in new "
         "processes with the same environment. A long job will meet such a fault again.",
-        evidence=_tried_lines(seen, tried),
+        evidence=_evidence(seen, results),
         fix="Run `ddpdiag check` again. On each host run `dmesg -T | grep -i -E 'xid|link'` for errors at the time of "
         "this run, and leave a host with such errors out (Slurm: `--exclude=HOST`). Without any, save checkpoints "
         "often.",
     )
 
 
-def _nothing(seen: Seen[Data], end: Ended, tried: Sequence[Tried]) -> Finding:
-    own, first, where = seen.world.backend, _first(tried), places(seen, tried, end, ground_of(seen))
-    lines = _tried_lines(seen, tried, end)
-    said = f"{begun(_sets_text(tried))}, and none works"
+def _nothing_works_finding(seen: Seen[Data], end: SearchEnd, results: Sequence[Result]) -> Finding:
+    backend, first = seen.world.backend, _first_failure(results)
+    place = fault_place(seen, results, end, search_input(seen))
+    lines = _evidence(seen, results, end)
+    sets_text = f"{begun(_tried_sets_text(results))}, and none works"
     if end.runs:
-        variables = begun(workarounds_text(Step(Part.WHOLE, end.members).env))
-        said = f"{variables} it worked {count(len(end.runs) - 1, 'time')}, and the next run {_verb(end.runs[-1])}"
-    skipped = f" Not tried: {'; '.join(map(str, lines['not_tried']))}." if lines["not_tried"] else ""
-    gloo = before(seen, "gloo")
+        variables = begun(workarounds_text(Step(Grouping.ALL_RANKS, end.overrides).env))
+        sets_text = f"{variables} it worked {count(len(end.runs) - 1, 'time')}, and the next run {_verb(end.runs[-1])}"
+    excluded = f" Not tried: {'; '.join(map(str, lines['not_tried']))}." if lines["not_tried"] else ""
+    gloo = col001_result(seen, "gloo")
     return seen.finding(
         "nothing",
-        f"{own} {_verb(first)}, and no variable avoids it{' reliably' if end.runs else ''}",
-        f"{own} {_verb(first)}{where.text}{_error_text(first)}{'; gloo works' if gloo is not None else ''}. "
-        f"{said}.{skipped}",
-        hosts=where.hosts,
-        gpus=_gpus(seen, where),
+        f"{backend} {_verb(first)}, and no variable avoids it{' reliably' if end.runs else ''}",
+        f"{backend} {_verb(first)}{place.text}{_error_text(first)}{'; gloo works' if gloo is not None else ''}. "
+        f"{sets_text}.{excluded}",
+        hosts=place.hosts,
+        gpus=_gpus_at(seen, place),
         evidence=lines,
         fix="Run the job once with NCCL_DEBUG=INFO and give its output to `ddpdiag explain FILE`. Look for `dmesg -T | "
         "grep -i xid` on the hosts. Then try another version of NCCL, or of the driver.",
     )
 
 
-def _unfinished(seen: Seen[Data], tried: Sequence[Tried]) -> Finding:
-    own = seen.world.backend
-    did = f"failed in {all_reduce.CHECK.code}"
-    if tried and not _first(tried).works:
-        did = f"{_verb(_first(tried))}{_error_text(_first(tried))}"
+def _unfinished_finding(seen: Seen[Data], results: Sequence[Result]) -> Finding:
+    backend = seen.world.backend
+    failure = f"failed in {all_reduce.CHECK.code}"
+    if results and not _first_failure(results).works:
+        failure = f"{_verb(_first_failure(results))}{_error_text(_first_failure(results))}"
     return seen.finding(
         "unfinished",
         "the run ended before a workaround was found",
-        f"{own} {did}. {begun(_sets_text(tried))} before the run ended.",
-        evidence=_tried_lines(seen, tried),
+        f"{backend} {failure}. {begun(_tried_sets_text(results))} before the run ended.",
+        evidence=_evidence(seen, results),
         fix="Fix the other errors of this report first, then run again with more time (--budget "
         f"{max(180, round(3 * seen.options.budget_seconds))}).",
     )
 
 
-def _first(tried: Sequence[Tried]) -> Tried:
-    """The first run with the environment as it is that failed, or the first of all if none did."""
-    as_it_is = [each for each in tried if each.step == Step(Part.WHOLE)]
-    return next((each for each in as_it_is if not each.works), as_it_is[0])
+def _first_failure(results: Sequence[Result]) -> Result:
+    """The first failed run with the unchanged environment, or the first such run if none failed."""
+    without_overrides = [each for each in results if each.step == Step(Grouping.ALL_RANKS)]
+    return next((each for each in without_overrides if not each.works), without_overrides[0])
 
 
-def _sets_text(tried: Sequence[Tried]) -> str:
+def _tried_sets_text(results: Sequence[Result]) -> str:
     """The number of sets in words, such as "2 sets of variables were tried"."""
-    number = len({own.step.set for own in tried if own.step.members})
+    number = len({own.step.set_name for own in results if own.step.overrides})
     return f"{number or 'no'} {'set of variables was' if number == 1 else 'sets of variables were'} tried"
 
 
-def _gpus(seen: Seen[Data], where: Places) -> tuple[str, ...]:
-    """UUIDs of the GPUs that the concerned ranks use."""
+def _gpus_at(seen: Seen[Data], place: FaultPlace) -> tuple[str, ...]:
+    """UUIDs of the GPUs of the ranks at the place of the fault."""
     devices_by_rank = seen.of(devices.CHECK).by_rank
-    chosen = (devices_by_rank[rank].gpu for rank in where.concerned if rank in devices_by_rank)
-    return tuple(dict.fromkeys(gpu.uuid for gpu in chosen if gpu is not None and gpu.uuid))
+    gpus = (devices_by_rank[rank].gpu for rank in place.ranks if rank in devices_by_rank)
+    return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu is not None and gpu.uuid))
 
 
-def _verb(tried: Tried) -> str:
-    """The result of a step as a verb, such as "hangs"."""
-    return _VERBS.get(tried.how, "fails")
+def _verb(result: Result) -> str:
+    """The failure of a step as a verb, such as "hangs"."""
+    return _VERBS.get(result.failure, "fails")
 
 
-def _error_text(tried: Tried) -> str:
-    """The error that a rank raised, with its meaning if known, in brackets; empty if no rank raised one."""
-    return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
+def _error_text(result: Result) -> str:
+    """The error that a rank raised, in brackets, with its meaning if that is known; empty if no rank raised one."""
+    return f" ({result.error})" if result.error and result.failure == "raised" else ""
 
 
-def _runs_text(end: Ended) -> str:
-    """The runs that worked in words, such as "3 of 3 runs"."""
-    return f"{sum(run.works for run in end.runs)} of {len(end.runs)} runs"
-
-
-def _slowest(runs: Sequence[Tried]) -> float:
+def _lowest_busbw(runs: Sequence[Result]) -> float:
     return min((run.busbw for run in runs if run.busbw is not None), default=0.0)
 
 
-def _tried_lines(seen: Seen[Data], tried: Sequence[Tried], end: Ended | None = None) -> dict[str, list[Scalar]]:
-    """Evidence: the steps that were tried, in order, and the variables that were not tried, with the reason."""
-    skipped = skipped_here(seen)
-    if end is not None and end.inside_works:
-        skipped |= dict.fromkeys((own.name for own in ground_of(seen).inside), "inside each host it works")
+def _evidence(seen: Seen[Data], results: Sequence[Result], end: SearchEnd | None = None) -> dict[str, list[Scalar]]:
+    """The evidence: the results of the steps in order, and the variables that were not tried, with the reasons."""
+    excluded = excluded_overrides(seen)
+    if end is not None and end.hosts_work:
+        excluded |= dict.fromkeys((own.name for own in search_input(seen).inside_hosts), "inside each host it works")
     reasons: dict[str, list[str]] = {}
-    for name, reason in skipped.items():
-        reasons.setdefault(reason, []).append(next(iter(VARIABLES[name].member.env)))
+    for name, reason in excluded.items():
+        reasons.setdefault(reason, []).append(next(iter(VARIABLES[name].override.env)))
     return {
-        "tried": [*map(_line, tried)],
+        "tried": [*map(_result_line, results)],
         "not_tried": [f"{names_text(names)} ({reason})" for reason, names in reasons.items()],
     }
 
 
-def _line(tried: Tried) -> str:
-    part = "" if tried.step.part is Part.WHOLE else f", {tried.step.part.value}"
-    failed = f" ({names_text([*map(ranks_text, tried.failed)])})" if part and tried.failed else ""
-    result = f"works, {rate_text(tried.busbw or 0.0)}" if tried.works else f"{_verb(tried)}{failed}"
-    return f"{tried.step.set or 'as it is'}{part}: {result}"
+def _result_line(result: Result) -> str:
+    grouping = "" if result.step.grouping is Grouping.ALL_RANKS else f", {result.step.grouping.value}"
+    ranks = f" ({names_text([*map(ranks_text, result.failed_groups)])})" if grouping and result.failed_groups else ""
+    result_text = f"works, {rate_text(result.busbw or 0.0)}" if result.works else f"{_verb(result)}{ranks}"
+    return f"{result.step.set_name or 'as it is'}{grouping}: {result_text}"
 
 
 # Cause and place ------------------------------------------------------------------------------------------------------
 
 
-def _cause(seen: Seen[Data], members: Sequence[Member], nodes: Sequence[str]) -> str:
-    """A sentence on the cause behind the first known member: the finding of another check, else the usual cause.
+def _cause_text(seen: Seen[Data], overrides: Sequence[Override], hosts: Sequence[str]) -> str:
+    """A sentence on the cause that the overrides avoid: the finding of another check, else the usual cause.
 
-    Empty if the set only unsets the user's variables, which are then the cause. `nodes` are the hosts on which the
-    backend fails, if they are known: findings on other hosts explain nothing.
+    Empty if the overrides only unset the user's variables, which are then the cause. `hosts` are those on which the
+    backend fails, or empty if they are not known. Findings on other hosts explain nothing.
     """
-    # "IFNAME eth0" is one of several interfaces, "no NCCL_ALGO" what the user has set.
-    kinds = [member.name.partition(" ")[0] for member in members]
-    variable = next((VARIABLES[kind] for kind in kinds if kind in VARIABLES and VARIABLES[kind].usual), None)
+    # "IFNAME eth0" is an override for one of several interfaces, and "no NCCL_ALGO" unsets a variable of the user.
+    names = [override.name.partition(" ")[0] for override in overrides]
+    variable = next((VARIABLES[name] for name in names if name in VARIABLES and VARIABLES[name].cause), None)
     if variable is None:
         return ""
-    is_cleared = _ACS in variable.seen_by and _copies_are_right(seen, nodes)
-    for finding in _findings(seen, variable, nodes):
-        if not (is_cleared and finding.code == _ACS):
+    is_acs_ruled_out = _ACS_CODE in variable.finding_codes and _are_copies_correct(seen, hosts)
+    for finding in _cause_findings(seen, variable, hosts):
+        if not (is_acs_ruled_out and finding.code == _ACS_CODE):
             return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
-    return _COPIES_ARE_RIGHT if is_cleared else f"Usual cause: {variable.usual}."
+    return _COPIES_ARE_CORRECT_TEXT if is_acs_ruled_out else f"Usual cause: {variable.cause}."
 
 
-def _findings(seen: Seen[Data], variable: Variable, nodes: Sequence[str]) -> Iterator[Finding]:
-    """Findings of other checks that show the cause that this variable avoids, likeliest first."""
-    for code in variable.seen_by:
+def _cause_findings(seen: Seen[Data], variable: Variable, hosts: Sequence[str]) -> Iterator[Finding]:
+    """Findings of other checks that show the cause that this variable avoids, the likeliest first."""
+    for code in variable.finding_codes:
         for finding in seen.findings_of(code.partition(".")[0]):
-            hosts = finding.hosts or seen.world.hosts_of(finding.ranks)
-            elsewhere = nodes and hosts and not set(nodes) & set(hosts)
-            counts = finding.severity is not Severity.NOTE or code == _ACS
-            if finding.code.startswith(code) and counts and not elsewhere:
+            hosts_of_finding = finding.hosts or seen.world.hosts_of(finding.ranks)
+            is_elsewhere = hosts and hosts_of_finding and not set(hosts) & set(hosts_of_finding)
+            counts = finding.severity is not Severity.NOTE or code == _ACS_CODE
+            if finding.code.startswith(code) and counts and not is_elsewhere:
                 yield finding
 
 
-def _copies_are_right(seen: Seen[Data], nodes: Sequence[str]) -> bool:
-    """Whether P2P002 made direct copies between GPUs of these hosts, and all of them ended and were right."""
+def _are_copies_correct(seen: Seen[Data], hosts: Sequence[str]) -> bool:
+    """Whether P2P002 copied directly between GPUs of these hosts (all if empty), and all copies ended correctly."""
     copies = seen.of(by_code("P2P002"))
-    ranks = {rank for (name, _), own in seen.world.hosts.items() if not nodes or name in nodes for rank in own}
+    ranks = {rank for (name, _), own in seen.world.hosts.items() if not hosts or name in hosts for rank in own}
     pairs = [pair for row in copies.rows_so_far if row.place.rank in ranks for pair in row.data.pairs if pair.access]
-    ended = all(outcome.status is Status.DONE for outcome in copies.outcomes if outcome.rank in ranks)
-    return bool(pairs) and ended and not any(pair.wrong for pair in pairs)
+    all_ended = all(outcome.status is Status.DONE for outcome in copies.outcomes if outcome.rank in ranks)
+    return bool(pairs) and all_ended and not any(pair.wrong for pair in pairs)
 
 
-def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) -> Places:
-    """The place where the backend fails, as far as the search has found it."""
-    if len(ground.hosts) == 1:
-        hosts = seen.world.hosts_of([ground.hosts[0][0]])
-        return Places(f" on {hosts[0]}", hosts=hosts)
-    if end.inside_works:
-        return Places(" between hosts and works inside each host")
-    several = sum(len(ranks) > 1 for ranks in ground.hosts)
-    if not several:
-        return Places(" between hosts")
-    inside = next((each for each in tried if each.step == Step(Part.HOSTS)), None)
-    if inside is None or not 0 < len(inside.failed) < several:
-        return Places()
-    ranks = tuple(sorted(rank for group in inside.failed for rank in group))
-    nodes = seen.world.hosts_of(ranks)
-    return Places(f" inside {names_text(nodes)} and works inside the other hosts", nodes, ranks)
+def fault_place(seen: Seen[Any], results: Sequence[Result], end: SearchEnd, facts: SearchInput) -> FaultPlace:
+    """The place where the backend fails, as far as the results of the search show it."""
+    if len(facts.hosts) == 1:
+        hosts = seen.world.hosts_of([facts.hosts[0][0]])
+        return FaultPlace(f" on {hosts[0]}", hosts=hosts)
+    if end.hosts_work:
+        return FaultPlace(" between hosts and works inside each host")
+    shared_hosts = sum(len(ranks) > 1 for ranks in facts.hosts)
+    if not shared_hosts:
+        return FaultPlace(" between hosts")
+    each_host = next((each for each in results if each.step == Step(Grouping.EACH_HOST)), None)
+    if each_host is None or not 0 < len(each_host.failed_groups) < shared_hosts:
+        return FaultPlace()
+    ranks = tuple(sorted(rank for group in each_host.failed_groups for rank in group))
+    hosts = seen.world.hosts_of(ranks)
+    return FaultPlace(f" inside {names_text(hosts)} and works inside the other hosts", hosts, ranks)
 
 
 # NCCL connects its ranks in 1 to 3 s. Each set that hangs takes the whole deadline.

@@ -1,4 +1,4 @@
-"""The facts before P2P003's search: COL001's failure, the variables that are set, and the overrides that may help."""
+"""The facts from which P2P003's search starts: COL001's result, the user's variables, the overrides that may help."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,58 +13,59 @@ from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables as lch002
-from ddpdiag.checks.p2p.fallback.members import ACROSS, INSIDE, VARIABLES, interface_overrides
-from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
+from ddpdiag.checks.p2p.fallback.search import Override, Overrides, SearchInput
+from ddpdiag.checks.p2p.fallback.variables import BETWEEN_HOSTS, INSIDE_HOSTS, VARIABLES, interface_overrides
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Outcome, Severity, Status, Trial
 from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
-# Failures before any data are sent: error texts without a known-error card, and checks whose cards explain the error.
-_OTHER_REASONS = ("Unknown backend type", "torch sees none")
-_OF_GPUS = frozenset({"GPU001", "GPU002", "GPU008"})
+# Errors that no variable avoids: texts without a known-error card, and checks of GPUs to which cards refer.
+_UNRELATED_ERRORS = ("Unknown backend type", "torch sees none")
+_GPU_CHECKS = frozenset({"GPU001", "GPU002", "GPU008"})
 _SEPARATOR = ", "
 
 
-class Order(NamedTuple):
-    """The overrides in the order in which they are tried. `named` are those in COL001's error, each tried alone."""
+class SearchOrder(NamedTuple):
+    """The names of overrides in the order in which they are tried. Those in `named_in_errors` are first tried alone."""
 
     names: tuple[str, ...]
-    named: tuple[str, ...] = ()
+    named_in_errors: tuple[str, ...] = ()
 
     @property
     def params(self) -> dict[str, str]:
-        """The order as parameters: each trial of the search records it, so that later findings do not change it."""
-        return {"order": _SEPARATOR.join(self.names), "named": _SEPARATOR.join(self.named)}
+        """The order as parameters, which each trial records, so that later findings do not change the order."""
+        return {"order": _SEPARATOR.join(self.names), "named": _SEPARATOR.join(self.named_in_errors)}
 
 
-class Before(NamedTuple):
-    """The result of COL001's all-reduce over one backend."""
+class AllReduceResult(NamedTuple):
+    """The result of COL001's all-reduce over one backend; `busbw` is in bytes/s (None: it failed or was not timed)."""
 
     trial: Trial
     works: bool
     busbw: float | None
 
 
-def before(seen: Seen[Any], backend: str) -> Before | None:
-    """The result of COL001 over this backend with all ranks together, or None if it was not tried."""
-    known = seen.of(all_reduce.CHECK)
-    for trial in known.trials:
+def col001_result(seen: Seen[Any], backend: str) -> AllReduceResult | None:
+    """The result of COL001's all-reduce of all ranks over this backend, or None if there was none."""
+    all_reduces = seen.of(all_reduce.CHECK)
+    for trial in all_reduces.trials:
         if trial.params.get("backend") == backend:
-            rows = [row.data for row in known.rows if row.trial is trial]
-            works = known.succeeded(trial) and not any(data.wrong for data in rows)
+            rows = [row.data for row in all_reduces.rows if row.trial is trial]
+            works = all_reduces.succeeded(trial) and not any(data.wrong for data in rows)
             slowest = max((data.large_seconds.median for data in rows), default=0.0)
             rate = busbw("all_reduce", rows[0].large_bytes, slowest, rows[0].ranks) if works and slowest > 0 else None
-            return Before(trial, works, rate)
+            return AllReduceResult(trial, works, rate)
     return None
 
 
-def moot(seen: Seen[Any]) -> str | None:
-    """The reason why no search is needed, or None."""
-    job, gloo, backend = before(seen, seen.world.backend), before(seen, "gloo"), seen.world.backend
-    tried = (o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code))
-    if without := without_backend(tried):
-        return f"torch has no {backend} on {ranks_text(tuple(without))}"
+def why_no_search(seen: Seen[Any]) -> str | None:
+    """The reason why a search is not needed or cannot help, or None."""
+    backend = seen.world.backend
+    job, gloo = col001_result(seen, backend), col001_result(seen, "gloo")
+    outcomes = (o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code))
+    if ranks_without_backend := without_backend(outcomes):
+        return f"torch has no {backend} on {ranks_text(tuple(ranks_without_backend))}"
     if job is None:
         return None
     if job.works:
@@ -72,7 +73,7 @@ def moot(seen: Seen[Any]) -> str | None:
     if any(found.code == "LCH002.process-group" for found in seen.findings_of("LCH002")):
         return f"ranks open different process groups for {backend}, which {lch002.NCCL_CLASS} chooses"
     failed = [o for o in seen.recording.outcomes if o.trial == job.trial.number and o.status is not Status.DONE]
-    if failed and (reason := _other_reason(seen, failed)):
+    if failed and (reason := _unrelated_error(seen, failed)):
         return f"{backend} fails for a reason that no variable avoids: {reason}"
     if ranks := stopped_by_themselves(failed, backend):
         return f"{ranks_text(ranks)} stopped the all-reduce, however GPUs are joined (RUN003 says how)"
@@ -81,87 +82,87 @@ def moot(seen: Seen[Any]) -> str | None:
     return None
 
 
-def _other_reason(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
-    """The first error, if every failed rank has one that is not about paths between GPUs; else empty."""
+def _unrelated_error(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
+    """The first error, if every failed rank has an error that is not about paths between GPUs; else empty."""
     shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
     if shared is not None:
         return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
-    # NCCL's message follows torch's first line.
+    # Errors have several lines: NCCL's message follows torch's.
     errors = [o.error for o in failed if not o.told and not is_echo(o)]
-    lines = [next((line for line in error.split("\n") if _is_other_reason(line)), None) for error in errors]
+    lines = [next((line for line in error.split("\n") if _is_unrelated_error(line)), None) for error in errors]
     return lines[0] or "" if lines and None not in lines else ""
 
 
-def _is_other_reason(line: str) -> bool:
+def _is_unrelated_error(line: str) -> bool:
     known = known_error(line)
-    return any(text in line for text in _OTHER_REASONS) or (known is not None and known.check in _OF_GPUS)
+    return any(text in line for text in _UNRELATED_ERRORS) or (known is not None and known.check in _GPU_CHECKS)
 
 
-def ground_of(seen: Seen[Any]) -> Ground:
-    """The facts from which the search begins."""
-    own, skipped, order = before(seen, seen.world.backend), skipped_here(seen), search_order(seen)
+def search_input(seen: Seen[Any]) -> SearchInput:
+    """The facts and overrides from which the search starts."""
+    job, excluded, order = col001_result(seen, seen.world.backend), excluded_overrides(seen), search_order(seen)
 
-    def members(names: Sequence[str], group: Sequence[Member] = (*INSIDE, *ACROSS)) -> Members:
-        known = {member.name: member for member in group if member.name not in skipped}
+    def overrides_of(names: Sequence[str], group: Sequence[Override] = (*INSIDE_HOSTS, *BETWEEN_HOSTS)) -> Overrides:
+        known = {override.name: override for override in group if override.name not in excluded}
         return tuple(known[name] for name in names if name in known)
 
-    return Ground(
-        broken=own is not None and not own.works,
+    return SearchInput(
+        failed_before=job is not None and not job.works,
         hosts=tuple(seen.world.hosts.values()),
-        own=set_by_user(seen),
-        inside=members(order.names, INSIDE),
-        across=members(order.names, ACROSS),
-        alternatives=interface_overrides(_common_interfaces(seen)) if "IFNAME" not in skipped else (),
-        named=members(order.named),
+        user_variables=user_variables(seen),
+        inside_hosts=overrides_of(order.names, INSIDE_HOSTS),
+        between_hosts=overrides_of(order.names, BETWEEN_HOSTS),
+        alternatives=interface_overrides(_common_interfaces(seen)) if "IFNAME" not in excluded else (),
+        named_in_errors=overrides_of(order.named_in_errors),
     )
 
 
-def search_order(seen: Seen[Any]) -> Order:
-    """The recorded order, or for a new search: overrides that errors name, then those that findings suggest."""
+def search_order(seen: Seen[Any]) -> SearchOrder:
+    """The recorded order. Before the first trial: the overrides that errors name, that findings suggest, the others."""
     if seen.trials:
         params = seen.trials[0].params
         names, named = (tuple(filter(None, str(params[key]).split(_SEPARATOR))) for key in ("order", "named"))
-        return Order(names, named)
-    usual = tuple(override.name for override in (*INSIDE, *ACROSS))
-    job = before(seen, seen.world.backend)
-    if job is None or job.works:
-        return Order(usual)  # no search follows, and large worlds have many findings
-    failed = [o for o in seen.recording.outcomes if o.trial == job.trial.number]
-    # Errors of ranks, and NCCL's warnings: the rest of the output with NCCL_DEBUG=INFO names every feature.
+        return SearchOrder(names, named)
+    default_order = tuple(override.name for override in (*INSIDE_HOSTS, *BETWEEN_HOSTS))
+    earlier = col001_result(seen, seen.world.backend)
+    if earlier is None or earlier.works:
+        return SearchOrder(default_order)  # no search follows, and reading the findings of a large world takes time
+    failed = [o for o in seen.recording.outcomes if o.trial == earlier.trial.number]
+    # Only errors of ranks and NCCL's warnings are read: the other output with NCCL_DEBUG=INFO names every feature.
     warnings = (line for o in failed for line in o.detail.split("\n") if "NCCL WARN" in line)
     text = "\n".join((*(o.error for o in failed), *warnings))
-    named = tuple(name for name in usual if any(part in text for part in VARIABLES[name].texts))
+    named = tuple(name for name in default_order if any(part in text for part in VARIABLES[name].error_texts))
     suspected = [
         name
-        for name in usual[1:]  # the first of all is tried first if none is suspected
-        for code in VARIABLES[name].seen_by
+        for name in default_order[1:]  # the first override stays first if none is suspected
+        for code in VARIABLES[name].finding_codes
         if any(finding.severity is not Severity.NOTE for finding in seen.findings_of(code))
     ]
     # With NVSwitches NCCL uses NVLS for most sizes. If the fabric manager is at fault, NVLS hangs or fails.
     if any(card.health.fabric.state == JOINED for card in cards_of(seen.of(memory_errors.CHECK))):
         suspected.append("NVLS")
     ranks = dict.fromkeys(suspected, 1) | dict.fromkeys(named, 0)
-    return Order(tuple(sorted(usual, key=lambda name: ranks.get(name, 2))), named)
+    return SearchOrder(tuple(sorted(default_order, key=lambda name: ranks.get(name, 2))), named)
 
 
-def set_by_user(seen: Seen[Any]) -> Members:
-    """One member for each of NCCL's variables that LCH002 found on any rank. The member unsets the variable."""
+def user_variables(seen: Seen[Any]) -> Overrides:
+    """One override for each NCCL variable that LCH002 found on any rank. The override unsets the variable."""
     variables: dict[str, str] = {}
     for data in seen.of(lch002.CHECK).by_rank.values():
         variables = data.variables | variables
     names = [name for name in sorted(variables) if name.startswith("NCCL_") and not name.startswith(lch002.WATCHING)]
-    return tuple(Member(f"no {name}", {name: None}, f"{name}={variables[name]}") for name in names)
+    return tuple(Override(f"no {name}", {name: None}, f"{name}={variables[name]}") for name in names)
 
 
-def skipped_here(seen: Seen[Any]) -> dict[str, str]:
-    """The overrides that cannot help in this run, by name, with the reason."""
+def excluded_overrides(seen: Seen[Any]) -> dict[str, str]:
+    """The names of the overrides that cannot help in this run, each with the reason."""
     hosts = tuple(seen.world.hosts.values())
     fabrics = [card.health.fabric for card in cards_of(seen.of(memory_errors.CHECK))]
-    # NCCL starts its network inside a host, too, and uses it if it is faster or nothing else is left (ncclTopoCheckNet
-    # in graph/paths.cc). A host whose bus could not be read may have a device.
+    # NCCL also starts its network inside a host, and uses the network if it is faster or no other path exists
+    # (ncclTopoCheckNet in graph/paths.cc). A host whose bus could not be read (None) may have a device.
     devices = [row.rdma for row in seen.of(hst004.CHECK).by_rank.values()]
     rules: tuple[tuple[bool, Sequence[str], str], ...] = (
-        (max(map(len, hosts), default=0) < 2, (*(member.name for member in INSIDE), "PXN"), "each host has one rank"),
+        (max(map(len, hosts), default=0) < 2, (*(each.name for each in INSIDE_HOSTS), "PXN"), "each host has one rank"),
         (
             bool(fabrics) and all(fabric.state is None for fabric in fabrics),
             ("NVLS",),
@@ -184,7 +185,7 @@ def skipped_here(seen: Seen[Any]) -> dict[str, str]:
 
 
 def _common_interfaces(seen: Seen[Any]) -> tuple[str, ...]:
-    """Names of the interfaces that are up on every host and have an address other than loopback."""
+    """Names of the interfaces that are up on every host and have an address that is not a loopback address."""
     answers = [next(iter(rows.values())) for _, rows in answers_by_host(seen.of(interfaces.CHECK))]
     usable = [
         [each.name for each in data.interfaces or () if each.running and not all(map(is_loopback, each.addresses))]

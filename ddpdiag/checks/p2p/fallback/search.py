@@ -1,11 +1,11 @@
-"""The search for a set of overrides (NCCL variables) with which a backend works.
+"""The search for a set of overrides (NCCL variables that are set or unset) with which a backend works.
 
-The search is a generator: it yields the next step, and is sent the result of that step. `replay` sends it all known
-results, so that the plan and the judgement run the same code.
+The search is a generator: it yields the next step, and receives the result of that step. `replay` sends all known
+results to it, so that the plan and the judgement run the same code.
 
-The environment is tried as it is; then without the user's overrides; then with each override that an error names,
-alone. Then overrides accumulate until a set works. Each member of that set is left out once, and removed if the rest
-works without it. A set that failed with all ranks does not run again. The final set must work CONFIRMED times.
+First the unchanged environment is tried, then the environment without the user's NCCL variables, then each override
+that an error names, alone. Then overrides accumulate until a set works. Each override of that set is removed if the
+others suffice. A set that failed with all ranks does not run again. The final set must work CONFIRMED times.
 """
 
 from collections import deque
@@ -13,189 +13,191 @@ from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-# Runs that must work before a set is recommended: one that fails every second time passes in one of eight cases.
+# Runs that must work before a set is recommended: a set that fails every second time passes in one of eight cases.
 CONFIRMED = 3
 
 
-class Member(NamedTuple):
+class Override(NamedTuple):
     """One override: its name, its variables (None: unset), and the feature that it turns off ("direct copies ...")."""
 
     name: str
     env: Mapping[str, str | None]
-    what: str = ""
+    feature: str = ""
 
 
-Members = tuple[Member, ...]
+Overrides = tuple[Override, ...]
 
 
-class Part(Enum):
-    """The ranks that take part together: all ranks, or the ranks of each host."""
+class Grouping(Enum):
+    """The ranks that form a process group in a step: all ranks together, or the ranks of each host."""
 
-    WHOLE = "all ranks"
-    HOSTS = "each host"
+    ALL_RANKS = "all ranks"
+    EACH_HOST = "each host"
 
 
 class Step(NamedTuple):
-    """One attempt: the ranks that take part together, and the overrides."""
+    """One attempt: the grouping of the ranks, and the overrides."""
 
-    part: Part
-    members: Members = ()
+    grouping: Grouping
+    overrides: Overrides = ()
 
     @property
     def key(self) -> tuple[str, str]:
         """The key under which the results of this step are recorded."""
-        return self.part.value, self.set
+        return self.grouping.value, self.set_name
 
     @property
-    def set(self) -> str:
-        """The names of the members, such as "P2P + SHM"; empty for the environment as it is."""
-        return " + ".join(member.name for member in self.members)
+    def set_name(self) -> str:
+        """The names of the overrides, such as "P2P + SHM"; empty for the unchanged environment."""
+        return " + ".join(override.name for override in self.overrides)
 
     @property
     def env(self) -> dict[str, str | None]:
-        """The variables of all members; the value of a later member replaces that of an earlier one."""
-        return {name: value for member in self.members for name, value in member.env.items()}
+        """The variables of all overrides. The value of a later override replaces that of an earlier one."""
+        return {name: value for override in self.overrides for name, value in override.env.items()}
 
 
-class Tried(NamedTuple):
-    """The result of a step. `failed` are the groups that failed, `how` is the worst way in which one did ("hung").
+class Result(NamedTuple):
+    """The result of a step.
 
-    `busbw` is the rate of the slowest group, None if a group failed. `error` is the text of a rank's exception, if any.
+    `failed_groups` are the groups of ranks that failed, `failure` is the worst status ("hung") or "wrong", `error` a
+    rank's exception; each may be empty. `busbw` is the rate of the slowest group in bytes/s, None if a group failed.
     """
 
     step: Step
-    how: str = ""
+    failure: str = ""
     busbw: float | None = None
-    failed: tuple[tuple[int, ...], ...] = ()
+    failed_groups: tuple[tuple[int, ...], ...] = ()
     error: str = ""
 
     @property
     def works(self) -> bool:
         """Whether no group failed."""
-        return not self.failed
+        return not self.failed_groups
 
 
-class Ground(NamedTuple):
-    """The facts that are known before a search, and the overrides that it may try.
+class SearchInput(NamedTuple):
+    """The facts that are known before a search, and the overrides that the search may try.
 
-    `broken`: the backend failed before, in the environment as it is. `own`: members that unset the user's overrides.
-    `inside` and `across`: overrides for paths inside a host and between hosts that may help; of these, `named` are
-    those that an error names. `alternatives` are tried last, one at a time. `hosts`: the ranks of each host.
+    `failed_before`: the backend failed in COL001, in the unchanged environment. `hosts`: the ranks of each host.
+    `user_variables`: overrides that unset the user's variables. `inside_hosts`, `between_hosts`: overrides for paths of
+    this kind; `named_in_errors` are those that an error names. `alternatives`: overrides tried last, one at a time.
     """
 
-    broken: bool
+    failed_before: bool
     hosts: tuple[tuple[int, ...], ...]
-    own: Members = ()
-    inside: Members = ()
-    across: Members = ()
-    alternatives: Members = ()
-    named: Members = ()
+    user_variables: Overrides = ()
+    inside_hosts: Overrides = ()
+    between_hosts: Overrides = ()
+    alternatives: Overrides = ()
+    named_in_errors: Overrides = ()
 
 
-class Kind(Enum):
+class EndKind(Enum):
     """The ways in which a search ends."""
 
-    WORKS = "works"  # nothing is wrong
-    TRANSIENT = "transient"  # the backend failed before, and works now
-    FOUND = "found"  # a set with which the backend works
-    NOTHING = "nothing"  # no set works, or one did and then failed
+    WORKS = "works"  # the backend works, and worked in COL001
+    TRANSIENT = "transient"  # the backend works, but failed in COL001
+    FOUND = "found"  # the backend works with a set of overrides
+    NOTHING = "nothing"  # no set works, or the set that worked failed in a later run
 
 
-class Ended(NamedTuple):
-    """The end of a search, the members of the last set, and its runs. `inside_works`: each host works alone."""
+class SearchEnd(NamedTuple):
+    """The end of a search: the last set and its runs. `hosts_work`: without overrides, each host alone works."""
 
-    kind: Kind
-    members: Members = ()
-    runs: tuple[Tried, ...] = ()
-    inside_works: bool = False
-
-
-Answers = Mapping[tuple[str, str], Sequence[Tried]]
-Search = Generator[Step, Tried, Ended]
-# Sets (names of their members) that failed with all ranks.
-Failed = set[frozenset[str]]
-Found = tuple[Members, Tried]
+    kind: EndKind
+    overrides: Overrides = ()
+    runs: tuple[Result, ...] = ()
+    hosts_work: bool = False
 
 
-def replay(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """The next step of the search, or its end; and the known results in the order of their steps."""
-    unused = {key: deque(tried) for key, tried in answers.items()}
-    played: list[Tried] = []
-    script = _search(ground)
-    step = next(script)
-    while known := unused.get(step.key):
-        played.append(known.popleft()._replace(step=step))
+ResultsByStep = Mapping[tuple[str, str], Sequence[Result]]
+Search = Generator[Step, Result, SearchEnd]
+# Sets (names of their overrides) that failed with all ranks.
+FailedSets = set[frozenset[str]]
+WorkingSet = tuple[Overrides, Result]
+
+
+def replay(facts: SearchInput, results: ResultsByStep) -> tuple[Step | SearchEnd, tuple[Result, ...]]:
+    """Return the next step of the search, or its end, and the results that it used, in the order of their steps."""
+    unused_results = {key: deque(tried) for key, tried in results.items()}
+    used_results: list[Result] = []
+    search = _search(facts)
+    step = next(search)
+    while results_of_step := unused_results.get(step.key):
+        used_results.append(results_of_step.popleft()._replace(step=step))
         try:
-            step = script.send(played[-1])
+            step = search.send(used_results[-1])
         except StopIteration as end:
-            return end.value, tuple(played)
-    return step, tuple(played)
+            return end.value, tuple(used_results)
+    return step, tuple(used_results)
 
 
-def _search(ground: Ground) -> Search:
-    first = yield Step(Part.WHOLE)
-    runs, steady = yield from _confirm((), first)
-    if steady:
-        return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
-    failed: Failed = set()
-    found, inside_works = yield from _accumulate(ground, failed)
-    if found is None:
-        return Ended(Kind.NOTHING, inside_works=inside_works)
-    members, last = yield from _minimise(found, failed)
-    runs, steady = yield from _confirm(members, last)
-    return Ended(Kind.FOUND if steady else Kind.NOTHING, members, runs, inside_works=inside_works)
+def _search(facts: SearchInput) -> Search:
+    first = yield Step(Grouping.ALL_RANKS)
+    runs, is_confirmed = yield from _confirm((), first)
+    if is_confirmed:
+        return SearchEnd(EndKind.TRANSIENT if facts.failed_before else EndKind.WORKS, (), runs)
+    failed_sets: FailedSets = set()
+    working_set, hosts_work = yield from _accumulate(facts, failed_sets)
+    if working_set is None:
+        return SearchEnd(EndKind.NOTHING, hosts_work=hosts_work)
+    overrides, last_run = yield from _minimise(working_set, failed_sets)
+    runs, is_confirmed = yield from _confirm(overrides, last_run)
+    return SearchEnd(EndKind.FOUND if is_confirmed else EndKind.NOTHING, overrides, runs, hosts_work=hosts_work)
 
 
-def _try_set(members: Members, failed: Failed) -> Generator[Step, Tried, Found | None]:
-    """Run a set with all ranks, unless it is in `failed`. Returns the set and its result if it works, else None."""
-    names = frozenset(member.name for member in members)
-    if names in failed:
+def _try_set(overrides: Overrides, failed_sets: FailedSets) -> Generator[Step, Result, WorkingSet | None]:
+    """Run a set with all ranks, unless it is in `failed_sets`. Return the set and its result if it works, else None."""
+    names = frozenset(override.name for override in overrides)
+    if names in failed_sets:
         return None
-    tried = yield Step(Part.WHOLE, members)
-    if tried.works:
-        return members, tried
-    failed.add(names)
+    result = yield Step(Grouping.ALL_RANKS, overrides)
+    if result.works:
+        return overrides, result
+    failed_sets.add(names)
     return None
 
 
-def _accumulate(ground: Ground, failed: Failed) -> Generator[Step, Tried, tuple[Found | None, bool]]:
+def _accumulate(facts: SearchInput, failed_sets: FailedSets) -> Generator[Step, Result, tuple[WorkingSet | None, bool]]:
     """Add overrides until a set works. Returns that set with its run (or None), and whether each host works alone."""
-    inside_works = False
-    if len(ground.hosts) > 1 and max(map(len, ground.hosts)) > 1:
-        inside_works = (yield Step(Part.HOSTS)).works
-    members = ground.own
-    for candidate in (*((members,) if members else ()), *((*members, override) for override in ground.named)):
-        if found := (yield from _try_set(candidate, failed)):
-            return found, inside_works
-    several = len(ground.hosts) > 1
-    for override in () if inside_works else ground.inside:
-        members = (*members, override)
-        # Each of several hosts is tried alone first, because all ranks together may fail for other reasons, too.
-        if several and not (yield Step(Part.HOSTS, members)).works:
+    hosts_work = False
+    if len(facts.hosts) > 1 and max(map(len, facts.hosts)) > 1:
+        hosts_work = (yield Step(Grouping.EACH_HOST)).works
+    overrides = facts.user_variables
+    named = [(*overrides, override) for override in facts.named_in_errors]
+    for candidate in (overrides, *named) if overrides else named:
+        if working_set := (yield from _try_set(candidate, failed_sets)):
+            return working_set, hosts_work
+    several_hosts = len(facts.hosts) > 1
+    for override in () if hosts_work else facts.inside_hosts:
+        overrides = (*overrides, override)
+        # Several hosts are first tried alone, because all ranks together may also fail for another reason.
+        if several_hosts and not (yield Step(Grouping.EACH_HOST, overrides)).works:
             continue
-        if found := (yield from _try_set(members, failed)):
-            return found, inside_works
-        if several:
+        if working_set := (yield from _try_set(overrides, failed_sets)):
+            return working_set, hosts_work
+        if several_hosts:
             break
-    across = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
-    for candidate in (*across, *((*members, *ground.across, other) for other in ground.alternatives)):
-        if found := (yield from _try_set(candidate, failed)):
-            return found, inside_works
-    return None, inside_works
+    candidates = [(*overrides, *facts.between_hosts[: count + 1]) for count in range(len(facts.between_hosts))]
+    for candidate in (*candidates, *((*overrides, *facts.between_hosts, other) for other in facts.alternatives)):
+        if working_set := (yield from _try_set(candidate, failed_sets)):
+            return working_set, hosts_work
+    return None, hosts_work
 
 
-def _minimise(found: Found, failed: Failed) -> Generator[Step, Tried, Found]:
-    """Leave each member out once. Returns the smallest set that works, with its last run. The empty set fails."""
-    for member in found[0]:
-        rest = tuple(other for other in found[0] if other is not member)
-        if rest and (smaller := (yield from _try_set(rest, failed))):
-            found = smaller
-    return found
+def _minimise(working_set: WorkingSet, failed_sets: FailedSets) -> Generator[Step, Result, WorkingSet]:
+    """Remove each override that the set does not need. Returns the set with its last run. The empty set has failed."""
+    for override in working_set[0]:
+        rest = tuple(other for other in working_set[0] if other is not override)
+        if rest and (smaller := (yield from _try_set(rest, failed_sets))):
+            working_set = smaller
+    return working_set
 
 
-def _confirm(members: Members, last: Tried) -> Generator[Step, Tried, tuple[tuple[Tried, ...], bool]]:
-    """Run a set until it worked CONFIRMED times, or failed. Returns the runs, and whether the last one worked."""
-    runs = [last]
+def _confirm(overrides: Overrides, last_run: Result) -> Generator[Step, Result, tuple[tuple[Result, ...], bool]]:
+    """Run a set until it worked CONFIRMED times or failed. Returns the runs, and whether the last run worked."""
+    runs = [last_run]
     while len(runs) < CONFIRMED and runs[-1].works:
-        runs.append((yield Step(Part.WHOLE, members)))
+        runs.append((yield Step(Grouping.ALL_RANKS, overrides)))
     return tuple(runs), runs[-1].works
