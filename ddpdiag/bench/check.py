@@ -70,7 +70,9 @@ def measure(ctx: Context) -> Data:
         return structs.replace(empty, unsupported=(str(unknown),))
     with process_group(ctx, backend) as device:
         about = describe(device)
-        known = structs.replace(empty, device=about.name, device_index=about.index, gpu_uuid=about.uuid, pci=about.pci)
+        known = structs.replace(
+            empty, device=about.name, device_index=about.gpu_index, gpu_uuid=about.uuid, pci=about.pci
+        )
         return bench(ctx, known, device, share_seconds(ctx.options))
 
 

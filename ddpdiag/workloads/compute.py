@@ -47,7 +47,7 @@ def measure_rates(ctx: Context, device: torch.device) -> Compute:
     description = describe(device)
     result = Compute(
         device=description.name,
-        index=description.index,
+        index=description.gpu_index,
         uuid=description.uuid,
         pci=description.pci,
         processors=None if device.type != "cuda" else torch.cuda.get_device_properties(device).multi_processor_count,
@@ -109,7 +109,7 @@ def _add_product_rates(ctx: Context, device: torch.device, gpu: Watched, result:
 
 
 def _choose_rows(device: torch.device, dtype: torch.dtype) -> int:
-    """The number of rows whose product takes at most _MAX_PRODUCT_SECONDS, estimated from a small product."""
+    """The rows of square matrices whose product takes at most _MAX_PRODUCT_SECONDS, estimated from a small product."""
     probe_rows = _PROBE_ROWS if device.type == "cuda" else _PROBE_ROWS_ON_CPU
     matrix = torch.rand((probe_rows, probe_rows), dtype=dtype, device=device)
     _time_calls(device, 1, lambda: matrix @ matrix)  # loads the kernels

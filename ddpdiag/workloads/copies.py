@@ -6,8 +6,8 @@ The first and the last copy over each link are checked. Before each of the two, 
 A job measures the copy from one GPU to another, or both links between a GPU and the host. A step is announced before
 each link, and results are reported after each job, so that a hang names its GPUs and loses no earlier results.
 
-A copy through the host cannot be faster than the links of its two GPUs to the host, which are measured first. It is
-measured only if the direct copy is slower than these links, gives wrong words, or has no peer access.
+A copy through the host cannot be faster than the links of its two GPUs to the host, which are measured first. So
+it is measured only if the direct copy is slower than these links, gives wrong words, or has no peer access.
 """
 
 import os
@@ -67,10 +67,10 @@ class CudaDevices:
     """
 
     def __init__(self, max_count: int | None = None) -> None:
-        shown = torch.cuda.device_count()
-        self.count = shown if max_count is None else min(shown, max_count)
+        gpu_count = torch.cuda.device_count()
+        self.count = gpu_count if max_count is None else min(gpu_count, max_count)
         self._pieces: tuple[torch.Tensor, ...] = ()
-        self._of_node: dict[int | None, Buffer] = {}
+        self._host_buffers: dict[int | None, Buffer] = {}
         self._started: list[int] = []
 
     def properties(self, gpu: int) -> GpuCopies:
@@ -97,10 +97,10 @@ class CudaDevices:
         """Pinned memory on the GPU's NUMA node. It stays allocated, lest torch reuse it for a GPU of another node."""
         pci, root = self.properties(gpu).pci, sys_root(os.environ)
         node = slot_of(pci, root).numa_node if pci else None
-        if node not in self._of_node or len(self._of_node[node].words) < count:
+        if node not in self._host_buffers or len(self._host_buffers[node].words) < count:
             with on_local_cores(pci, root):
-                self._of_node[node] = self.buffer(None, count)
-        return self._of_node[node].first(count)
+                self._host_buffers[node] = self.buffer(None, count)
+        return self._host_buffers[node].first(count)
 
     def copy(self, source: Buffer, target: Buffer) -> None:
         """Start a copy on the current stream of the source, or of the target if the source is the host."""

@@ -29,10 +29,10 @@ _MAX_FACTOR = 8
 
 
 class Device(NamedTuple):
-    """A device of torch. `index`, `uuid` and `pci` are None unless it is a CUDA device."""
+    """A device of torch. `gpu_index`, `uuid` and `pci` are None unless it is a CUDA device."""
 
     name: str
-    index: int | None
+    gpu_index: int | None
     uuid: str | None
     pci: str | None
 

@@ -255,9 +255,9 @@ def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
     return frozenset(
         pair
         for pairs in kinds.values()
-        if 2 * sum(bool(pair.works) for pair in pairs) > len(pairs)
+        if 2 * sum(bool(pair.is_p2p_allowed) for pair in pairs) > len(pairs)
         for pair in pairs
-        if not pair.works
+        if not pair.is_p2p_allowed
     )
 
 
