@@ -110,7 +110,7 @@ def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
         for data in seen.of(lch003.CHECK).by_rank.values()
     ]
     variables = [
-        {name: value for name, value in data.variables.items() if name not in lch002.OWN | _OF_THE_RUN}
+        {name: value for name, value in data.variables.items() if name not in lch002.RANK_SPECIFIC | _OF_THE_RUN}
         for data in seen.of(lch002.CHECK).by_rank.values()
     ]
     facts: dict[str, dict[str, str]] = {}

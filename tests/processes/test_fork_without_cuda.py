@@ -12,7 +12,7 @@ def test_workers_are_new_processes_where_an_import_starts_cuda(start):
     )  # fmt: skip
     assert job.wait(120) == 0, job.told()
     records = (job.folder / "report.jsonl").read_text().splitlines()
-    not_forked = [line for line in records if '"not_forked":"' in line]
-    assert not_forked
-    assert all('"rank":1' in line for line in not_forked)
+    exec_records = [line for line in records if '"exec_reason":"' in line]
+    assert exec_records
+    assert all('"rank":1' in line for line in exec_records)
     job.check_left_nothing()

@@ -51,10 +51,10 @@ def cell(peer: int, **more: object) -> Cell:
 def row(size: int, rank: int, faults: Mapping[Link, Mapping[str, object]], nominal: float | None = None) -> mesh.Data:
     cells = [cell(peer, **faults.get((rank, peer), {})) for peer in range(size) if peer != rank]
     return mesh.Data(
-        offered=f"10.0.0.{rank + 1}",
-        port=40_000 + rank,
+        offered_address=f"10.0.0.{rank + 1}",
+        listener_port=40_000 + rank,
         interfaces=(Interface(name="eth0", addresses=(f"10.0.0.{rank + 1}",), mtu=1500, bytes_per_s=nominal),),
-        ephemeral=(32768, 60999),
+        ephemeral_ports=(32768, 60999),
         cells=tuple(cells),
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ddpdiag.checks.host.rdma_ports import Data, look
+from ddpdiag.checks.host.rdma_ports import Data, read_rdma_data
 
 # (address, type, interface): "" where the kernel hides it from a container.
 ROCE = (
@@ -62,7 +62,7 @@ def host(own: tuple[Rail, ...] = (), *, gpus: int = 8, model: str = "0x2330", **
     with TemporaryDirectory() as folder:
         tree(Path(folder), own, gpus, model)
         env = {"HOME": folder, "DDPDIAG_SYSFS": folder, **settings}
-        return look(env, lambda _: None)
+        return read_rdma_data(env, lambda _: None)
 
 
 def tree(root: Path, own: tuple[Rail, ...], gpus: int = 8, model: str = "0x2330") -> None:

@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.rendezvous import coordinator_name
 from ddpdiag.checks.rendezvous.coordinator_name import Data
 from ddpdiag.checks.run import trials as run003
-from ddpdiag.checks.run.trials import between, causes
+from ddpdiag.checks.run.trials import findings_between, network_errors
 from ddpdiag.model import Collective, Finding, ProcessState, Severity, Status
 
 NAMES = Data("head.cluster", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
@@ -35,16 +35,16 @@ def test_a_hang_is_put_down_to_the_address_that_peers_cannot_reach(golden) -> No
 
 def test_without_such_a_cause_the_odd_rank_is_blamed() -> None:
     seen = a_hang_beside({0: GOOD, 2: structs.replace(NAMES, own_addresses=("10.0.0.2",))})
-    assert causes(seen) == ()
+    assert network_errors(seen) == ()
     assert only(judge_as(run003.CHECK, seen)).ranks == (0,)
 
 
 def test_a_cause_concerns_those_hosts_that_it_names() -> None:
     plain = Finding(code="X.y", severity=Severity.ERROR, title="t", message="m")
     link, host = structs.replace(plain, links=("n0 -> n1",)), structs.replace(plain, hosts=("n1",))
-    assert between((plain, link, host), {"n0", "n1"}) == (plain, link, host)
-    assert between((plain, link, host), {"n1", "n2"}) == (plain, host)
-    assert between((plain, link, host), {"n1"}) == (), "one host needs no network"
+    assert findings_between((plain, link, host), {"n0", "n1"}) == (plain, link, host)
+    assert findings_between((plain, link, host), {"n1", "n2"}) == (plain, host)
+    assert findings_between((plain, link, host), {"n1"}) == (), "one host needs no network"
 
 
 def a_slow_hang(rate: float, *, short: int | None = None) -> Seen[Nothing]:

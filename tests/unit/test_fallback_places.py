@@ -4,7 +4,7 @@ from seen import seen_of
 
 from ddpdiag.checks.p2p.fallback.check import FaultPlace, fault_place
 from ddpdiag.checks.p2p.fallback.search import EndKind, Grouping, Result, SearchEnd, SearchInput, Step
-from ddpdiag.checks.run import joined
+from ddpdiag.checks.run import roll_call
 
 FAILS = Result(Step(Grouping.ALL_RANKS), failure="hung", failed_groups=((0,),))
 
@@ -12,7 +12,7 @@ FAILS = Result(Step(Grouping.ALL_RANKS), failure="hung", failed_groups=((0,),))
 def placed(hosts: tuple[tuple[int, ...], ...], *tried: Result, hosts_work: bool = False) -> FaultPlace:
     """Of ranks on hosts n0, n1, ... with two each, unless each has one."""
     ranks = [rank for own in hosts for rank in own]
-    seen = seen_of(joined.CHECK, {}, size=len(ranks), ranks_per_node=len(hosts[0]))
+    seen = seen_of(roll_call.CHECK, {}, size=len(ranks), ranks_per_node=len(hosts[0]))
     ground = SearchInput(failed_before=True, hosts=hosts)
     end = SearchEnd(EndKind.NOTHING, hosts_work=hosts_work)
     return fault_place(seen, (FAILS, *tried), end, ground)

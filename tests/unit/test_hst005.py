@@ -3,7 +3,7 @@
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks.host.alone import CHECK, Data
+from ddpdiag.checks.host.arithmetic import CHECK, Data
 from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.model.measurements import Product

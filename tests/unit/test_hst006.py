@@ -10,7 +10,7 @@ from msgspec import structs
 from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.host import limits
-from ddpdiag.checks.host.network_ports import CHECK, Pair, allowed, counter_deltas
+from ddpdiag.checks.host.network_ports import CHECK, Readings, allowed_rise, port_changes
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.rendezvous import interfaces, links
 from ddpdiag.model import Options, Severity, Status
@@ -29,7 +29,7 @@ RDMA_COUNTERS = {
     "excessive_buffer_overrun_errors": 0,
 }
 ETHERNET_COUNTERS = {"carrier_down_count": 1, "rx_crc_errors": 0, "rx_frame_errors": 0}
-LIMITS = partial(allowed, seen_of(CHECK, {}, **THREE))
+LIMITS = partial(allowed_rise, seen_of(CHECK, {}, **THREE))
 
 
 def nic(name="eth0", *, below=(), up=True, **counters):
@@ -114,7 +114,9 @@ def test_a_change_of_a_port_names_its_host(golden, change):
 
 def test_an_interface_without_a_route_is_used_where_the_library_chooses_it():
     addresses = (Interface(name="eth0", addresses=("10.0.0.1",)), Interface(name="ib0", addresses=("10.1.0.1",)))
-    data = interfaces.Data(interfaces=addresses, own_addresses=(), names=Wanted("ib0", None), source="10.0.0.1")
+    data = interfaces.Data(
+        interfaces=addresses, own_addresses=(), variables=Wanted("ib0", None), source_address="10.0.0.1"
+    )
     before, after = host(nic(), nic("ib0")), host(nic(), nic("ib0", carrier_down_count=2))
     assert only(judged({1: before}, {1: after}, chosen={1: data}))[:2] == ("link-down", Severity.ERROR)
     assert judged({1: before}, {1: after}) == []
@@ -216,7 +218,9 @@ def test_loss_that_rdz004_measured_is_its_finding():
     seen = looked_twice(*looks, None, THREE)
     for lost, codes in ((0, ["HST006.resent"]), (50, [])):
         cell = Cell(peer=0, reach=Reach.ACCEPTED, segments=1000, retransmitted=lost)
-        data = links.Data(offered="10.0.0.2", port=1, interfaces=(), ephemeral=None, cells=(cell,))
+        data = links.Data(
+            offered_address="10.0.0.2", listener_port=1, interfaces=(), ephemeral_ports=None, cells=(cell,)
+        )
         found = list(CHECK.judge(together(seen, seen_of(by_code("RDZ004"), {1: data}, **THREE))))
         assert [finding.code for finding in found] == codes
         assert all("RDZ004 measured the links before" in finding.message for finding in found)
@@ -235,7 +239,7 @@ PORTS = st.lists(
 
 def pair(before, after):
     looks = NetworkLook(seconds=5.0, ports=before), NetworkLook(seconds=35.0, ports=after)
-    return Pair(*looks, frozenset(("eth0", "mlx5_0:1")))
+    return Readings(*looks, frozenset(("eth0", "mlx5_0:1")))
 
 
 @given(PORTS, st.data())
@@ -245,7 +249,7 @@ def test_counters_that_stay_or_fall_are_no_rise(before, data):
         structs.replace(port, counters={name: data.draw(st.integers(0, most)) for name, most in port.counters.items()})
         for port in before
     )
-    assert list(counter_deltas(pair(before, before), LIMITS)) == list(counter_deltas(pair(before, lower), LIMITS)) == []
+    assert list(port_changes(pair(before, before), LIMITS)) == list(port_changes(pair(before, lower), LIMITS)) == []
 
 
 # Both looks -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from seen import seen_of, skip_text, together
 from ddpdiag.checks.api import Nothing
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.host import limits
-from ddpdiag.checks.host.rdma_ports import CHECK, look
+from ddpdiag.checks.host.rdma_ports import CHECK, read_rdma_data
 from ddpdiag.model import Options, Severity
 
 GOOD = rails()
@@ -210,7 +210,7 @@ def test_ports_that_nccl_may_not_take_are_not_judged(fault, settings):
 
 
 def test_a_host_that_hides_its_adapters_is_unknown_where_the_job_may_need_them(tmp_path, golden):
-    hidden = look({"DDPDIAG_SYSFS": str(tmp_path)}, lambda _: None)
+    hidden = read_rdma_data({"DDPDIAG_SYSFS": str(tmp_path)}, lambda _: None)
     (finding,) = judged(host(GOOD), hidden)
     assert only([finding]) == ("unreadable", *WARNED)
     assert judged(hidden) == judged(host(GOOD), hidden, backend="gloo") == []

@@ -75,7 +75,10 @@ def test_a_check_says_what_a_host_has_and_nothing_of_what_it_could_not_read(chec
 def test_the_network_is_the_interface_that_the_job_uses():
     eth = Interface(name="eth0", addresses=("10.0.0.1",), bytes_per_s=12.5e9)
     data = rdz003.Data(
-        interfaces=(eth,), own_addresses=("10.0.0.1",), names=Wanted(gloo=None, nccl=None), source="10.0.0.1"
+        interfaces=(eth,),
+        own_addresses=("10.0.0.1",),
+        variables=Wanted(gloo=None, nccl=None),
+        source_address="10.0.0.1",
     )
     assert parts(rdz003.CHECK, data, ranks=4) == {"network": "eth0 (100 Gbit/s)"}
     slow = structs.replace(data, interfaces=(structs.replace(eth, bytes_per_s=None),))

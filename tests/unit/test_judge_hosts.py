@@ -5,7 +5,7 @@ from reports import finding_of, fit, judged_of
 from seen import seen_of, world_of
 
 from ddpdiag.checks.api import Nothing
-from ddpdiag.checks.run import joined
+from ddpdiag.checks.run import roll_call
 from ddpdiag.checks.world import World
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.judgement.hosts import sort_hosts
@@ -13,7 +13,7 @@ from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Options, Re
 
 
 def run_of(*events: Event, ended: bool = True) -> Recording:
-    recording = seen_of(joined.CHECK, {rank: Nothing() for rank in range(8)}).recording
+    recording = seen_of(roll_call.CHECK, {rank: Nothing() for rank in range(8)}).recording
     return structs.replace(recording, events=events, end=End(seconds=1.0) if ended else None)
 
 

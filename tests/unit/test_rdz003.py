@@ -22,8 +22,8 @@ def host(rank: int = 0, *, gloo: str | None = None, nccl: str | None = None, **m
     values = {
         "interfaces": (LO, Interface(name="eth0", addresses=(address,)), DOCKER0),
         "own_addresses": (address,),
-        "names": Wanted(gloo, nccl),
-        "source": address,
+        "variables": Wanted(gloo, nccl),
+        "source_address": address,
     }
     return interfaces.Data(**(values | more))  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ def test_docker0_everywhere_is_one_finding_that_names_all_hosts(golden):
 
 
 def test_containers_that_share_a_machines_network_share_its_address():
-    rows = {rank: host(0, network=42) for rank in range(2)}
+    rows = {rank: host(0, network_namespace=42) for rank in range(2)}
     base = seen_of(interfaces.CHECK, rows, ranks_per_node=1)
     one = {rank: structs.replace(a, host_id="boot") for rank, a in base.world.arrivals.items()}
     same = Seen(structs.replace(base.world, arrivals=one), base.check, structs.replace(base.recording, arrivals=one))

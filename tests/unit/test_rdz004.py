@@ -12,7 +12,7 @@ from seen import seen_of, skip_text, together, with_arrivals, world_of
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import network_ports
 from ddpdiag.checks.rendezvous import mesh, methods
-from ddpdiag.checks.rendezvous.links import better, usual_rate
+from ddpdiag.checks.rendezvous.links import merge_cells, usual_rate
 from ddpdiag.model import Arrival, Event, EventKind, Finding, Kind, Outcome, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 from ddpdiag.probes.net.tcp_connect import Reach
@@ -249,7 +249,7 @@ faults = st.sampled_from([{}, DROPPED, REFUSED, SILENT, STUCK, slow(1e7), losing
 
 @given(faults, faults)
 def test_the_better_of_two_does_not_depend_on_their_order(one, other):
-    assert better(cell(1, **one), cell(1, **other)) == better(cell(1, **other), cell(1, **one))
+    assert merge_cells(cell(1, **one), cell(1, **other)) == merge_cells(cell(1, **other), cell(1, **one))
 
 
 @given(st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda way: way[0] != way[1]), faults))

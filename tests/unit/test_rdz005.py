@@ -98,9 +98,9 @@ def test_an_agents_store_that_nobody_serves_points_at_the_variable(golden):
 
 
 def test_what_cannot_be_used_is_known_to_other_checks():
-    assert master_port.usable(seen_of(CHECK, {0: OPEN, 1: OPEN}, ranks_per_node=1))
-    assert not master_port.usable(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
-    assert master_port.usable(seen_of(CHECK, {}, size=2))
+    assert master_port.is_usable(seen_of(CHECK, {0: OPEN, 1: OPEN}, ranks_per_node=1))
+    assert not master_port.is_usable(seen_of(CHECK, {0: OPEN, 1: DROPPED}, ranks_per_node=1))
+    assert master_port.is_usable(seen_of(CHECK, {}, size=2))
 
 
 def test_one_rank_of_each_host_takes_part_rank_0_first():

@@ -106,9 +106,9 @@ def test_one_rank_of_each_host_takes_part_as_far_as_64_hosts():
 
 
 def test_what_cannot_be_used_is_known_to_other_checks():
-    assert shared_dir.usable(seen(host(), host()))
-    assert not shared_dir.usable(seen(host(), host(error="EROFS")))
-    assert not shared_dir.usable(seen(host(), statuses={1: Status.HUNG}))
+    assert shared_dir.is_usable(seen(host(), host()))
+    assert not shared_dir.is_usable(seen(host(), host(error="EROFS")))
+    assert not shared_dir.is_usable(seen(host(), statuses={1: Status.HUNG}))
 
 
 def test_not_to_see_the_file_of_a_host_that_gave_no_answer_means_nothing():

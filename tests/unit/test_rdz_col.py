@@ -276,7 +276,7 @@ def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_me
 
 
 def test_keys_of_an_earlier_process_in_the_agents_store_are_named(golden) -> None:
-    rows = {0: rdz001.Data("env", 0.1, stale=("default_pg/0//cpu//0/0", "default_pg/0//cpu//0/1"))}
+    rows = {0: rdz001.Data("env", 0.1, stale_keys=("default_pg/0//cpu//0/0", "default_pg/0//cpu//0/1"))}
     rows[1] = rdz001.Data("env", 0.1)
     seen = seen_of(rdz001.CHECK, rows, params={"method": "env", "backend": "gloo", "agent_store": True})
     (finding,) = (finding for finding in rdz001.judge(seen) if finding.code == "RDZ001.stale")

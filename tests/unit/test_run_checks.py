@@ -7,9 +7,9 @@ from seen import seen_of, together, with_arrivals, with_events
 from ddpdiag.checks.api import Check, Nothing, Seen
 from ddpdiag.checks.host import limits
 from ddpdiag.checks.launch import variables as variables_check
-from ddpdiag.checks.launch.variables import NCCL_CLASS
+from ddpdiag.checks.launch.variables import GROUP_CLASS_VARIABLE
 from ddpdiag.checks.run import budget as run004
-from ddpdiag.checks.run import joined, stayed
+from ddpdiag.checks.run import presence, roll_call
 from ddpdiag.checks.run import trials as run003
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
 from ddpdiag.probes.host.limits import Limits
@@ -41,7 +41,7 @@ def only(findings: list[Finding]) -> Finding:
 
 def test_a_clean_run_is_silent() -> None:
     seen = run_of(*(outcome(rank, Status.DONE, data=Raw(b"{}")) for rank in range(4)))
-    for check in (joined.CHECK, stayed.CHECK, run003.CHECK, run004.CHECK):
+    for check in (roll_call.CHECK, presence.CHECK, run003.CHECK, run004.CHECK):
         assert list(check.judge(seen)) == []
 
 
@@ -51,7 +51,7 @@ def absent_in(seen: Seen[Nothing], *ranks: int, layout: tuple[str, ...] = (), **
     events = [Event(kind=EventKind.ABSENT, rank=rank, seconds=15.0, **more) for rank in ranks]  # type: ignore[arg-type]
     seen = with_events(with_arrivals(seen, arrivals), *events)
     header = structs.replace(seen.recording.header, layout=layout)
-    return only(judge_as(joined.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header))))
+    return only(judge_as(roll_call.CHECK, Seen(seen.world, seen.check, structs.replace(seen.recording, header=header))))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ LOSSES = {
 
 @pytest.mark.parametrize(("size", "events", "expected"), LOSSES.values(), ids=LOSSES)
 def test_a_lost_rank_is_blamed_on_its_host_or_the_link(golden, size, events, expected) -> None:
-    findings = judge_as(stayed.CHECK, with_events(run_of(size=size), *events))
+    findings = judge_as(presence.CHECK, with_events(run_of(size=size), *events))
     assert [(f.code.removeprefix("RUN002."), f.ranks, f.hosts) for f in findings] == expected
     assert all({*f.links} == {"n0 -> n1", "n1 -> n0"} for f in findings if f.code == "RUN002.link")
     golden(*findings)
@@ -125,7 +125,7 @@ def test_a_lost_rank_is_blamed_on_its_host_or_the_link(golden, size, events, exp
 def test_one_ranks_own_record_tells_that_rank_0_was_lost() -> None:
     seen = run_of(size=4)
     alone = with_arrivals(seen, {2: seen.world.arrivals[2]})
-    assert only(judge_as(stayed.CHECK, with_events(alone, *lost(0, reporter=2)))).ranks == (0,)
+    assert only(judge_as(presence.CHECK, with_events(alone, *lost(0, reporter=2)))).ranks == (0,)
 
 
 def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(golden) -> None:
@@ -296,7 +296,9 @@ def test_a_rank_that_may_start_no_process_is_the_limits_fault(golden) -> None:
 def opening(*variables: str | None, at: str = "communicator") -> Finding:
     """RUN003's finding for a group of NCCL that all ranks hang in, where LCH002 saw these values of the variable."""
     frames = ("_create_nccl2_process_group (distributed_c10d.py:870)", "_new_process_group_helper (d.py:3206)")
-    rows = {r: variables_check.Data({} if v is None else {NCCL_CLASS: v}, {}) for r, v in enumerate(variables)}
+    rows = {
+        r: variables_check.Data({} if v is None else {GROUP_CLASS_VARIABLE: v}, {}) for r, v in enumerate(variables)
+    }
     hung = [
         outcome(r, Status.HUNG, step=5, at=at, process=ProcessState(pid=r + 9, state="S", stack=(frames[v == "0"],)))
         for r, v in enumerate(variables)

@@ -40,8 +40,9 @@ FINDINGS = {
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The cores of the host, those on which the rank may run (empty: not known), its quota in cores (None: no limit),
-    OMP_NUM_THREADS (None: unset), and the processor's model. `cores` and `model` are None if they are not known."""
+    """The number of cores of the host, and what limits the rank: `affinity` lists the cores on which it may run (empty:
+    not known), `quota` is the control group's limit in cores (None: no limit), `omp_threads` is OMP_NUM_THREADS (None:
+    unset). `model` is the processor's name. `cores` and `model` are None if they are not known."""
 
     cores: int | None
     affinity: tuple[int, ...]
@@ -63,17 +64,17 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        answers, bound = rows.values(), {core for row in rows.values() for core in row.affinity}
-        # The binding is unknown, or it is one core for several ranks of a host that may have more of them.
-        unbound = [rank for rank, row in rows.items() if not row.affinity]
-        is_crowded = len(rows) > 1 and len(bound) == 1
-        if unbound or (is_crowded and all(row.cores is None for row in answers)):
+        answers, bound_cores = rows.values(), {core for row in rows.values() for core in row.affinity}
+        unknown = [rank for rank, row in rows.items() if not row.affinity]
+        is_crowded = len(rows) > 1 and len(bound_cores) == 1
+        # Several ranks on one core are normal on a host with one core, so the number of cores must be known.
+        if unknown or (is_crowded and all(row.cores is None for row in answers)):
             yield seen.finding(
                 "unreadable",
                 f"the cores of {host.name} cannot be counted",
-                f"The system does not report {'on which cores ranks may run' if unbound else 'how many cores it has'}. "
+                f"The system does not report {'on which cores ranks may run' if unknown else 'how many cores it has'}. "
                 "So it is not known whether each rank has its own core.",
-                ranks=unbound or tuple(rows),
+                ranks=unknown or tuple(rows),
                 fix=f"Run `nproc; taskset -pc $$` in the job on {host.name}: at least {count(len(rows), 'core')} "
                 "should be shown. In a container mount /proc, and allow sched_getaffinity in the seccomp profile.",
             )
@@ -81,7 +82,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "one-core",
                 f"all ranks of {host.name} share one core",
-                f"{begun(ranks_text(tuple(rows)))} on {host.name} may run on core {min(bound)} only. At "
+                f"{begun(ranks_text(tuple(rows)))} on {host.name} may run on core {min(bound_cores)} only. At "
                 f"least {len(rows)} cores are expected, one for each rank.",
                 ranks=tuple(rows),
                 evidence={"ranks": len(rows), "cores": 1},
@@ -90,32 +91,33 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "`taskset` or `numactl` from the command.",
             )
         else:
-            yield from _too_many(seen, host, rows)
+            yield from _oversubscription(seen, host, rows)
 
 
 def usable_cores(rows: Mapping[int, Data]) -> float:
-    """The number of cores that these ranks of one machine may use together: their binding, or a lower quota."""
-    bound = len({core for row in rows.values() for core in row.affinity})
-    return min((row.quota for row in rows.values() if row.quota is not None and row.quota < bound), default=bound)
+    """The number of cores that these ranks of one host may use together: all cores of their bindings, or the lowest
+    quota if that is less."""
+    cores = len({core for row in rows.values() for core in row.affinity})
+    return min((row.quota for row in rows.values() if row.quota is not None and row.quota < cores), default=cores)
 
 
-def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    """The finding for more ranks, or more of their threads, than cores."""
+def _oversubscription(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    """The finding if a host's ranks, or their compute threads, are more than the cores allow; empty if they are not."""
     ranks, usable = tuple(rows), usable_cores(rows)
-    most, is_quota = max(1, int(usable)), usable in [row.quota for row in rows.values()]
+    limit, is_quota = max(1, int(usable)), usable in [row.quota for row in rows.values()]
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
     ranks_exceed = len(ranks) > usable
     threads_exceed = threads > seen.number("threads_per_core") * usable
     fixes, env = [], {}
     if ranks_exceed:
         fixes.append(
-            f"Start at most {count(most, 'rank')} on {host.name} (`torchrun --nproc-per-node={most}`). Or ask for "
+            f"Start at most {count(limit, 'rank')} on {host.name} (`torchrun --nproc-per-node={limit}`). Or ask for "
             f"{len(ranks)} cores: `sbatch --cpus-per-task={len(ranks)}` with one torchrun per host, or `docker run "
             f"--cpus={len(ranks)}`."
         )
-    # If ranks start one thread each, there are too many of them, and no variable helps.
+    # If each rank starts one thread only, the ranks are too many, and a lower OMP_NUM_THREADS is not possible.
     if threads_exceed and threads > len(ranks):
-        env = {"OMP_NUM_THREADS": str(max(1, most // len(ranks)))}
+        env = {"OMP_NUM_THREADS": str(max(1, limit // len(ranks)))}
         fixes.append(f"Run `export OMP_NUM_THREADS={env['OMP_NUM_THREADS']}` before the launcher.")
     is_unset = env and all(row.omp_threads is None for row in rows.values())
     if ranks_exceed or threads_exceed:
@@ -126,7 +128,7 @@ def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterato
             f"{count(threads, 'compute thread')} on "
             f"{usable:g} core{'' if usable == 1 else 's'}{' (quota of the control group)' if is_quota else ''}"
             f"{', because OMP_NUM_THREADS is unset' if is_unset else ''}. At most "
-            f"{count(most, 'rank' if ranks_exceed else 'thread')} {'is' if most == 1 else 'are'} expected, with one "
+            f"{count(limit, 'rank' if ranks_exceed else 'thread')} {'is' if limit == 1 else 'are'} expected, with one "
             "thread per core."
             + (" Ranks wait for a core, so ddpdiag does not judge the bandwidth." if ranks_exceed else ""),
             severity=Severity.WARNING if threads_exceed else Severity.NOTE,
@@ -138,12 +140,12 @@ def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterato
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on each host's CPU: the cores that its ranks may use, and the model."""
+    """Contribute to the report each host's CPU: the cores that its ranks may use, and the model."""
     inventory = {}
     for host, rows in answers_by_host(seen):
         row, usable = next(iter(rows.values())), usable_cores(rows)
-        if every := row.cores or usable:
-            cores = f"{usable:g} of {every:g} cores" if 0 < usable < every else count(int(every), "core")
+        if total := row.cores or usable:
+            cores = f"{usable:g} of {total:g} cores" if 0 < usable < total else count(int(total), "core")
             model = (row.model or "model unknown").replace("(R)", "").replace("(TM)", "")
             inventory[host.ranks[0]] = {"CPU": f"{cores} ({' '.join(model.split())})"}
     return Contribution(inventory=inventory)

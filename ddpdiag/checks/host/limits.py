@@ -44,15 +44,15 @@ FINDINGS = {
 }
 
 
-# The errors when no process or thread can be started: glibc's text for EAGAIN, Python's and libgomp's for a thread.
-_NO_PROCESS = ("Resource temporarily unavailable", "can't start new thread", "Thread creation failed")
+# Error texts if no process or thread can be started: glibc's for EAGAIN, then Python's and libgomp's for a thread.
+_START_ERRORS = ("Resource temporarily unavailable", "can't start new thread", "Thread creation failed")
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The limits of a rank. None means that a value could not be read, but no limit for `tasks`.
-
-    `tasks` are those of the control group, `user_processes` those that the rank's user runs, `rdma` the RDMA devices.
-    """
+    """The limits of a rank, and what the limits apply to. `limits` are the rank's resource limits. `tasks` is the limit
+    of processes and threads in the control group, with the number in use (None: no limit). `user_processes` is the
+    number of processes that the rank's user runs. `rdma` names the RDMA devices. The other fields are None if they
+    cannot be read."""
 
     limits: Limits | None
     tasks: Share | None = None
@@ -70,23 +70,23 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         answers = rows.values()
-        files = _lowest(row.limits.nofile for row in answers if row.limits)
+        file_limit = _lowest(row.limits.nofile for row in answers if row.limits)
         needed = int(seen.number("files") + seen.number("files_per_peer") * seen.world.size)
-        if files is not None and files < needed:
+        if file_limit is not None and file_limit < needed:
             yield seen.finding(
                 "open-files",
                 f"{host.name} allows too few open files",
-                f"A process on {host.name} may open {files} files (soft limit). {needed} are expected for "
+                f"A process on {host.name} may open {file_limit} files (soft limit). {needed} are expected for "
                 f"{count(seen.world.size, 'rank')}, because the connections between ranks count as open files.",
                 ranks=host.ranks,
-                evidence={"soft": files, "expected": needed},
+                evidence={"soft": file_limit, "expected": needed},
                 fix=f"Run `ulimit -n {needed}` in the job script before the launcher. If that fails, ask the "
                 "administrator for a higher hard limit (LimitNOFILE= of slurmd); for a container use `docker run "
                 f"--ulimit nofile={max(needed, 65536)}`.",
             )
         locked = _lowest(row.limits.memlock for row in answers if row.limits)
-        is_little = locked is not None and locked < seen.number("locked_gib") * GIB
-        if is_little and (devices := sorted({device for row in answers for device in row.rdma or ()})):
+        is_too_low = locked is not None and locked < seen.number("locked_gib") * GIB
+        if is_too_low and (devices := sorted({device for row in answers for device in row.rdma or ()})):
             yield seen.finding(
                 "locked-memory",
                 f"{host.name} allows too little locked memory for RDMA",
@@ -99,14 +99,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "/etc/security/limits.conf. For a container: `docker run --ulimit memlock=-1`. Until then train "
                 "without RDMA, which is slower: `export NCCL_IB_DISABLE=1`.",
             )
-        yield from _processes(seen, host, answers)
-        what = {
+        yield from _process_limit(seen, host, answers)
+        is_unread = {
             "limits": any(row.limits is None for row in answers),
             "processes": any(row.limits and row.limits.nproc and row.user_processes is None for row in answers),
-            # Within one host no job uses RDMA.
-            "RDMA devices": is_little and len(seen.world.hosts) > 1 and any(row.rdma is None for row in answers),
+            # NCCL needs no RDMA within one host.
+            "RDMA devices": is_too_low and len(seen.world.hosts) > 1 and any(row.rdma is None for row in answers),
         }
-        if unread := [name for name, is_unread in what.items() if is_unread]:
+        if unread := [name for name in is_unread if is_unread[name]]:
             yield seen.finding(
                 "unreadable",
                 f"the limits on {host.name} cannot be read",
@@ -121,61 +121,62 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _lowest(limits: Iterable[int | None]) -> int | None:
-    """The lowest of the limits; None if there is no limit."""
+    """The lowest limit, or None if each limit is None (unlimited) or there is none."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def lacked_processes(outcome: Outcome) -> bool:
-    """Whether a rank failed because it could not start a process or thread (EAGAIN of fork(2), pthread_create(3))."""
+def failed_to_start_process(outcome: Outcome) -> bool:
+    """Whether a rank failed because the kernel refused to start a process or thread (EAGAIN)."""
     has_failed = outcome.status in (Status.RAISED, Status.DIED)
-    return has_failed and any(text in f"{outcome.error}\n{outcome.detail}" for text in _NO_PROCESS)
+    return has_failed and any(text in f"{outcome.error}\n{outcome.detail}" for text in _START_ERRORS)
 
 
-def _processes(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
-    """The finding if the limit of the control group or of the user leaves too few processes or threads."""
+def _process_limit(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
+    """The finding if the limit of the user or of the control group leaves too few free processes and threads for the
+    ranks. The limit with fewer free ones counts."""
     needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
-    in_group = [(row.tasks.left, row.tasks.limit, "its control group") for row in rows if row.tasks]
-    of_user = [
+    group_limits = [(row.tasks.left, row.tasks.limit, "its control group") for row in rows if row.tasks]
+    user_limits = [
         (max(0, row.limits.nproc - row.user_processes), row.limits.nproc, "this user (ulimit -u)")
         for row in rows
         if row.limits is not None and row.limits.nproc is not None and row.user_processes is not None
     ]
-    left, limit, whose = min((*in_group, *of_user), default=(needed, needed, ""))
+    left, limit, owner = min((*group_limits, *user_limits), default=(needed, needed, ""))
     if left >= needed:
         return
-    # The limit that is needed: the number in use now, plus the number that the ranks need.
-    enough = limit - left + needed
-    failed = [o.rank for o in seen.recording.outcomes if o.rank in host.ranks and lacked_processes(o)]
+    # The number in use now, plus the number that the ranks need.
+    higher_limit = limit - left + needed
+    failed = [o.rank for o in seen.recording.outcomes if o.rank in host.ranks and failed_to_start_process(o)]
     failure = f" {begun(ranks_text(sorted({*failed})))} could not start one." if failed else ""
     yield seen.finding(
         "processes",
         f"{host.name} allows too few processes",
-        f"{left:,} more processes or threads may be started on {host.name}: the limit of {whose} is {limit}. {needed} "
+        f"{left:,} more processes or threads may be started on {host.name}: the limit of {owner} is {limit}. {needed} "
         f"are expected to be free for {count(len(host.ranks), 'rank')}.{failure}",
         severity=Severity.ERROR if failed else Severity.WARNING,
         ranks=host.ranks,
         evidence={"left": left, "expected": needed},
-        fix=f"Run `ulimit -u {enough}` in the job script before the launcher (hard limit: nproc in "
+        fix=f"Run `ulimit -u {higher_limit}` in the job script before the launcher (hard limit: nproc in "
         f"/etc/security/limits.conf), or end other processes of this user on {host.name}."
-        if "user" in whose
-        else f"Ask for a higher limit: `docker run --pids-limit={enough}`, or, as root, TasksMax={enough} for the "
-        f"service that starts the job. Or end other processes on {host.name}.",
+        if "user" in owner
+        else f"Ask for a higher limit: `docker run --pids-limit={higher_limit}`, or, as root, TasksMax={higher_limit} "
+        f"for the service that starts the job. Or end other processes on {host.name}.",
     )
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on hosts without RDMA; HST007 reports the ports of other hosts."""
+    """Contribute "RDMA: none" for each rank whose host has no RDMA device. HST007 reports the ports of other hosts."""
     return Contribution(inventory={rank: {"RDMA": NONE} for rank, row in seen.by_rank.items() if row.rdma == ()})
 
 
 SETTINGS = {
-    # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit
-    # of 1024 is enough for 8 ranks; NCCL's documentation names 32 thousand for 144.
+    # A rule of ddpdiag: sockets to every other rank on several channels, in addition to the files of an idle process
+    # with a data loader. A limit of 1024 is enough for 8 ranks; NCCL's documentation names 32 thousand for 144 ranks.
     "files": 512.0,
     "files_per_peer": 64.0,
-    # The AWS health checks ask for this much where there is RDMA: NCCL registers all its buffers.
+    # The health checks of AWS require this on hosts with RDMA, because NCCL registers all its buffers.
     "locked_gib": 16.0,
-    # Our own rule: a rank starts some 50 threads, and a data loader its workers.
+    # A rule of ddpdiag: a rank starts about 50 threads, and its data loader starts workers.
     "tasks_per_rank": 128.0,
 }
 CHECK: Check[Data] = Check(__name__, "HST004", "limits", Stage.HOST, Scope.RANK)

@@ -35,11 +35,13 @@ FINDINGS = {
     "unreadable": FindingSpec.not_seen("the memory of a host could not be read."),
 }
 
-_IN_GROUP = "left in its control group (the limit of the job or container)"
+_LEFT_IN_GROUP = "left in its control group (the limit of the job or container)"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The memory of a host (None: not readable), and the limit and room of the control group (None: no limit)."""
+    """The memory of a host, and that of the control group: `limit_bytes` and its unused part, `left_bytes`. `oom_kills`
+    counts processes of the control group that the kernel killed for lack of memory. A value is None if it cannot be
+    read, or if the control group has no limit."""
 
     total_bytes: int | None = None
     available_bytes: int | None = None
@@ -62,34 +64,34 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        # One rank of a host measures for all of its ranks.
+        # Only one rank of each host measures.
         row, ranks = next(iter(rows.values())), len(host.ranks)
-        enough = seen.number("gpu_mib" if host.gpus else "cpu_mib")
-        rooms = [(row.left_bytes, _IN_GROUP), (row.available_bytes, "available")]
-        known = [(room, why) for room, why in rooms if room is not None]
+        needed_mib = seen.number("gpu_mib" if host.gpus else "cpu_mib")
+        amounts = [(row.left_bytes, _LEFT_IN_GROUP), (row.available_bytes, "available")]
+        known = [(free, meaning) for free, meaning in amounts if free is not None]
         if not known:
             yield seen.finding(
                 "unreadable",
                 f"the available memory of {host.name} is not known",
                 f"On {host.name} /proc/meminfo does not show how much memory is available, and no control group sets a "
-                f"limit. At least {size_text(enough * MIB)} for each rank is expected.",
+                f"limit. At least {size_text(needed_mib * MIB)} for each rank is expected.",
                 ranks=host.ranks,
                 fix="In a container mount /proc, and run again. Or run `grep MemAvailable /proc/meminfo` on "
                 f"{host.name} outside of the container.",
             )
-        elif (room := min(known)[0]) < ranks * enough * MIB:
-            why, expected = min(known)[1], round(enough * MIB) * ranks
+        elif (free_bytes := min(known)[0]) < ranks * needed_mib * MIB:
+            meaning, expected = min(known)[1], round(needed_mib * MIB) * ranks
             yield seen.finding(
                 "short",
                 f"too little memory on {host.name}",
-                f"{host.name} has {size_text(room)} of memory {why} for {count(ranks, 'rank')}. At least "
-                f"{size_text(enough * MIB)}{' for each' if ranks > 1 else ''} is expected.",
-                severity=Severity.ERROR if room < ranks * seen.number("least_mib") * MIB else Severity.WARNING,
+                f"{host.name} has {size_text(free_bytes)} of memory {meaning} for {count(ranks, 'rank')}. At least "
+                f"{size_text(needed_mib * MIB)}{' for each' if ranks > 1 else ''} is expected.",
+                severity=Severity.ERROR if free_bytes < ranks * seen.number("least_mib") * MIB else Severity.WARNING,
                 ranks=host.ranks,
-                evidence={"bytes": room, "ranks": ranks, "expected_bytes": expected},
+                evidence={"bytes": free_bytes, "ranks": ranks, "expected_bytes": expected},
                 fix="Ask for more memory: `sbatch --mem=0` (all of the host's memory), or `docker run --memory=SIZE` "
-                f"with {math.ceil((expected - room) / GIB)} GiB more than now."
-                if why == _IN_GROUP
+                f"with {math.ceil((expected - free_bytes) / GIB)} GiB more than now."
+                if meaning == _LEFT_IN_GROUP
                 else f"`ps aux --sort=-rss | head` on {host.name} shows which processes use the memory. End them, or "
                 f"{leave_out([host.name])}.",
             )
@@ -108,7 +110,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on each host's memory, and on the share that the control group allows."""
+    """Contribute to the report each host's memory, and the control group's limit if it is lower ("16 of 64 GiB")."""
     inventory = {}
     for host, rows in answers_by_host(seen):
         row = next(iter(rows.values()))
@@ -120,13 +122,13 @@ def report(seen: Seen[Data]) -> Contribution:
 
 
 SETTINGS = {
-    # Our own rule: torch, a small model with its optimizer, and a data loader; with CUDA, its libraries and NCCL's
-    # pinned buffers as well.
+    # A rule of ddpdiag: torch, a small model with its optimizer, and a data loader. With CUDA also its libraries and
+    # NCCL's pinned buffers.
     "cpu_mib": 1024.0,
     "gpu_mib": 4096.0,
-    # A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this
-    # for each rank not even the smallest job starts.
+    # A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less for each rank
+    # than `least_mib` not even the smallest job starts.
     "least_mib": 256.0,
 }
-# A control group that limits memory holds a job or a container, not one rank of it.
+# One rank of each host is enough: a control group with a memory limit holds a whole job or container, not one rank.
 CHECK: Check[Data] = Check(__name__, "HST002", "memory", Stage.HOST, Scope.HOST)

@@ -1,11 +1,11 @@
 """Counters of each host's network ports that rise while the run loads them.
 
-A bad cable, transceiver or switch port passes most tests and ends a job hours later. It shows in counters: one that is
-not zero may be old, but one that rises during a run is a fault that the next job meets as well. One rank of each host
-reads them before the run loads the network, and again after everything else, and each port is compared with itself:
-RDMA ports whose link is up, the interface that leads to the other hosts, the one that the job's library chooses
-(RDZ003), and the interfaces below these (members of a bond, the card of a VLAN). Other interfaces (docker0, veth pairs,
-a management network, loopback) are left out. On one host alone only RDMA ports are read.
+A bad cable, transceiver or switch port passes most tests and ends a job hours later. It shows in counters of errors: a
+counter that is not zero may be old, but a counter that rises during a run shows a fault that the next job has as well.
+One rank of each host reads the counters before the run loads the network, and again after all other checks. These ports
+are compared with their first reading: RDMA ports whose link is up, the interface that leads to the other hosts, the one
+that the job's library chooses (RDZ003), and the interfaces below them (members of a bond, the card of a VLAN). Other
+interfaces (docker0, veth pairs, a management network, loopback) are left out. A single host reads RDMA ports only.
 
 Findings and their causes, with the numbers before and after and the seconds between:
 
@@ -84,7 +84,7 @@ SETTINGS = {
     "resent_share": 1e-2,
     "resent_segments": 100,
 }
-# By error counter: the setting of its limit, the seconds of the limit's unit, and the shortest time that counts.
+# By error counter: the setting with its limit, the seconds of the limit's unit of time, and the least seconds to count.
 _BIT_ERRORS, _OVERRUNS = ("bit_errors_per_hour", 3600.0, 60.0), ("overruns_per_hour", 3600.0, 60.0)
 _LIMITS = {
     "symbol_error": _BIT_ERRORS,
@@ -96,15 +96,15 @@ _LIMITS = {
     "excessive_buffer_overrun_errors": _OVERRUNS,
 }
 # Each rises by one when the link is lost.
-_DOWNS = ("carrier_down_count", "link_downed")
-# The time to start a new worker, if the last one was ended.
+_LINK_LOSS_COUNTERS = ("carrier_down_count", "link_downed")
+# The time to start a new worker, in case the last one has ended.
 _START_SECONDS = 0.5
 
 _CABLE = (
     "{commands} on {hosts} show more. Ask the administrator to reseat or replace the cable and the transceiver, then "
     "to try another port of the switch, then to replace the card."
 )
-# The title and the fix of each finding, with places for the hosts and for the commands that show more.
+# The title and the fix of each finding, with fields for the hosts and for the commands that show more.
 _TEXTS = {
     "link-down": ("a network link of {hosts} went down during the run", _CABLE),
     "gone": (
@@ -119,8 +119,8 @@ _TEXTS = {
 }
 
 
-class Pair(NamedTuple):
-    """One host's ports at the beginning and at the end, and the names of the ports that the job uses."""
+class Readings(NamedTuple):
+    """The first and the last reading of one host's ports, and the names of the ports that the job uses."""
 
     before: NetworkLook
     after: NetworkLook
@@ -128,19 +128,17 @@ class Pair(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time between the two readings."""
+        """The seconds between the two readings."""
         return max(0.0, self.after.seconds - self.before.seconds)
 
-    def rise(self, counter: str) -> int:
-        """The rise of one of TCP's counters; 0 if the counter cannot be read."""
+    def tcp_rise(self, counter: str) -> int:
+        """The rise of one of the host's TCP counters between the readings; 0 if a reading does not have the counter."""
         start, end = (look.tcp.get(counter) for look in (self.before, self.after))
         return 0 if start is None or end is None else max(0, end - start)
 
-    def ports(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
-        """Yield the ports that a job may use, and those below them, as first and last read (None: gone).
-
-        These are the job's ports, and RDMA ports whose link was up.
-        """
+    def port_pairs(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
+        """Yield each compared port as it was first and last read (None: the port is gone). These are the job's ports,
+        RDMA ports whose link was up, and the ports below them (members of a bond)."""
         earlier, later = ({port.name: port for port in look.ports} for look in (self.before, self.after))
         used = {
             name for name, port in earlier.items() if name in self.job_ports or (port.rdma and port.up is not False)
@@ -153,85 +151,85 @@ class Pair(NamedTuple):
         yield from ((port, later.get(name)) for name, port in earlier.items() if name in used)
 
 
-class CounterDelta(NamedTuple):
-    """A change of one port. `text` is a clause that names the port; `used_by_job` says that the job uses it."""
+class PortChange(NamedTuple):
+    """A change of one port. `word` is the second part of the finding's code; `clause` names the port and the change.
+    `before` and `after` are the values of `counter`; all three are None if no counter shows the change."""
 
     word: str
     port: PortCounters
-    text: str
+    clause: str
     used_by_job: bool
     counter: str | None = None
     before: int | None = None
     after: int | None = None
 
 
-def counter_deltas(pair: Pair, allowed: Callable[[str, float], float]) -> Iterator[CounterDelta]:
-    """Find the changes of one host's ports; `allowed(counter, seconds)` is the rise of a counter that is no error.
-
-    A counter that fell was reset or wrapped (hardware counts in 32 bits), and did not rise. A counter that only one
-    reading has did not rise, either. Counters of an InfiniBand port stop at their largest value (255 for link_downed).
-    """
-    for old, new in pair.ports():
-        used = old.name in pair.job_ports
+def port_changes(readings: Readings, rise_limit: Callable[[str, float], float]) -> Iterator[PortChange]:
+    """Yield the changes of one host's ports. `rise_limit(counter, seconds)` returns the largest rise that is no error.
+    A counter that fell is ignored: it was reset, or wrapped (hardware counts in 32 bits). A counter that only one
+    reading has is ignored, too. Counters of an InfiniBand port stop at their largest value (255 for link_downed)."""
+    for old, new in readings.port_pairs():
+        used_by_job = old.name in readings.job_ports
         label = f"{old.name}{f' (PCI {old.pci})' if old.pci else ''}"
         if new is None:
             text = f"{label} was present at the beginning and is missing at the end"
-            yield CounterDelta("gone", old, text, used)
+            yield PortChange("gone", old, text, used_by_job)
             continue
         risen = {name: end for name, start in old.counters.items() if (end := new.counters.get(name, start)) > start}
-        now = {True: " and is up again", False: " and is still down", None: ""}[new.up]
+        link_state = {True: " and is up again", False: " and is still down", None: ""}[new.up]
         for counter, end in risen.items():
-            start, most = old.counters[counter], allowed(counter, pair.seconds)
+            start, limit = old.counters[counter], rise_limit(counter, readings.seconds)
             text = f"{counter} of {label} rose from {start} to {end}"
-            if counter in _DOWNS:
-                text += f": its link was lost{now}"
-                yield CounterDelta("link-down", old, text, used, counter, start, end)
-            elif end - start > most:
-                text += f" (at most {most:g} expected)"
-                yield CounterDelta("link-errors", old, text, used, counter, start, end)
-        if old.up and new.up is False and not risen.keys() & {*_DOWNS}:
+            if counter in _LINK_LOSS_COUNTERS:
+                text += f": its link was lost{link_state}"
+                yield PortChange("link-down", old, text, used_by_job, counter, start, end)
+            elif end - start > limit:
+                text += f" (at most {limit:g} expected)"
+                yield PortChange("link-errors", old, text, used_by_job, counter, start, end)
+        if old.up and new.up is False and not risen.keys() & {*_LINK_LOSS_COUNTERS}:
             text = f"the link of {label} was up at the beginning and is down at the end"
-            yield CounterDelta("link-down", old, text, used)
+            yield PortChange("link-down", old, text, used_by_job)
 
 
 def measure(ctx: Context) -> NetworkLook:
+    """Read the counters of this host. The trial's `towards` is an address of another host, absent on a single host."""
     towards = ctx.trial.params.get("towards")
     return network_look(None if towards is None else str(towards), os.environ, ctx.step)
 
 
 def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
-    """Plan one reading by a rank of each host, and a last one by the ranks whose first reading had counters."""
+    """Plan one reading by a rank of each host, and at the end a second one by the ranks that could read counters."""
     if seen.is_last:
-        groups = tuple((rank,) for rank in sorted(_begun(seen)) if rank in seen.world.living)
+        groups = tuple((rank,) for rank in sorted(_first_readings(seen)) if rank in seen.world.living)
         is_due = len(seen.trials) == 1 and groups
         return (new_trial(seen, groups=groups, params=seen.trials[0].params),) if is_due else ()
     limits = seen.of(hst004.CHECK).by_rank.values()
     # If there is only one host, and HST004 found no RDMA device there, there is nothing to read.
-    alone = len(seen.world.hosts) == 1 and limits and all(row.rdma == () for row in limits)
-    if seen.trials or alone:
+    has_no_counters = len(seen.world.hosts) == 1 and limits and all(row.rdma == () for row in limits)
+    if seen.trials or has_no_counters:
         return ()
     leaders = [group[0] for group in scope_groups(Scope.HOST, seen.world)]
-    # All ranks get the address of the second host. The second host itself needs it, too: it leads to the first host.
+    # All hosts look up the route to the second host. The second host itself uses its route to the first host.
     params = {"towards": seen.world.arrivals[leaders[1]].address} if len(leaders) > 1 else {}
     return (new_trial(seen, params=params),)
 
 
 def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
-    """Skip the comparison if no host has read a counter."""
-    if not seen.is_last or _begun(seen):
+    """Skip the second reading if the first one shows no counter on any host."""
+    if not seen.is_last or _first_readings(seen):
         return None
-    alone = len(seen.world.hosts) == 1
+    is_one_host = len(seen.world.hosts) == 1
     return unneeded(
-        "there is one host only, without an RDMA port" if alone else "no host shows counters of its network"
+        "there is one host only, without an RDMA port" if is_one_host else "no host shows counters of its network"
     )
 
 
 def last_seconds(seen: Seen[NetworkLook]) -> float:
-    """The expected time of the last reading: the time of the first reading, and the start of a worker."""
+    """The seconds that the last reading may take: those of the first reading, and the start of a worker."""
     return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
 
 
-def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
+def _first_readings(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
     """The first readings that contain a counter, by rank."""
     number = seen.trials[0].number if seen.trials else None
     looks = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
@@ -239,87 +237,87 @@ def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
 
 
 def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
-    pairs = dict(_pairs(seen))
-    deltas = {host: tuple(counter_deltas(pair, partial(allowed, seen))) for host, pair in pairs.items()}
+    readings = dict(_readings_by_host(seen))
+    all_changes = {host: tuple(port_changes(own, partial(allowed_rise, seen))) for host, own in readings.items()}
     for word in _TEXTS:
-        changes = {host: [delta for delta in rows if delta.word == word] for host, rows in deltas.items()}
-        changed = {host: rows for host, rows in changes.items() if rows}
-        is_shared = _is_shared(len(changed), len(pairs))
-        for part in [changed] if is_shared else [{host: rows} for host, rows in changed.items()]:
-            yield _finding(seen, word, pairs, part)
-    yield from _damages(seen, pairs)
-    yield from _resent(seen, pairs)
+        by_host = {host: [change for change in rows if change.word == word] for host, rows in all_changes.items()}
+        affected = {host: changes for host, changes in by_host.items() if changes}
+        is_shared = _is_common_cause(len(affected), len(readings))
+        for part in [affected] if is_shared else [{host: changes} for host, changes in affected.items()]:
+            yield _port_finding(seen, word, readings, part)
+    yield from _damaged_segments(seen, readings)
+    yield from _resent_segments(seen, readings)
 
 
-def allowed(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
-    """The rise of a counter that is allowed in `seconds`; infinite if the counter counts no errors."""
-    setting, unit, least = _LIMITS.get(counter, ("", 1.0, 0.0))
-    return seen.number(setting) / unit * max(seconds, least) if setting else math.inf
+def allowed_rise(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
+    """The largest rise of a counter in `seconds` that is no error; infinite if the counter counts no errors."""
+    setting, unit, least_seconds = _LIMITS.get(counter, ("", 1.0, 0.0))
+    return seen.number(setting) / unit * max(seconds, least_seconds) if setting else math.inf
 
 
-def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
-    """The first and the last reading of each host, both by the same rank."""
-    begun = _begun(seen)
-    later = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
+def _readings_by_host(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Readings]]:
+    """Each host that was read twice by the same rank, with the two readings."""
+    first = _first_readings(seen)
+    last = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
     interfaces = seen.of(rdz003.CHECK).by_rank
     for host in hosts_of(seen):
-        rank = next((rank for rank in host.ranks if rank in begun and rank in later), None)
+        rank = next((rank for rank in host.ranks if rank in first and rank in last), None)
         if rank is not None:
-            offer = next((interfaces[rank] for rank in host.ranks if rank in interfaces), None)
-            yield host, Pair(begun[rank], later[rank], _job_ports(seen.world, begun[rank], offer))
+            data = next((interfaces[rank] for rank in host.ranks if rank in interfaces), None)
+            yield host, Readings(first[rank], last[rank], _job_ports(seen.world, first[rank], data))
 
 
-def _job_ports(world: World, look: NetworkLook, offer: rdz003.Data | None) -> frozenset[str]:
-    """The names of the ports that the job uses between hosts: that of the kernel's route, the interface whose address
-    the job's library offers (RDZ003), and NCCL's RDMA ports. Empty for a single host."""
+def _job_ports(world: World, look: NetworkLook, data: rdz003.Data | None) -> frozenset[str]:
+    """The names of the ports that the job uses between hosts: the interface of the kernel's route, the interface whose
+    address the job's library offers (by RDZ003's `data`), and NCCL's RDMA ports. Empty for a single host."""
     if len(world.hosts) == 1:
         return frozenset()
     names = {look.route}
-    if offer is not None and offer.interfaces is not None:
-        address = chosen_address(library_of(world.backend), offer.names, offer.own_addresses, offer.interfaces)
-        interface = interface_of(address, offer.interfaces)
+    if data is not None and data.interfaces is not None:
+        address = chosen_address(library_of(world.backend), data.variables, data.own_addresses, data.interfaces)
+        interface = interface_of(address, data.interfaces)
         names.add(interface.name if interface is not None else None)
-    taken = {port.name for port in look.ports if port.taken} if world.backend == "nccl" else set()
-    return frozenset(filter(None, names - {"lo"} | taken))
+    nccl_ports = {port.name for port in look.ports if port.taken} if world.backend == "nccl" else set()
+    return frozenset(filter(None, names - {"lo"} | nccl_ports))
 
 
-def _is_shared(affected: int, hosts: int) -> bool:
+def _is_common_cause(affected: int, hosts: int) -> bool:
     """Whether more than half of several hosts are affected, so that they share the cause."""
     return affected > 1 and 2 * affected > hosts
 
 
-def _finding(
-    seen: Seen[NetworkLook], word: str, pairs: Mapping[Host, Pair], changes: Mapping[Host, Sequence[CounterDelta]]
+def _port_finding(
+    seen: Seen[NetworkLook], word: str, readings: Mapping[Host, Readings], affected: Mapping[Host, Sequence[PortChange]]
 ) -> Finding:
-    """The finding for the changes of one kind: on one blamed host, or on most hosts without blame."""
-    names, shared = [host.name for host in changes], len(changes) > 1
-    deltas = [delta for rows in changes.values() for delta in rows]
-    breaks = word != "link-errors" and any(delta.used_by_job for delta in deltas)
+    """The finding on the changes of one kind. One affected host is blamed; several share the cause without blame."""
+    names, is_common_cause = [host.name for host in affected], len(affected) > 1
+    all_changes = [change for changes in affected.values() for change in changes]
+    affects_job = word != "link-errors" and any(change.used_by_job for change in all_changes)
     lines = [
-        f"on {host.name}, within the {pairs[host].seconds:.1f} s of the run, "
-        + names_text([delta.text for delta in rows])
-        for host, rows in changes.items()
+        f"on {host.name}, within the {readings[host].seconds:.1f} s of the run, "
+        + names_text([change.clause for change in changes])
+        for host, changes in affected.items()
     ]
-    end = " The job uses this port." if breaks else ""
-    end += " More than half of the hosts are affected, so they share the cause." if shared else ""
+    message_end = " The job uses this port." if affects_job else ""
+    message_end += " More than half of the hosts are affected, so they share the cause." if is_common_cause else ""
     title, fix = _TEXTS[word]
-    begin = f"{begun(leave_out(names))} until this is repaired. " if breaks else ""
-    begin = "First look at the switch that these hosts share, and at its log. " if shared else begin
+    fix_start = f"{begun(leave_out(names))} until this is repaired. " if affects_job else ""
+    fix_start = "First look at the switch that these hosts share, and at its log. " if is_common_cause else fix_start
     return seen.finding(
         word,
-        title.format(hosts=f"{len(names)} of {len(pairs)} hosts" if shared else names[0]),
-        f"{begun('; '.join(lines))}.{end}",
-        severity=Severity.ERROR if breaks else None,
-        hosts=() if shared else names,
+        title.format(hosts=f"{len(names)} of {len(readings)} hosts" if is_common_cause else names[0]),
+        f"{begun('; '.join(lines))}.{message_end}",
+        severity=Severity.ERROR if affects_job else None,
+        hosts=() if is_common_cause else names,
         evidence={
-            "ports": [delta.port.name for delta in deltas],
-            "pci": [delta.port.pci for delta in deltas],
-            "counters": [delta.counter for delta in deltas],
-            "before": [delta.before for delta in deltas],
-            "after": [delta.after for delta in deltas],
-            "seconds": round(max(pairs[host].seconds for host in changes), 3),
+            "ports": [change.port.name for change in all_changes],
+            "pci": [change.port.pci for change in all_changes],
+            "counters": [change.counter for change in all_changes],
+            "before": [change.before for change in all_changes],
+            "after": [change.after for change in all_changes],
+            "seconds": round(max(readings[host].seconds for host in affected), 3),
         },
-        fix=begin + fix.format(commands=_commands(deltas[0].port), hosts=names_text(names)),
+        fix=fix_start + fix.format(commands=_commands(all_changes[0].port), hosts=names_text(names)),
     )
 
 
@@ -331,14 +329,14 @@ def _commands(port: PortCounters) -> str:
     return f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}` and `dmesg -T | grep -i {adapter}` (as root)"
 
 
-def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
-    """The finding for hosts that received more than `damaged_segments` segments with a wrong checksum."""
-    most = seen.number("damaged_segments")
-    damaged = {host: rise for host, pair in pairs.items() if (rise := pair.rise("InCsumErrors")) > most}
+def _damaged_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
+    """The finding on hosts that received more than `damaged_segments` TCP segments with a wrong checksum."""
+    limit = seen.number("damaged_segments")
+    damaged = {host: rise for host, pair in readings.items() if (rise := pair.tcp_rise("InCsumErrors")) > limit}
     if not damaged:
         return
     names = [host.name for host in damaged]
-    blamed = [] if _is_shared(len(damaged), len(pairs)) else names
+    blamed_hosts = [] if _is_common_cause(len(damaged), len(readings)) else names
     counts = "; ".join(
         f"{host.name} received {rise:,} TCP segments with a wrong checksum (InCsumErrors)"
         for host, rise in damaged.items()
@@ -346,27 +344,28 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
     yield seen.finding(
         "damaged",
         f"damaged TCP segments arrived on {names_text(names)}",
-        f"During the run {counts}; at most {most:g} are expected. Ethernet drops frames that a cable damages. So the "
+        f"During the run {counts}; at most {limit:g} are expected. Ethernet drops frames that a cable damages. So the "
         "data are damaged in a switch, a network card or a host's memory, of the sender or of the receiver.",
-        hosts=blamed,
+        hosts=blamed_hosts,
         evidence={"hosts": [*names], "damaged": [*damaged.values()]},
-        fix=(f"{begun(leave_out(blamed))} until this is repaired. " if blamed else "")
+        fix=(f"{begun(leave_out(blamed_hosts))} until this is repaired. " if blamed_hosts else "")
         + f"To find the sender, run `iperf3 -s` on {names[0]}, `iperf3 -c {quote(names[0])}` on one other host at a "
         f"time, and `nstat -az TcpInCsumErrors` on {names[0]} after each. If the errors come with one sender only, "
         f"leave that host out instead; if with all, {names[0]} or its switch is at fault.",
     )
 
 
-def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
-    """The finding for a loss that began after RDZ004 measured the links; an earlier loss is RDZ004's finding."""
-    most, least = seen.number("resent_share"), seen.number("resent_segments")
-    rises = {host: (pair.rise("RetransSegs"), pair.rise("OutSegs")) for host, pair in pairs.items()}
+def _resent_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
+    """The finding on hosts that sent many segments again, unless RDZ004 found the loss before: then it reports it."""
+    limit, least = seen.number("resent_share"), seen.number("resent_segments")
+    rises = {host: (pair.tcp_rise("RetransSegs"), pair.tcp_rise("OutSegs")) for host, pair in readings.items()}
+    # OutSegs does not count segments that are sent again.
     resent = {host: (again, again + new) for host, (again, new) in rises.items() if again >= least}
-    lossy = {host: counts for host, counts in resent.items() if counts[0] > most * counts[1]}
+    lossy = {host: counts for host, counts in resent.items() if counts[0] > limit * counts[1]}
     cells = [cell for row in seen.of(by_code("RDZ004")).by_rank.values() for cell in row.cells]
-    if not lossy or any(cell.segments and (cell.retransmitted or 0) > most * cell.segments for cell in cells):
+    if not lossy or any(cell.segments and (cell.retransmitted or 0) > limit * cell.segments for cell in cells):
         return
-    before = "RDZ004 measured the links before, and lost less, so the loss began later. " if cells else ""
+    earlier = "RDZ004 measured the links before, and lost less, so the loss began later. " if cells else ""
     names = [host.name for host in lossy]
     counts = "; ".join(
         f"{host.name} sent {again:,} of {of:,} TCP segments again ({100 * again / of:.2g} %)"
@@ -375,8 +374,8 @@ def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fin
     yield seen.finding(
         "resent",
         f"TCP segments from {names_text(names)} were lost during the run",
-        f"During the run {counts}; at most {100 * most:g} % is expected. {before}These counters do not tell the sender "
-        "from its receivers.",
+        f"During the run {counts}; at most {100 * limit:g} % is expected. {earlier}These counters do not tell the "
+        "sender from its receivers.",
         evidence={"affected": [*names], "resent": [again for again, _ in lossy.values()]},
         fix="Run `ddpdiag check --select RDZ004` again now: it measures each link, and names the host that loses "
         f"packets. `nstat -az TcpRetransSegs` on {names_text(names)} shows whether it goes on.",

@@ -2,8 +2,8 @@
 
 NCCL uses every InfiniBand or RoCE port that is up and that NCCL_IB_HCA allows, and does not report the others: a host
 with 7 of 8 ports, or with one port at half its rate, slows down all hosts. Hosts are compared with hosts that have the
-same models of GPUs, and what more than half of them have is expected. A host alone is compared with itself: ports of
-one board and link layer. Ports that are alike on all hosts are not reported (disabled ones, a frontend card).
+same models of GPUs, and the values that more than half of them have are expected. On a single host, ports of the same
+board and link layer are compared. Ports that are equal on all hosts are not reported (disabled ones, a frontend card).
 
 Findings:
 
@@ -70,7 +70,7 @@ FINDINGS = {
 
 class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """RDMA adapters of a host (None: /sys cannot be read), their ports, the GIDs of Ethernet ports by the port's name,
-    the models of the GPUs, and the variables that decide which ports NCCL uses."""
+    the models of the GPUs, and `settings`, the values of the variables that decide which ports NCCL uses."""
 
     adapters: tuple[Adapter, ...] | None = ()
     ports: tuple[Port, ...] = ()
@@ -79,24 +79,24 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
     settings: dict[str, str] = {}
 
     @property
-    def is_over_verbs(self) -> bool:
+    def allows_verbs(self) -> bool:
         """Whether NCCL's variables allow NCCL to use RDMA ports."""
-        no_verbs = self.settings.get("NCCL_IB_DISABLE", "0") != "0"
+        is_disabled = self.settings.get("NCCL_IB_DISABLE", "0") != "0"
         # IBext and IBext_v8 are plug-ins that build on IB.
-        return not no_verbs and self.settings.get("NCCL_NET", "IB").upper().startswith("IB")
+        return not is_disabled and self.settings.get("NCCL_NET", "IB").upper().startswith("IB")
 
     @property
     def verbs_ports(self) -> tuple[Port, ...]:
-        """The ports that NCCL's own network can use. Others (EFA's say "Unknown") need a plug-in (net_ib/init.cc)."""
+        """The ports that NCCL can use without a plug-in (net_ib/init.cc). EFA's have the link layer "Unknown"."""
         return tuple(port for port in self.ports if port.link_layer in ("InfiniBand", "Ethernet"))
 
 
 def measure(ctx: Context) -> Data:
-    return look(os.environ, ctx.step)
+    return read_rdma_data(os.environ, ctx.step)
 
 
-def look(env: Mapping[str, str], step: Callable[[str], None]) -> Data:
-    """Read this host's RDMA ports from /sys. `step` names each part first, since a driver may wait for an adapter."""
+def read_rdma_data(env: Mapping[str, str], step: Callable[[str], None]) -> Data:
+    """Read this host's RDMA ports from /sys. `step` announces each part, because a driver may hang in any of them."""
     sys = sys_root(env)
     step("RDMA adapters")
     adapters = rdma_adapters(sys)
@@ -113,85 +113,86 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
+    """Skip if HST004 found no RDMA device on any host."""
     rows = seen.of(hst004.CHECK).by_rank.values()
     return unneeded("no host has an RDMA device" if rows and all(row.rdma == () for row in rows) else None)
 
 
 class HostPorts(NamedTuple):
-    """A host, and the ports of it that NCCL may use."""
+    """A host with its name and data, and those of its ports that NCCL may use."""
 
     name: str
     data: Data
     ports: tuple[Port, ...]
 
     @property
-    def up(self) -> tuple[Port, ...]:
+    def active_ports(self) -> tuple[Port, ...]:
         return tuple(port for port in self.ports if port.active)
 
     def adapter(self, port: Port) -> Adapter:
+        """The adapter of a port; one without details if /sys does not show it."""
         adapters = self.data.adapters or ()
         return next((adapter for adapter in adapters if adapter.name == port.adapter), Adapter(name=port.adapter))
 
     @property
-    def layers(self) -> Counter[str]:
+    def layer_counts(self) -> Counter[str]:
         """The number of ports by link layer."""
         return Counter(port.link_layer or "" for port in self.ports)
 
     @property
-    def rule(self) -> str:
+    def nccl_ib_hca(self) -> str:
         """The value of NCCL_IB_HCA; empty if it is unset."""
         return self.data.settings.get("NCCL_IB_HCA", "")
 
 
-class Value(NamedTuple):
-    """The value of a property of one port. Within a `group`, a lower `level` is worse."""
+class PortValue(NamedTuple):
+    """The value of a property of one port. Values of one `group` can be compared: a lower `level` is worse."""
 
     group: str
     level: tuple[float, ...]
     text: str
 
 
-def _state(host: HostPorts, port: Port) -> Value:
+def _state_value(host: HostPorts, port: Port) -> PortValue:
     physical = f" ({port.physical_state})" if port.physical_state and not port.active else ""
-    return Value(port.link_layer or "", (port.active,), f"state {port.state or 'unknown'}{physical}")
+    return PortValue(port.link_layer or "", (port.active,), f"state {port.state or 'unknown'}{physical}")
 
 
-def _rate(host: HostPorts, port: Port) -> Value | None:
+def _rate_value(host: HostPorts, port: Port) -> PortValue | None:
     lanes = f" ({count(port.lanes, 'lane')})" if port.lanes else ""
     level = (port.bytes_per_s or 0.0,)
-    return Value(port.link_layer or "", level, link_rate(port.bytes_per_s) + lanes) if port.active else None
+    return PortValue(port.link_layer or "", level, link_rate(port.bytes_per_s) + lanes) if port.active else None
 
 
-def _gid(host: HostPorts, port: Port) -> Value | None:
-    """Whether NCCL finds a GID that leads beyond the link; None for InfiniBand, iWARP, and hidden types of GIDs."""
+def _gid_value(host: HostPorts, port: Port) -> PortValue | None:
+    """Whether NCCL finds a GID with an IP address; None for InfiniBand, iWARP, and if the types of GIDs are hidden."""
     gids, index = host.data.gids.get(port.name, ()), host.data.settings.get("NCCL_IB_GID_INDEX", "")
     if not port.active or not any(gid.kind for gid in gids) or host.adapter(port).kind not in ("CA", None):
         return None
     is_usable = any(gid.is_routed for gid in gids if index in ("", str(gid.index)))
     at = f" at NCCL_IB_GID_INDEX={index}" if index else ""
-    return Value("", (is_usable,), f"{'a' if is_usable else 'no'} RoCE v2 GID with an IP address{at}")
+    return PortValue("", (is_usable,), f"{'a' if is_usable else 'no'} RoCE v2 GID with an IP address{at}")
 
 
-def _firmware(host: HostPorts, port: Port) -> Value | None:
-    """The release of the firmware: 28.39 of 28.39.1002. Bug fixes within a release may differ between ports."""
+def _firmware_value(host: HostPorts, port: Port) -> PortValue | None:
+    """The firmware's release, such as 28.39 for 28.39.1002; the third number (bug fixes) may differ between ports."""
     adapter = host.adapter(port)
     release = tuple(float(part) for part in (adapter.firmware or "").split(".")[:2] if part.isdecimal())
     known = port.active and release and adapter.model
-    return Value(adapter.model or "", release, f"firmware {adapter.firmware}") if known else None
+    return PortValue(adapter.model or "", release, f"firmware {adapter.firmware}") if known else None
 
 
 class Property(NamedTuple):
-    """A property in which ports should be equal, and the finding for a port that is worse.
-
-    `fix` has places for the host, the adapter, and the texts that say how to leave out the host or the ports.
-    """
+    """A property in which ports should be equal, and the finding on a port whose value is worse. `word` is the second
+    part of the finding's code, `predicate` ends its title. `value` reads the property of a port (None: it has none).
+    `fix` is a format with fields for the host, the adapter, and how to leave out host or ports."""
 
     word: str
     predicate: str
-    value: Callable[[HostPorts, Port], Value | None]
+    value: Callable[[HostPorts, Port], PortValue | None]
     fix: str
 
-    def values(self, host: HostPorts) -> dict[Port, Value]:
+    def values(self, host: HostPorts) -> dict[Port, PortValue]:
         """The value of each port of the host, without ports that have no value."""
         return {port: value for port in host.ports if (value := self.value(host, port)) is not None}
 
@@ -203,18 +204,20 @@ _CABLE = (
 STATE = Property(
     "down",
     "down",
-    _state,
+    _state_value,
     f"{_CABLE} In state INIT the link works, but no subnet manager activates the port: `sminfo` shows whether one "
     "answers. A port that is Disabled may have been switched off because its link failed (`mlxlink -d {adapter} -a "
     "UP`). Until then {without_host}.",
 )
 PROPERTIES = (
     STATE,
-    Property("slow", "slower than expected", _rate, f"{_CABLE} If it belongs to another network, {{without_ports}}."),
+    Property(
+        "slow", "slower than expected", _rate_value, f"{_CABLE} If it belongs to another network, {{without_ports}}."
+    ),
     Property(
         "gid",
         "without a RoCE v2 GID that has an IP address",
-        _gid,
+        _gid_value,
         "Unset NCCL_IB_GID_INDEX if it is set: since version 2.21 NCCL finds the GID itself. `show_gids` on {host} "
         "should list a v2 GID with an IP address. If there is none, run as root `ip addr add ADDRESS/PREFIX dev "
         "INTERFACE`. Or {without_ports}.",
@@ -222,7 +225,7 @@ PROPERTIES = (
     Property(
         "firmware",
         "with older firmware than expected",
-        _firmware,
+        _firmware_value,
         "If the other checks pass, you can train. Ask the administrator to install the expected firmware on {host} "
         "(`flint -d {adapter} -i IMAGE burn`), and to reboot it.",
     ),
@@ -230,10 +233,10 @@ PROPERTIES = (
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    ranks = [rank for rank, data in seen.by_rank.items() if data.adapters is None]
-    # Within one host, and over gloo, no job needs RDMA.
-    if ranks and len(seen.world.hosts) > 1 and seen.world.backend == "nccl":
-        unreadable = seen.world.hosts_of(ranks)
+    unreadable_ranks = [rank for rank, data in seen.by_rank.items() if data.adapters is None]
+    # A job on one host, or over gloo, needs no RDMA.
+    if unreadable_ranks and len(seen.world.hosts) > 1 and seen.world.backend == "nccl":
+        unreadable = seen.world.hosts_of(unreadable_ranks)
         yield seen.finding(
             "unreadable",
             f"RDMA adapters of {names_text(unreadable)} cannot be read",
@@ -243,34 +246,34 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"`ibstat` on {unreadable[0]} outside of the container: every port that the job needs should be Active.",
         )
     # Hosts with different GPUs may have different networks.
-    groups: dict[frozenset[str], list[HostPorts]] = defaultdict(list)
-    without: dict[str, list[HostPorts]] = defaultdict(list)
-    for host in _hosts(seen):
-        if host.rule and host.data.verbs_ports and not host.up:
-            without[host.rule].append(host)
+    hosts_by_gpus: dict[frozenset[str], list[HostPorts]] = defaultdict(list)
+    hosts_by_rule: dict[str, list[HostPorts]] = defaultdict(list)
+    for host in _hosts_with_rdma(seen):
+        if host.nccl_ib_hca and host.data.verbs_ports and not host.active_ports:
+            hosts_by_rule[host.nccl_ib_hca].append(host)
         else:
-            groups[frozenset(host.data.gpu_models)].append(host)
-    for rule, alike in without.items():
-        yield _no_port_allowed(seen, rule, alike)
-    for alike in groups.values():
-        yield from _judge_alone(seen, alike[0]) if len(alike) == 1 else _judge_group(seen, alike)
+            hosts_by_gpus[frozenset(host.data.gpu_models)].append(host)
+    for rule, hosts in hosts_by_rule.items():
+        yield _no_port_allowed(seen, rule, hosts)
+    for hosts in hosts_by_gpus.values():
+        yield from _judge_single_host(seen, hosts[0]) if len(hosts) == 1 else _judge_group(seen, hosts)
 
 
-def _hosts(seen: Seen[Data]) -> Iterator[HostPorts]:
-    """Each host on which NCCL may use RDMA ports, with these ports; no host if the job uses gloo."""
+def _hosts_with_rdma(seen: Seen[Data]) -> Iterator[HostPorts]:
+    """Each host on which NCCL may use RDMA, with the ports that NCCL may use; no host if the job uses gloo."""
     for host, rows in answers_by_host(seen):
         data = next(iter(rows.values()))
-        if data.adapters is not None and data.is_over_verbs and seen.world.backend == "nccl":
-            # A virtual function that is down is not assigned to a container.
-            virtual = {adapter.name for adapter in data.adapters if adapter.virtual}
-            given = (port for port in data.verbs_ports if port.active or port.adapter not in virtual)
-            entry = HostPorts(host.name, data, tuple(given))
-            allowed = (port for port in entry.ports if nccl_takes_port(entry.rule, port.adapter, port.number))
-            yield entry._replace(ports=tuple(allowed))
+        if data.adapters is not None and data.allows_verbs and seen.world.backend == "nccl":
+            # A virtual function that is down is assigned to no container or virtual machine, so it is left out.
+            virtual_names = {adapter.name for adapter in data.adapters if adapter.virtual}
+            assigned = [port for port in data.verbs_ports if port.active or port.adapter not in virtual_names]
+            rule = data.settings.get("NCCL_IB_HCA", "")
+            allowed = (port for port in assigned if nccl_takes_port(rule, port.adapter, port.number))
+            yield HostPorts(host.name, data, tuple(allowed))
 
 
 def _no_port_allowed(seen: Seen[Data], rule: str, hosts: Sequence[HostPorts]) -> Finding:
-    """The finding for hosts on which NCCL_IB_HCA leaves NCCL no port."""
+    """The finding on hosts on which NCCL_IB_HCA (`rule`) allows no port that is up."""
     names = [host.name for host in hosts]
     states = [f"{port.name} {port.state or 'in an unknown state'}" for port in hosts[0].data.verbs_ports]
     return seen.finding(
@@ -278,7 +281,7 @@ def _no_port_allowed(seen: Seen[Data], rule: str, hosts: Sequence[HostPorts]) ->
         f"NCCL_IB_HCA allows no RDMA port that is up on {names_text(names)}",
         f"NCCL_IB_HCA is {rule}, and {names[0]} has {names_text(states)}. NCCL therefore uses TCP sockets, which are "
         "much slower.",
-        # A rule that excludes all ports may be intended.
+        # A value that excludes all ports ("^mlx5") may be intended.
         severity=Severity.WARNING if port_rule(rule).excludes or len(seen.world.hosts) == 1 else Severity.ERROR,
         hosts=names,
         evidence={"NCCL_IB_HCA": rule, "ports": [*states]},
@@ -288,120 +291,122 @@ def _no_port_allowed(seen: Seen[Data], rule: str, hosts: Sequence[HostPorts]) ->
 
 
 def _judge_group(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Finding]:
-    """Compare hosts with equal GPUs. Rates, GIDs and firmware are compared only if as many ports are up as usual."""
-    # A network plug-in may work without these ports.
+    """Findings on differences between hosts with equal GPUs."""
+    # If the job's backend works, a network plug-in may do without these ports.
     severity = Severity.WARNING if seen.job_backend_works else Severity.ERROR
-    alike = _usual_hosts(STATE, hosts)
+    # The other properties are compared only between hosts on which as many ports are up as on most hosts.
+    comparable = _usual_hosts(STATE, hosts)
     for host in hosts:
-        if alike and (missing := (alike[0].layers - host.layers).total()):
-            yield _missing_ports(seen, host, alike[0], missing, Severity.WARNING if host.up else severity)
-    for what in PROPERTIES:
-        compared = hosts if what is STATE else alike
-        usual = _usual_hosts(what, compared)
-        for host in compared if usual else ():
-            if worse := _worse_ports(what.values(host), what.values(usual[0])):
-                where = f"on {len(usual)} of {len(compared)} hosts"
-                breaks = what.word == "gid" or not host.up
-                yield _port_finding(seen, what, host, worse, where, severity if breaks else Severity.WARNING)
-        if compared and not usual:
-            kinds: dict[str, list[str]] = defaultdict(list)
+        if comparable and (missing := (comparable[0].layer_counts - host.layer_counts).total()):
+            importance = Severity.WARNING if host.active_ports else severity
+            yield _missing_ports(seen, host, comparable[0], missing, importance)
+    for prop in PROPERTIES:
+        compared = hosts if prop is STATE else comparable
+        usual_hosts = _usual_hosts(prop, compared)
+        for host in compared if usual_hosts else ():
+            if worse := _worse_ports(prop.values(host), prop.values(usual_hosts[0])):
+                where = f"on {len(usual_hosts)} of {len(compared)} hosts"
+                is_serious = prop.word == "gid" or not host.active_ports
+                yield _port_finding(seen, prop, host, worse, where, severity if is_serious else Severity.WARNING)
+        if compared and not usual_hosts:
+            hosts_by_values: dict[str, list[str]] = defaultdict(list)
             for host in compared:
-                kinds[_values_text(what, host)].append(host.name)
-            texts = [f"{names_text(names)}: {text}." for text, names in kinds.items()]
+                hosts_by_values[_values_text(prop, host)].append(host.name)
+            texts = [f"{names_text(names)}: {text}." for text, names in hosts_by_values.items()]
             yield seen.finding(
                 "uneven",
                 "hosts differ in their RDMA ports",
                 " ".join(texts) + no_majority((), "host"),
-                severity=Severity.NOTE if what.word == "firmware" else None,
+                severity=Severity.NOTE if prop.word == "firmware" else None,
                 evidence={"hosts": [host.name for host in compared]},
-                fix=f"Run `ibstat; show_gids` on {names_text([names[0] for names in kinds.values()])}, and ask the "
-                "administrator which host is as it should be.",
+                fix=f"Run `ibstat; show_gids` on {names_text([names[0] for names in hosts_by_values.values()])}, and "
+                "ask the administrator which host is as it should be.",
             )
 
 
-def _usual_hosts(what: Property, hosts: Sequence[HostPorts]) -> list[HostPorts]:
-    """The hosts whose values equal those of more than half of the hosts; empty without a majority."""
-    values = [tuple(sorted(value[:2] for value in what.values(host).values())) for host in hosts]
+def _usual_hosts(prop: Property, hosts: Sequence[HostPorts]) -> list[HostPorts]:
+    """The hosts whose values of `prop` equal those of more than half of the hosts; empty without a majority."""
+    values = [tuple(sorted(value[:2] for value in prop.values(host).values())) for host in hosts]
     odd = odd_ones_out(dict(enumerate(values)))
     return [host for host, value in zip(hosts, values, strict=True) if odd is None or value == odd.usual]
 
 
-def _values_text(what: Property, host: HostPorts) -> str:
-    """The values of a host's ports as text, such as "7 x 400 Gbit/s (4 lanes), 1 x 200 Gbit/s (4 lanes)"."""
-    counts = Counter(value.text for value in what.values(host).values())
+def _values_text(prop: Property, host: HostPorts) -> str:
+    """The values of a host's ports in words: "7 x 400 Gbit/s (4 lanes), 1 x 200 Gbit/s (4 lanes)"."""
+    counts = Counter(value.text for value in prop.values(host).values())
     return ", ".join(f"{number} x {text}" for text, number in counts.items()) or "no RDMA port"
 
 
-def _worse_ports(values: Mapping[Port, Value], usual: Mapping[Port, Value]) -> dict[Port, Value]:
-    """The ports that are worse than those of a usual host, each with the expected value."""
-    here, there = (Counter(value[:2] for value in ports.values()) for ports in (values, usual))
-    lacking = [value for value in usual.values() if (there - here)[value[:2]]]
-    worse: dict[Port, Value] = {}
+def _worse_ports(values: Mapping[Port, PortValue], usual: Mapping[Port, PortValue]) -> dict[Port, PortValue]:
+    """The ports of a host that are worse than those of a usual host, each with the expected value. Values are compared
+    by number, not by port: a value counts as missing if the usual host has more ports with it."""
+    counts, usual_counts = (Counter(value[:2] for value in ports.values()) for ports in (values, usual))
+    missing_values = [value for value in usual.values() if (usual_counts - counts)[value[:2]]]
+    worse: dict[Port, PortValue] = {}
     for port, value in values.items():
-        better = [other for other in lacking if other.group == value.group and other.level > value.level]
-        if better and (here - there)[value[:2]]:
+        better = [other for other in missing_values if other.group == value.group and other.level > value.level]
+        if better and (counts - usual_counts)[value[:2]]:
             worse[port] = better[0]
-    # Of two slow ports one may be slow on all hosts, which its name shows, unless the name means another card here.
+    # Of two slow ports, one may be slow on all hosts. So ports are preferred whose namesake on the usual host has the
+    # expected value. If there are none (a name may belong to another card there), all worse ports are returned.
     levels = {port.name: value.level for port, value in usual.items()}
-    return {port: like for port, like in worse.items() if levels.get(port.name) == like.level} or worse
+    return {port: value for port, value in worse.items() if levels.get(port.name) == value.level} or worse
 
 
-def _judge_alone(seen: Seen[Data], host: HostPorts) -> Iterator[Finding]:
-    """Compare the ports of one host with each other: at least three of the same model, board and link layer.
-
-    The card of a frontend network differs in board or link layer from the cards of the GPUs' network.
-    """
+def _judge_single_host(seen: Seen[Data], host: HostPorts) -> Iterator[Finding]:
+    """Findings on ports that are worse than most ports of the same model, board and link layer (at least three). A card
+    for a frontend network is not compared with the cards of the GPUs' network: its board or link layer differs."""
     families: dict[tuple[str | None, ...], list[Port]] = defaultdict(list)
     for port in host.ports:
         families[host.adapter(port).model, host.adapter(port).board, port.link_layer].append(port)
-    for what, family in product(PROPERTIES, families.values()):
-        values = {port: value for port, value in what.values(host).items() if port in family}
-        odd = odd_ones_out({place: value.level for place, value in enumerate(values.values())})
+    for prop, family in product(PROPERTIES, families.values()):
+        values = {port: value for port, value in prop.values(host).items() if port in family}
+        odd = odd_ones_out({index: value.level for index, value in enumerate(values.values())})
         usual = next((value for value in values.values() if odd and value.level == odd.usual), None)
         worse = {port: usual for port, value in values.items() if usual and value.level < usual.level}
         if len(family) > 2 and worse:
             where = f"on {len(values) - len(worse)} of {len(values)} ports of this board"
-            yield _port_finding(seen, what, host, worse, where, Severity.WARNING)
+            yield _port_finding(seen, prop, host, worse, where, Severity.WARNING)
 
 
 def _port_finding(
-    seen: Seen[Data], what: Property, entry: HostPorts, worse: Mapping[Port, Value], where: str, severity: Severity
+    seen: Seen[Data], prop: Property, host: HostPorts, worse: Mapping[Port, PortValue], where: str, severity: Severity
 ) -> Finding:
-    """The finding for the ports of a host that are worse than expected."""
-    values, host, names = what.values(entry), entry.name, [port.name for port in worse]
-    pci = {port: f" (PCI {adapter.pci})" if (adapter := entry.adapter(port)).pci else "" for port in worse}
-    expected = " or ".join(dict.fromkeys(like.text for like in worse.values()))
+    """The finding on ports of one host that are worse than the values in `worse`; `where` says who has these values."""
+    values, names = prop.values(host), [port.name for port in worse]
+    pci = {port: f" (PCI {adapter.pci})" if (adapter := host.adapter(port)).pci else "" for port in worse}
+    expected = " or ".join(dict.fromkeys(value.text for value in worse.values()))
     return seen.finding(
-        what.word,
-        f"{host} has {count(len(names), 'RDMA port')} {what.predicate}",
+        prop.word,
+        f"{host.name} has {count(len(names), 'RDMA port')} {prop.predicate}",
         f"{names_text([f'{port.name}{pci[port]} has {values[port].text}' for port in worse])}; {expected} is expected, "
         f"as {where}.",
         severity=severity,
-        hosts=[host],
+        hosts=[host.name],
         evidence={"ports": [*names], "values": [values[port].text for port in worse], "expected": expected},
-        fix=what.fix.format(
-            host=host,
+        fix=prop.fix.format(
+            host=host.name,
             adapter=quote(next(iter(worse)).adapter),
-            without_host=leave_out([host]),
+            without_host=leave_out([host.name]),
             without_ports=f"leave it out: `export NCCL_IB_HCA={quote('^=' + ','.join(names))}`",
         ),
     )
 
 
-def _missing_ports(seen: Seen[Data], host: HostPorts, usual: HostPorts, missing: int, severity: Severity) -> Finding:
-    """The finding for a host with fewer ports of a link layer; it names the PCI addresses of cards that it lacks."""
-    here = {adapter.pci for adapter in host.data.adapters or ()}
-    gone = [adapter.pci for adapter in usual.data.adapters or () if adapter.pci and adapter.pci not in here]
+def _missing_ports(seen: Seen[Data], host: HostPorts, usual: HostPorts, number: int, severity: Severity) -> Finding:
+    """The finding on a host with `number` fewer ports than a usual host, with the PCI addresses of missing cards."""
+    present = {adapter.pci for adapter in host.data.adapters or ()}
+    missing_pci = [adapter.pci for adapter in usual.data.adapters or () if adapter.pci and adapter.pci not in present]
     # If a card is missing, cards behind it may have changed their addresses.
-    gone = gone if len(gone) <= missing else []
-    at = f", and an adapter at PCI {names_text(gone)}, where {host.name} has none" if gone else ""
+    missing_pci = missing_pci if len(missing_pci) <= number else []
+    at = f", and an adapter at PCI {names_text(missing_pci)}, where {host.name} has none" if missing_pci else ""
     return seen.finding(
         "missing",
-        f"{host.name} has {count(missing, 'RDMA port')} fewer than most hosts",
+        f"{host.name} has {count(number, 'RDMA port')} fewer than most hosts",
         f"{host.name} has {_layers_text(host)}; most hosts, such as {usual.name}, have {_layers_text(usual)}{at}.",
         severity=severity,
         hosts=[host.name],
-        evidence={"ports": [port.name for port in host.ports], "missing": missing, "missing_pci": [*gone]},
+        evidence={"ports": [port.name for port in host.ports], "missing": number, "missing_pci": [*missing_pci]},
         fix=f"Run `lspci -nn | grep -i -E 'infiniband|ethernet'` on {host.name}. If the card is not listed, ask the "
         f"administrator to power-cycle {host.name}. If it is listed, `dmesg -T | grep -i mlx5` (as root) shows why the "
         "driver does not use it, and `mlxconfig -d ADAPTER q LINK_TYPE_P1` which link layer is set (1 is InfiniBand, 2 "
@@ -410,12 +415,12 @@ def _missing_ports(seen: Seen[Data], host: HostPorts, usual: HostPorts, missing:
 
 
 def _layers_text(host: HostPorts) -> str:
-    """The number of ports by link layer as text, such as "7 InfiniBand ports and 1 Ethernet port"."""
-    return " and ".join(count(number, f"{layer} port") for layer, number in host.layers.items()) or "no RDMA port"
+    """The number of ports by link layer in words: "7 InfiniBand ports and 1 Ethernet port"."""
+    return " and ".join(count(number, f"{layer} port") for layer, number in host.layer_counts.items()) or "no RDMA port"
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on the RDMA ports of each host."""
+    """Contribute to the report the RDMA ports of each host: the number of ports by rate and link layer."""
     inventory = {}
     for host, rows in answers_by_host(seen):
         ports = next(iter(rows.values())).ports

@@ -1,8 +1,8 @@
 """Shared memory in /dev/shm.
 
-NCCL connects GPUs of one host through files in /dev/shm where it has no direct path, and data loader workers hand over
-their batches there. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", and SIGBUS ends a loader.
-NCCL 2.24 and newer may take pinned memory of CUDA in its place, so little room is enough where its all-reduce passed.
+NCCL connects GPUs of one host through files in /dev/shm if they have no direct path, and data loader workers pass
+their batches through it. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", and SIGBUS ends a data
+loader. NCCL 2.24 and newer may use pinned memory of CUDA instead, so little space is enough if its all-reduce passed.
 
 Findings:
 
@@ -41,7 +41,7 @@ FINDINGS = {
 
 
 class Data(Struct, frozen=True):
-    """The shared memory of a host; None if there is no /dev/shm."""
+    """The state of /dev/shm on a host; None if its size cannot be read, since it does not exist."""
 
     shared_memory: SharedMemory | None
 
@@ -52,14 +52,14 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     all_reduces = seen.of(by_code("COL001")).rows
-    passed = {row.place.rank for row in all_reduces if row.data.backend == "nccl" and not row.data.wrong}
+    passed_ranks = {row.place.rank for row in all_reduces if row.data.backend == "nccl" and not row.data.wrong}
     for host, rows in answers_by_host(seen):
         memory = next(iter(rows.values())).shared_memory or SharedMemory(0, 0, os.strerror(errno.ENOENT))
-        enough, least = seen.number("enough_mib"), seen.number("least_mib_per_rank") * len(host.ranks)
-        expected, free = max(least, enough), memory.free_bytes / MIB
-        # Without a GPU only data loader workers need shared memory, and they can pass file descriptors instead.
-        is_short = host.gpus > 0 and free < least
-        is_proved = passed >= {*host.ranks}
+        enough_mib, least_mib = seen.number("enough_mib"), seen.number("least_mib_per_rank") * len(host.ranks)
+        expected_mib, free_mib = max(least_mib, enough_mib), memory.free_bytes / MIB
+        # On a host without GPUs only data loader workers use shared memory, and they can pass file descriptors instead.
+        is_short = host.gpus > 0 and free_mib < least_mib
+        has_nccl_passed = passed_ranks >= {*host.ranks}
         evidence = {"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes}
         if memory.error:
             yield seen.finding(
@@ -67,29 +67,30 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"/dev/shm on {host.name} cannot be used",
                 f"On {host.name} a file of 1 MiB could not be allocated in /dev/shm: {memory.error} "
                 f"({size_text(memory.free_bytes)} of {size_text(memory.size_bytes)} free). NCCL and data loader "
-                f"workers need shared memory there; at least {expected:.0f} MiB is expected.",
+                f"workers need shared memory there; at least {expected_mib:.0f} MiB is expected.",
                 severity=Severity.ERROR if host.gpus else Severity.WARNING,
                 ranks=host.ranks,
                 evidence=evidence | {"error": memory.error},
-                fix=_fix(host, memory, expected),
+                fix=_fix(host, memory, expected_mib),
             )
-        elif free < enough or is_short:
-            use = "NCCL and data loader workers use it"
-            if is_proved:
-                use = "NCCL's all-reduce passed (COL001), but more process groups and data loader workers use it, too"
+        elif free_mib < enough_mib or is_short:
+            usage = "NCCL and data loader workers use it"
+            if has_nccl_passed:
+                usage = "NCCL's all-reduce passed (COL001), but more process groups and data loader workers use it, too"
             yield seen.finding(
                 "small",
                 f"/dev/shm on {host.name} is small",
-                f"/dev/shm on {host.name} has {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free. At least "
-                f"{expected:.0f} MiB is expected for {count(len(host.ranks), 'rank')}: {use}.",
-                severity=Severity.ERROR if is_short and not is_proved else Severity.WARNING,
+                f"/dev/shm on {host.name} has {free_mib:.0f} of {memory.size_bytes / MIB:.0f} MiB free. At least "
+                f"{expected_mib:.0f} MiB is expected for {count(len(host.ranks), 'rank')}: {usage}.",
+                severity=Severity.ERROR if is_short and not has_nccl_passed else Severity.WARNING,
                 ranks=host.ranks,
                 evidence=evidence,
-                fix=_fix(host, memory, expected),
+                fix=_fix(host, memory, expected_mib),
             )
 
 
 def _fix(host: Host, memory: SharedMemory, expected_mib: float) -> str:
+    """The commands that make /dev/shm writable, or larger, or that remove old files from it."""
     if memory.error == os.strerror(errno.EACCES):
         return f"Run `ls -ld /dev/shm` on {host.name}; it should be drwxrwxrwt. As root: `chmod 1777 /dev/shm`."
     remove = (
@@ -105,10 +106,10 @@ def _fix(host: Host, memory: SharedMemory, expected_mib: float) -> str:
 
 
 SETTINGS = {
-    # Our own rule: NCCL's buffers towards its neighbours, about 10 MB per pair and channel, and a container's
-    # default.
+    # A rule of ddpdiag: NCCL's buffers for neighbouring ranks take about 10 MB for each pair and channel. 64 MiB is
+    # also the default of a container.
     "least_mib_per_rank": 64.0,
-    # DeepSpeed warns below this.
+    # DeepSpeed warns if /dev/shm has less.
     "enough_mib": 512.0,
 }
 CHECK: Check[Data] = Check(__name__, "HST003", "shared-memory", Stage.HOST, Scope.HOST)

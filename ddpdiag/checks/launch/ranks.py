@@ -54,10 +54,10 @@ FINDINGS = {
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """Judge how the ranks joined the run; nothing is measured."""
-    yield from _duplicates(seen)
-    yield from _other_run(seen)
+    yield from _duplicate_ranks(seen)
+    yield from _other_runs(seen)
     yield from _world_sizes(seen)
-    yield from _versions(seen)
+    yield from _different_versions(seen)
     if seen.recording.header.secret == "none":
         yield seen.finding(
             "unauthenticated",
@@ -68,75 +68,75 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "32` and export it as DDPDIAG_TOKEN on all hosts. With `--require-auth` ddpdiag refuses to run "
             "without one.",
         )
-    yield from _uneven(seen)
+    yield from _uneven_hosts(seen)
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
-        yield from _gpus(seen, host)
+        yield from _gpu_counts(seen, host)
 
 
-def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The finding for ranks that were rejected because their version of ddpdiag differs from rank 0's."""
+def _different_versions(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """The finding on ranks that were rejected because their version of ddpdiag differs from rank 0's."""
     version, events = seen.recording.header.version, seen.recording.events
-    others = {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}
-    if others:
-        texts = [f"rank {rank} runs {other}" for rank, other in sorted(others.items())]
+    other_versions = {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}
+    if other_versions:
+        texts = [f"rank {rank} runs {other}" for rank, other in sorted(other_versions.items())]
         yield seen.finding(
             "version",
             "ranks run different versions of ddpdiag",
             f"Rank 0 runs ddpdiag {version}, but {names_text(texts)}. A rank with another version than rank 0 cannot "
             "take part.",
-            ranks=tuple(sorted(others)),
-            evidence={"rank_0": version, "others": ", ".join(sorted(set(others.values())))},
-            fix=f"Install ddpdiag {version} in the Python environment of {ranks_text(tuple(others))}: run `python -m "
-            "pip install .` there, in the checkout that rank 0's installation comes from.",
+            ranks=tuple(sorted(other_versions)),
+            evidence={"rank_0": version, "others": ", ".join(sorted(set(other_versions.values())))},
+            fix=f"Install ddpdiag {version} in the Python environment of {ranks_text(tuple(other_versions))}: run "
+            "`python -m pip install .` there, in the checkout that rank 0's installation comes from.",
         )
 
 
-def _uneven(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The finding for hosts with different numbers of ranks."""
+def _uneven_hosts(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """The finding on hosts with different numbers of ranks."""
     hosts = list(hosts_of(seen))
-    odd = odd_ones_out({place: len(host.ranks) for place, host in enumerate(hosts)})
-    if odd is None or not _complete(seen):
+    odd = odd_ones_out({number: len(host.ranks) for number, host in enumerate(hosts)})
+    if odd is None or not _have_all_joined(seen):
         return
-    counts = odd_text(odd, missing="none", where=lambda places: names_text([hosts[place].name for place in places]))
-    each = odd.usual if isinstance(odd.usual, int) else max(len(host.ranks) for host in hosts)
+    counts = odd_text(odd, missing="none", where=lambda numbers: names_text([hosts[number].name for number in numbers]))
+    usual = odd.usual if isinstance(odd.usual, int) else max(len(host.ranks) for host in hosts)
     yield seen.finding(
         "uneven",
         "hosts run different numbers of ranks",
         f"The number of ranks is {counts}. The same number is expected on every host." + no_majority(odd.ranks, "host"),
-        ranks=tuple(rank for place in odd.ranks for rank in hosts[place].ranks),
-        fix=f"Start the same number on every host: `torchrun --nproc-per-node={each} ...` on each, or without torchrun "
-        f"`srun --nodes={len(hosts)} --ntasks={each * len(hosts)} --ntasks-per-node={each} ...`. If the difference is "
-        "intended, there is nothing to do.",
+        ranks=tuple(rank for number in odd.ranks for rank in hosts[number].ranks),
+        fix=f"Start the same number on every host: `torchrun --nproc-per-node={usual} ...` on each, or without "
+        f"torchrun `srun --nodes={len(hosts)} --ntasks={usual * len(hosts)} --ntasks-per-node={usual} ...`. If the "
+        "difference is intended, there is nothing to do.",
     )
 
 
-def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
+def _duplicate_ranks(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each rank number that several processes used."""
-    joined: dict[int, dict[str, str]] = defaultdict(dict)  # by rank, each later process with the first one
+    first_by_later: dict[int, dict[str, str]] = defaultdict(dict)  # by rank: later process -> first process
     for event in seen.recording.events:
         if event.kind is EventKind.DUPLICATE and event.rank is not None:
-            # The event tells the processes apart, as "host (pid 17)".
-            joined[event.rank][event.host or "?"] = event.detail or seen.world.host_of(event.rank)
-    for rank, processes in joined.items():
-        first, others = next(iter(processes.values())), list(processes)
-        hosts = (seen.world.host_of(rank), *(other.partition(" (")[0] for other in others))
+            # A process is "host (pid 17)": `event.host` is the later one, `event.detail` the first one.
+            first_by_later[event.rank][event.host or "?"] = event.detail or seen.world.host_of(event.rank)
+    for rank, processes in first_by_later.items():
+        first, later = next(iter(processes.values())), list(processes)
+        hosts = (seen.world.host_of(rank), *(other.partition(" (")[0] for other in later))
         yield seen.finding(
             "duplicate",
-            f"{'two' if len(others) == 1 else 1 + len(others)} processes joined as rank {rank}",
-            f"Rank {rank} joined from {first} and again from {names_text(others)}. Each rank must be started exactly "
+            f"{'two' if len(later) == 1 else 1 + len(later)} processes joined as rank {rank}",
+            f"Rank {rank} joined from {first} and again from {names_text(later)}. Each rank must be started exactly "
             "once.",
             ranks=(rank,),
             hosts=tuple(dict.fromkeys(hosts)),
-            evidence={"first": first, "second": others[0]},
+            evidence={"first": first, "second": later[0]},
             fix="If the job script exports RANK or WORLD_SIZE, remove these lines; otherwise every process gets the "
             "same value. With torchrun start one torchrun per host, under Slurm with `srun --nodes=N --ntasks=N "
             "torchrun ...` (N: number of hosts).",
         )
 
 
-def _other_run(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each process of another run. The port is at fault, and no rank or host is blamed."""
+def _other_runs(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each process of another run that connected. No rank or host is blamed: the port is the cause."""
     for event in seen.recording.events:
         if event.kind is EventKind.OTHER_RUN:
             yield seen.finding(
@@ -151,14 +151,14 @@ def _other_run(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The finding for different world sizes, also of rejected ranks, whose size is in the event's detail."""
-    stated = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
+    """The finding on ranks that state different world sizes. Rejected ranks count, too: their event has the size."""
+    sizes = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
     hosts = {rank: place.host for rank, place in seen.world.places.items()}
     for event in seen.recording.events:
         if event.kind is EventKind.MISMATCH and event.rank is not None:
-            stated[event.rank] = event.detail or "another"
+            sizes[event.rank] = event.detail or "another"
             hosts[event.rank] = event.host or hosts.get(event.rank, "?")
-    if odd := odd_ones_out(stated):
+    if odd := odd_ones_out(sizes):
         yield odd_finding(
             seen,
             "world-size",
@@ -172,12 +172,12 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
-    """Findings for local ranks that several ranks of the host have, and for ranks without a local rank."""
-    holders: dict[int | None, list[int]] = defaultdict(list)
+    """Findings on local ranks that several ranks of the host have, and on ranks without the variable LOCAL_RANK."""
+    ranks_by_local_rank: dict[int | None, list[int]] = defaultdict(list)
     for rank in host.ranks:
-        holders[seen.world.arrivals[rank].place.local_rank].append(rank)
-    for local_rank, ranks in holders.items():
-        if local_rank is not None and len(ranks) > 1 and not _one_gpu_each(seen, host):
+        ranks_by_local_rank[seen.world.arrivals[rank].place.local_rank].append(rank)
+    for local_rank, ranks in ranks_by_local_rank.items():
+        if local_rank is not None and len(ranks) > 1 and not _has_one_gpu_per_rank(seen, host):
             yield seen.finding(
                 "local-rank",
                 f"ranks on {host.name} have the same local rank",
@@ -188,33 +188,33 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
                 "Under srun without torchrun set it in each task: `srun bash -c 'export LOCAL_RANK=$SLURM_LOCALID; "
                 "exec python train.py'`.",
             )
-    if without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
+    if ranks_without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
         crowded = host.gpus > 0 and len(host.ranks) > 1
         effect = " A script that does not read it puts all ranks on the first GPU." if crowded else ""
         yield seen.finding(
             "no-local-rank",
             f"LOCAL_RANK is not set on {host.name}",
-            f"{begun(ranks_text(without))} on {host.name} joined without the variable LOCAL_RANK. A training script "
-            f"that reads it stops with a KeyError.{effect}",
+            f"{begun(ranks_text(ranks_without))} on {host.name} joined without the variable LOCAL_RANK. A training "
+            f"script that reads it stops with a KeyError.{effect}",
             severity=Severity.ERROR if crowded else Severity.WARNING,
-            ranks=without,
+            ranks=ranks_without,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
             fix="Start the job with torchrun, which sets it. If you set RANK yourself, also export LOCAL_RANK: 0, 1, "
             "... on each host (under srun: `export LOCAL_RANK=$SLURM_LOCALID` in each task).",
         )
 
 
-def _one_gpu_each(seen: Seen[Nothing], host: Host) -> bool:
-    """Whether the launcher shows one GPU to each rank, as Slurm's --gpus-per-task=1 does. All ranks then use cuda:0."""
+def _has_one_gpu_per_rank(seen: Seen[Nothing], host: Host) -> bool:
+    """Whether each rank sees exactly one GPU, as with Slurm's --gpus-per-task=1. All ranks then use cuda:0."""
     return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
 
 
-def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
-    """The finding for more ranks than GPUs, or for GPUs without a rank."""
+def _gpu_counts(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
+    """The finding on a host with more ranks than GPUs, or with GPUs that no rank uses."""
     ranks, gpus = len(host.ranks), host.gpus
-    # Where a container hides the bus, only GPU002 can decide whether ranks with one GPU each share it.
+    # Ranks that see one GPU each may share this GPU. If a container hides the PCI bus, only GPU002 can decide.
     buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
-    may_be_bound = _one_gpu_each(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks)
+    may_be_bound = _has_one_gpu_per_rank(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks)
     fix = (
         f"Start {count(gpus, 'rank')} on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without torchrun: "
         f"`--ntasks-per-node={gpus}`)."
@@ -231,7 +231,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
             fix=f"{fix} Or ask for {ranks} GPUs per host (`sbatch --gpus-per-node={ranks}`), and make "
             "CUDA_VISIBLE_DEVICES list all of them.",
         )
-    elif gpus > ranks and _complete(seen):
+    elif gpus > ranks and _have_all_joined(seen):
         yield seen.finding(
             "idle-gpus",
             f"{count(gpus - ranks, 'GPU')} on {host.name} without a rank",
@@ -244,8 +244,8 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
         )
 
 
-def _complete(seen: Seen[Nothing]) -> bool:
-    """Whether all ranks joined. If not, the counts only show the absent ranks, which RUN001 names."""
+def _have_all_joined(seen: Seen[Nothing]) -> bool:
+    """Whether all ranks joined. If not, counts of ranks differ only because of the absent ranks, which RUN001 names."""
     return len(seen.world.arrivals) == seen.world.size
 
 

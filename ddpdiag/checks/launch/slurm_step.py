@@ -1,7 +1,7 @@
 """The job step, as Slurm laid it out.
 
-Only `srun` launches tasks; sbatch and salloc only allocate. This check reads Slurm's variables in every task, and names
-layouts that break a job.
+Only `srun` launches tasks; sbatch and salloc only allocate. This check reads Slurm's variables in every task, and
+reports layouts that break a job.
 
 Findings:
 
@@ -21,8 +21,7 @@ Sources: srun(1), output environment variables and --cpus-per-task; the release 
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -54,12 +53,12 @@ FINDINGS = {
     ),
 }
 
-# With less time no check is worth starting: it is the smallest budget plus the time to exit.
+# The smallest budget plus the time to exit. With less time no check can run.
 _TOO_LATE_SECONDS = 10.0
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The recorded variables of Slurm, and the number of processors that this process may use."""
+    """Slurm's variables in this rank's environment, and the number of processors that the rank may use."""
 
     variables: dict[str, str]
     cpus: int
@@ -70,7 +69,7 @@ def measure(ctx: Context) -> Data:
 
 
 class SlurmStep(NamedTuple):
-    """A job step as the variables of one of its tasks show it. `name` is such as "12.0"."""
+    """A job step as one of its tasks describes it in `variables`. `name` is "JOB.STEP", such as "12.0"."""
 
     name: str
     tasks: int
@@ -91,29 +90,29 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip this check if no rank runs in a Slurm job. A selection of the launch stage does not require the check."""
+    """Skip this check if no rank runs in a Slurm job. This is no failure, even if the launch stage was requested."""
     in_job = any(arrival.slurm for arrival in seen.world.arrivals.values())
     return optional(None if in_job else "no rank runs in a job of Slurm")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _time_left(seen)
-    for step in _steps(seen):
-        yield from _torchruns(seen, step)
+    if (step := _first_step(seen)) is not None:
+        yield from _separate_torchruns(seen, step)
         yield from _few_tasks(seen, step)
-        yield from _cpus(seen)
+        yield from _too_few_cpus(seen)
 
 
-def _steps(seen: Seen[Data]) -> Iterable[SlurmStep]:
-    """The step as the first rank with a step saw it; empty if no rank is in a step."""
+def _first_step(seen: Seen[Data]) -> SlurmStep | None:
+    """The step of the first rank that is in a step; None if no rank is."""
     steps = (step_of(row.variables) for row in seen.by_rank.values())
-    return islice((step for step in steps if step is not None), 1)
+    return next((step for step in steps if step is not None), None)
 
 
 def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """The finding if all tasks of the step joined, but WORLD_SIZE (set as a variable) is larger."""
-    absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
-    if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
+    """The finding if all tasks of the step joined, but WORLD_SIZE, which the job script exports, is larger."""
+    has_absent_ranks = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
+    if has_absent_ranks and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
             "few-tasks",
             "WORLD_SIZE is larger than the number of tasks",
@@ -127,79 +126,82 @@ def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
         )
 
 
-def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """The finding if each task started a torchrun, and these torchruns have no common rendezvous."""
-    agents = _number(step.variables, "GROUP_WORLD_SIZE")  # number of torchruns in this rendezvous
-    if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
+def _separate_torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
+    """The finding if each task started a torchrun, and not all of these torchruns are in one rendezvous."""
+    torchruns = _number(step.variables, "GROUP_WORLD_SIZE")  # those in this run's rendezvous
+    if seen.world.launcher != "torchrun" or torchruns is None or torchruns >= step.tasks:
         return
     # If each task has its own GPUs, a torchrun for each task may be intended, as in a sweep.
     is_bound = "SLURM_GPUS_PER_TASK" in step.variables or "gpu" in step.variables.get("SLURM_TRES_PER_TASK", "")
     is_shared = step.tasks > step.hosts
     effect = "those on one host use the same GPUs and ports" if is_shared else "this run tests only a part of the hosts"
-    meet = f"--nnodes={step.hosts} --nproc-per-node={'gpu' if seen.world.gpus else max(1, step.tasks // step.hosts)}"
+    ranks_per_host = "gpu" if seen.world.gpus else max(1, step.tasks // step.hosts)
+    options = f"--nnodes={step.hosts} --nproc-per-node={ranks_per_host}"
     if step.hosts > 1:
-        meet += f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={seen.world.host_of(0)}:29500"
+        options += f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={seen.world.host_of(0)}:29500"
     yield seen.finding(
         "torchruns",
         "each srun task started a torchrun of its own",
         f"Step {step.name} has {step.tasks} tasks on {count(step.hosts, 'host')}, and each task started a torchrun. "
-        f"Only {agents} of the {step.tasks} joined this rendezvous, so the torchruns train separately, and {effect}. "
-        "One torchrun per host is expected, all in one rendezvous.",
+        f"Only {torchruns} of the {step.tasks} joined this rendezvous, so the torchruns train separately, and "
+        f"{effect}. One torchrun per host is expected, all in one rendezvous.",
         severity=Severity.ERROR if is_shared and not is_bound else Severity.WARNING,
-        evidence={"tasks": step.tasks, "hosts": step.hosts, "torchruns_that_met": agents},
-        fix=f"Start one torchrun per host: `srun --nodes={step.hosts} --ntasks={step.hosts} torchrun {meet} -m ddpdiag "
-        "check`, and your script in the same way. Or start it without torchrun: `srun ddpdiag check`.",
+        evidence={"tasks": step.tasks, "hosts": step.hosts, "torchruns_that_met": torchruns},
+        fix=f"Start one torchrun per host: `srun --nodes={step.hosts} --ntasks={step.hosts} torchrun {options} -m "
+        "ddpdiag check`, and your script in the same way. Or start it without torchrun: `srun ddpdiag check`.",
         of_the_run=True,
     )
 
 
-def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
-    wanted = {rank: _number(row.variables, "SLURM_CPUS_PER_TASK") for rank, row in seen.by_rank.items()}
-    short = {rank: cpus for rank, cpus in wanted.items() if cpus and seen.by_rank[rank].cpus < cpus}
-    if not short:
+def _too_few_cpus(seen: Seen[Data]) -> Iterator[Finding]:
+    """The finding on ranks that may use fewer processors than SLURM_CPUS_PER_TASK."""
+    cpus_per_task = {rank: _number(row.variables, "SLURM_CPUS_PER_TASK") for rank, row in seen.by_rank.items()}
+    requested = {rank: cpus for rank, cpus in cpus_per_task.items() if cpus and seen.by_rank[rank].cpus < cpus}
+    if not requested:
         return
-    first = min(short)
+    first = min(requested)
     cpus = seen.by_rank[first].cpus
     yield seen.finding(
         "cpus",
         "tasks have fewer CPUs than --cpus-per-task",
-        f"The job asked for {count(short[first], 'CPU')} per task (SLURM_CPUS_PER_TASK), but rank {first} on "
+        f"The job asked for {count(requested[first], 'CPU')} per task (SLURM_CPUS_PER_TASK), but rank {first} on "
         f"{seen.world.host_of(first)} may use only {count(cpus, 'CPU')}. Since Slurm 22.05 srun does not take "
         "--cpus-per-task from sbatch.",
-        ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
-        evidence={"cpus": cpus, "cpus_per_task": short[first]},
-        fix=f"Give the option to srun as well: `srun --cpus-per-task={short[first]} ...`. Or add this line to the "
+        ranks=tuple(requested) if len(requested) < len(seen.by_rank) else (),
+        evidence={"cpus": cpus, "cpus_per_task": requested[first]},
+        fix=f"Give the option to srun as well: `srun --cpus-per-task={requested[first]} ...`. Or add this line to the "
         "batch script before srun: `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.",
         of_the_run=True,
     )
 
 
 def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
+    """The finding if the budget was shortened because the job ends sooner."""
     left, wanted = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
     if left is None or wanted is None:
         return
-    # The variable shows the first time limit, even after `scontrol update TimeLimit`; scontrol shows the present one.
-    renewed = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
-    late = left < _TOO_LATE_SECONDS and renewed
+    # The variable keeps the first time limit even after `scontrol update TimeLimit`. Without it the time is scontrol's.
+    is_current = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
+    is_too_late = left < _TOO_LATE_SECONDS and is_current
     yield seen.finding(
         "time-left",
-        "the job ends before it can train" if late else "too little job time left for all checks",
+        "the job ends before it can train" if is_too_late else "too little job time left for all checks",
         f"The job had {max(0.0, left):.0f} s left when ddpdiag started, less than the {wanted:g} s that ddpdiag may "
         f"take (--budget). ddpdiag limited itself to {seen.options.budget_seconds:.0f} s, so some checks may "
         "be missing.",
-        severity=Severity.ERROR if late else Severity.WARNING,
+        severity=Severity.ERROR if is_too_late else Severity.WARNING,
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
         fix=f"Submit the job with a time limit that is at least {math.ceil(wanted - left)} s longer (`sbatch "
-        "--time=HH:MM:SS`)." + ("" if late else " If this report is enough, there is nothing to do."),
+        "--time=HH:MM:SS`)." + ("" if is_too_late else " If this report is enough, there is nothing to do."),
         of_the_run=True,
     )
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on the size of the step and the time that the job has left."""
-    left = seen.options.job_left_seconds
-    figures: dict[str, Scalar] = {"slurm.left_seconds": left} if left else {}
-    for step in _steps(seen):
+    """Contribute to the report the seconds that the job has left, and the numbers of tasks and hosts of the step."""
+    left_seconds = seen.options.job_left_seconds
+    figures: dict[str, Scalar] = {"slurm.left_seconds": left_seconds} if left_seconds else {}
+    if (step := _first_step(seen)) is not None:
         figures |= {"slurm.tasks": step.tasks, "slurm.hosts": step.hosts}
     return Contribution(figures=figures)
 

@@ -48,8 +48,8 @@ FINDINGS = {
     "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
 
-# Variables whose values differ between ranks on purpose (LCH001 judges sizes, `judge` NCCL_HOSTID).
-OWN = frozenset(
+# Variables that differ between ranks on purpose, or that another rule judges: LCH001 sizes, `judge` NCCL_HOSTID.
+RANK_SPECIFIC = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
         "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_HOSTID",
@@ -57,17 +57,18 @@ OWN = frozenset(
         "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE",
     }
 )  # fmt: skip
-# Prefixes of NCCL's variables that change no choice of NCCL: they only observe, or name a file.
-WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
-# No job sets as many. Of a damaged recording with more names only the first are compared.
-_MOST_NAMES = 4_096
-# The class of the process group (torch/distributed/distributed_c10d.py): "0" is the older one, all else the newer.
-NCCL_CLASS, OLDER_CLASS = "TORCH_DIST_USE_NCCL2", "0"
+# Prefixes of NCCL variables that change no choice of NCCL: these variables only turn on output, or name a file.
+OBSERVING_PREFIXES = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
+# No job sets so many variables. In a damaged recording with more names only the first ones are compared.
+_MAX_NAMES = 4_096
+# The variable that selects the class of NCCL process groups (torch/distributed/distributed_c10d.py): "0" selects the
+# older class, any other value the newer one.
+GROUP_CLASS_VARIABLE, OLDER_CLASS = "TORCH_DIST_USE_NCCL2", "0"
 # The values that torch accepts while it is imported; any other value makes the import fail.
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 
 
-# The expectation and the fix of each finding, with places for the file, the name, and the commands to set or unset it.
+# For each finding the expectation and the fix, with fields for the file, the name, and the commands to set or unset it.
 _TEXTS = {
     "variable": (
         "Ranks with different values may hang, crash or be slow, so every rank needs the same value.",
@@ -88,7 +89,7 @@ _TEXTS = {
 
 
 class Data(Struct, frozen=True):
-    """The recorded variables by name, and by path the variables that NCCL's configuration files set."""
+    """The environment variables of a rank, by name, and the variables that NCCL's configuration files set, by path."""
 
     variables: dict[str, str]
     files: dict[str, dict[str, str]]
@@ -99,21 +100,21 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    for kind, rows in _by_kind(seen).items():
-        yield from _differences(seen, kind, rows)
-    yield from _set(seen)
-    # NCCL hashes the id instead of the host's name: ranks with other ids never use P2P or shared memory (nccl#879).
-    if ids := tuple(rank for rank, data in seen.by_rank.items() if "NCCL_HOSTID" in data.variables):
+    for kind, settings in _settings_by_kind(seen).items():
+        yield from _differences(seen, kind, settings)
+    yield from _common_settings(seen)
+    # NCCL hashes this id in place of the host's name: with different ids it uses no P2P or shared memory (nccl#879).
+    if ranks_with_id := tuple(rank for rank, data in seen.by_rank.items() if "NCCL_HOSTID" in data.variables):
         yield seen.finding(
             "host-id",
             "NCCL_HOSTID is set",
-            f"NCCL_HOSTID is set on {ranks_text(ids)}. NCCL treats ranks with different values as ranks of different "
-            "hosts: even on one host they then use the network instead of NVLink, PCIe or shared memory.",
-            ranks=ids,
+            f"NCCL_HOSTID is set on {ranks_text(ranks_with_id)}. NCCL treats ranks with different values as ranks of "
+            "different hosts: even on one host they then use the network instead of NVLink, PCIe or shared memory.",
+            ranks=ranks_with_id,
             fix="Remove it from the job script, and run `unset NCCL_HOSTID` before the launcher.",
         )
     levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
-    # torch upper-cases the value before it compares.
+    # torch ignores case here.
     for level in sorted(value for value in {*levels.values()} if value and value.upper() not in DEBUG_LEVELS):
         ranks = tuple(rank for rank, value in levels.items() if value == level)
         yield seen.finding(
@@ -127,8 +128,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
-    """By kind and rank: the variables, and the lines of configuration files under "path: name"."""
+def _settings_by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
+    """The settings of each rank by kind, "variable" or "file". The name of a setting in a file is "path: name"."""
     files = {
         rank: {f"{path}: {name}": value for path, settings in data.files.items() for name, value in settings.items()}
         for rank, data in seen.by_rank.items()
@@ -136,16 +137,16 @@ def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
     return {"variable": {rank: data.variables for rank, data in seen.by_rank.items()}, "file": files}
 
 
-def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """The names that at least one rank has, without those that differ on purpose."""
-    return sorted({name for row in rows.values() for name in row} - OWN)[:_MOST_NAMES]
+def _compared_names(settings: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """The names that at least one rank has, without RANK_SPECIFIC, sorted."""
+    return sorted({name for row in settings.values() for name in row} - RANK_SPECIFIC)[:_MAX_NAMES]
 
 
-def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """One finding for each name whose values differ between ranks."""
-    for name in _names(rows):
-        word, values = kind, {rank: row.get(name) for rank, row in rows.items()}
-        if name == NCCL_CLASS:
+def _differences(seen: Seen[Data], kind: str, settings: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
+    """One finding for each name whose values differ between ranks. `kind` is "variable" or "file"."""
+    for name in _compared_names(settings):
+        word, values = kind, {rank: row.get(name) for rank, row in settings.items()}
+        if name == GROUP_CLASS_VARIABLE:
             word = "process-group"
             values = {rank: OLDER_CLASS if value == OLDER_CLASS else "not 0" for rank, value in values.items()}
         odd = odd_ones_out(values)
@@ -154,26 +155,26 @@ def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, st
         path, _, variable = name.rpartition(": ")
         quoted = shlex.quote(variable)
         value = odd.usual if isinstance(odd.usual, str) and shlex.quote(odd.usual) == odd.usual else "VALUE"
-        expected, fix = _TEXTS[word]
+        expectation, fix = _TEXTS[word]
         subject = f"{variable} in {path}" if path else variable
         yield odd_finding(
             seen,
             word,
             odd,
             f"{subject} differs between ranks",
-            f"{subject} is {odd_text(odd, missing='unset')}. {expected}",
+            f"{subject} is {odd_text(odd, missing='unset')}. {expectation}",
             fix=fix.format(path=path, export=f"`export {quoted}={value}`", unset=f"`unset {quoted}`", name=quoted),
         )
 
 
-def _set(seen: Seen[Data]) -> Iterator[Finding]:
-    """The finding that lists NCCL's settings that all ranks share. P2P004 and P2P005 judge their effects."""
+def _common_settings(seen: Seen[Data]) -> Iterator[Finding]:
+    """The finding that lists NCCL's settings that are equal on all ranks. P2P004 and P2P005 judge their effects."""
     common = []
-    for rows in _by_kind(seen).values():
-        for name in _names(rows):
+    for settings in _settings_by_kind(seen).values():
+        for name in _compared_names(settings):
             path, _, variable = name.rpartition(": ")
-            values = {row.get(name) for row in rows.values()}
-            if variable.startswith("NCCL_") and not variable.startswith(WATCHING) and len(values) == 1:
+            values = {row.get(name) for row in settings.values()}
+            if variable.startswith("NCCL_") and not variable.startswith(OBSERVING_PREFIXES) and len(values) == 1:
                 common.append(f"{variable}={values.pop()}{f' in {path}' if path else ''}")
     if common and seen.world.backend != "gloo":
         yield seen.finding(

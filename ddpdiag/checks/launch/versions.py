@@ -3,8 +3,8 @@
 Ranks with different versions of torch, CUDA or NCCL use different protocols: they fail in the rendezvous, hang in the
 first collective, or compute different results.
 
-A slow `import torch` makes ranks join minutes apart, so that the rendezvous times out. Ranks of a host that are alike
-share one import here (measurement import.ranks in the JSON report), where each rank of a job imports torch for itself.
+A slow `import torch` makes ranks join minutes apart, so that the rendezvous times out. In a job each rank imports torch
+itself; in ddpdiag ranks of a host with equal settings share one import (import.ranks in the JSON report).
 
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load; a
 network file system under load.
@@ -40,12 +40,12 @@ from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun
 
-_OF_TORCH = FindingSpec(
+_TORCH_LIBRARY = FindingSpec(
     "ranks have different versions of it. A different torch brings different versions of the others, so only torch is "
     "reported then."
 )
 FINDINGS = {
-    **dict.fromkeys(("torch", "cuda", "hip", "nccl"), _OF_TORCH),
+    **dict.fromkeys(("torch", "cuda", "hip", "nccl"), _TORCH_LIBRARY),
     "python": FindingSpec("another minor version is an error, another patch level a warning."),
     "driver": FindingSpec("NVIDIA driver versions differ; most of them work together, so this is a warning."),
     "slow-import": FindingSpec.warning(
@@ -54,22 +54,23 @@ FINDINGS = {
 }
 
 
-class Part(NamedTuple):
-    """A library or driver whose versions are compared, the expectation, and Python code that shows the version."""
+class Component(NamedTuple):
+    """A library or driver whose versions are compared. `version_code` is the Python expression of its version.
+    `version_code` is empty for the driver, because Python does not show its version."""
 
     name: str
-    expected: str
-    shown: str = ""
+    expectation: str
+    version_code: str = ""
 
 
 _SAME_BUILD = "Every rank needs the same build of torch."
-PARTS = {
-    "torch": Part("torch", "Every rank needs the same version.", "torch.__version__"),
-    "cuda": Part("torch's CUDA", _SAME_BUILD, "torch.version.cuda"),
-    "hip": Part("torch's HIP", _SAME_BUILD, "torch.version.hip"),
-    "nccl": Part("NCCL", "Ranks with different versions of NCCL cannot communicate.", "torch.cuda.nccl.version()"),
-    "python": Part("Python", "The same version is expected on every rank.", "sys.version"),
-    "driver": Part("the NVIDIA driver", "The same version is expected, but most versions work together."),
+COMPONENTS = {
+    "torch": Component("torch", "Every rank needs the same version.", "torch.__version__"),
+    "cuda": Component("torch's CUDA", _SAME_BUILD, "torch.version.cuda"),
+    "hip": Component("torch's HIP", _SAME_BUILD, "torch.version.hip"),
+    "nccl": Component("NCCL", "Ranks with different versions of NCCL cannot communicate.", "torch.cuda.nccl.version()"),
+    "python": Component("Python", "The same version is expected on every rank.", "sys.version"),
+    "driver": Component("the NVIDIA driver", "The same version is expected, but most versions work together."),
 }
 _FIX = (
     "Use one Python environment or container image for all hosts. This command, started like the job, shows which one "
@@ -80,20 +81,20 @@ _DRIVER_FIX = (
     "to do."
 )
 
-# Above this share of time on or waiting for a core, the cause of a slow import is busy cores (HST001), not files.
+# If a slow import spent more than this share of its time on a core or waiting for one, files are not the cause.
 _BUSY_SHARE = 0.5
 
 
 class Data(Versions, frozen=True, kw_only=True):
     """The versions on a rank, also of the driver. `import_seconds` is the time of `import torch`, `import_core_seconds`
-    the part of it on a core or waiting for one. The process `import_pid` did the import, one for several ranks of
-    a host. `not_forked` is the reason why workers are no forks of a process that has imported torch."""
+    the part of it on a core or waiting for one. `import_pid` is the process that imported torch; several ranks of a
+    host may share it. `exec_reason` says why workers are started by exec, and not forked from that process."""
 
     driver: str | None = None
     import_seconds: float | None = None
     import_core_seconds: float | None = None
     import_pid: int | None = None
-    not_forked: str | None = None
+    exec_reason: str | None = None
 
 
 def measure(ctx: Context) -> Data:
@@ -101,14 +102,14 @@ def measure(ctx: Context) -> Data:
     return Data(
         **structs.asdict(versions()),
         driver=driver_version(proc_root(os.environ)),
-        import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
-        import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
+        import_seconds=_number_or_none(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
+        import_core_seconds=_number_or_none(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
         import_pid=int(pid) if pid.isdigit() else None,
-        not_forked=os.environ.get("DDPDIAG_NOT_FORKED"),
+        exec_reason=os.environ.get("DDPDIAG_NOT_FORKED"),
     )
 
 
-def _seconds(text: str | None) -> float | None:
+def _number_or_none(text: str | None) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
@@ -121,76 +122,74 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     words = ("torch",) if len({row.torch for row in rows}) > 1 else ("cuda", "hip", "nccl")
     minors = {tuple(row.python.split(".")[:2]) for row in rows}
     for word in words:
-        yield from _differing(seen, word, Severity.ERROR)
-    yield from _differing(seen, "python", Severity.WARNING if len(minors) == 1 else Severity.ERROR)
+        yield from _version_difference(seen, word, Severity.ERROR)
+    yield from _version_difference(seen, "python", Severity.WARNING if len(minors) == 1 else Severity.ERROR)
     # CUDA's minor version compatibility lets different drivers work together, mostly.
-    yield from _differing(seen, "driver", Severity.WARNING)
+    yield from _version_difference(seen, "driver", Severity.WARNING)
     yield from _slow_imports(seen)
 
 
-def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Finding]:
+def _version_difference(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Finding]:
+    """The finding if the versions of one component differ between ranks. `word` is its key in COMPONENTS."""
     values = {rank: getattr(row, word) for rank, row in seen.by_rank.items()}
     if word == "driver":  # not every rank can read its version
         values = {rank: version for rank, version in values.items() if version is not None}
     odd = odd_ones_out(values)
     if odd is None:
         return
-    part = PARTS[word]
+    component = COMPONENTS[word]
     text = odd_text(
-        odd,
-        missing="missing",
-        where=lambda ranks: f"{names_text(seen.world.hosts_of(ranks), 3)} ({ranks_text(ranks)})",
+        odd, missing="missing", where=lambda ranks: f"{names_text(seen.world.hosts_of(ranks), 3)} ({ranks_text(ranks)})"
     )
     yield odd_finding(
         seen,
         word,
         odd,
-        f"ranks have different versions of {part.name}",
-        f"{begun(part.name)} is {text}. {part.expected}",
+        f"ranks have different versions of {component.name}",
+        f"{begun(component.name)} is {text}. {component.expectation}",
         severity=severity,
-        fix=_FIX.format(part.shown) if part.shown else _DRIVER_FIX,
+        fix=_FIX.format(component.version_code) if component.version_code else _DRIVER_FIX,
     )
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
-    """The finding for slow imports, unless busy cores are known to be the cause."""
-    most = seen.number("slow_import_seconds")
+    """The finding on ranks with a slow import of torch, without those whose import waited for busy cores (HST001)."""
+    limit = seen.number("slow_import_seconds")
     slow = {
         rank: seconds
         for rank, row in seen.by_rank.items()
-        if (seconds := row.import_seconds or 0.0) > most and (row.import_core_seconds or 0.0) <= _BUSY_SHARE * seconds
+        if (seconds := row.import_seconds or 0.0) > limit and (row.import_core_seconds or 0.0) <= _BUSY_SHARE * seconds
     }
     if slow:
-        worst = max(slow, key=lambda rank: slow[rank])
-        core = seen.by_rank[worst].import_core_seconds
+        slowest = max(slow, key=lambda rank: slow[rank])
+        core = seen.by_rank[slowest].import_core_seconds
         spent = "" if core is None else f" {core:.1f} s were on a core or waiting for one, the rest likely for files."
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
-            f"`import torch` took {slow[worst]:.1f} s on rank {worst} ({seen.world.host_of(worst)}); at most "
-            f"{most:g} s is expected.{spent}",
+            f"`import torch` took {slow[slowest]:.1f} s on rank {slowest} ({seen.world.host_of(slowest)}); at most "
+            f"{limit:g} s is expected.{spent}",
             ranks=tuple(slow),
-            evidence={"seconds": round(slow[worst], 3), "core_seconds": core},
+            evidence={"seconds": round(slow[slowest], 3), "core_seconds": core},
             fix="Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "
             "container image.",
         )
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on the slowest import, the ranks that shared an import, and versions by host."""
+    """Contribute to the report the slowest import, the most ranks that shared an import, and the versions of ranks."""
     rows = seen.by_rank
-    took = [row.import_seconds for row in rows.values() if row.import_seconds is not None]
-    forked = {rank: row.import_pid for rank, row in rows.items() if row.import_pid is not None and not row.not_forked}
-    sharing = max(Counter((seen.world.host_of(rank), pid) for rank, pid in forked.items()).values(), default=0)
-    figures: dict[str, Scalar] = {"seconds.import": max(took)} if took else {}
+    import_times = [row.import_seconds for row in rows.values() if row.import_seconds is not None]
+    pids = {rank: row.import_pid for rank, row in rows.items() if row.import_pid is not None and not row.exec_reason}
+    sharing_ranks = max(Counter((seen.world.host_of(rank), pid) for rank, pid in pids.items()).values(), default=0)
+    figures: dict[str, Scalar] = {"seconds.import": max(import_times)} if import_times else {}
     inventory = {
         rank: {"torch": row.torch, "CUDA": row.cuda or NONE, "NCCL": row.nccl or NONE}
         | ({"driver": row.driver} if row.driver else {})
         for rank, row in rows.items()
     }
     return Contribution(
-        figures=figures | ({"import.ranks": sharing} if sharing > 1 else {}),
-        inventory=inventory,
+        figures=figures | ({"import.ranks": sharing_ranks} if sharing_ranks > 1 else {}), inventory=inventory
     )
 
 

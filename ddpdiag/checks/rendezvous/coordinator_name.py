@@ -1,8 +1,8 @@
 """The coordinator's name on every host.
 
-One rank of each host looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to
-offer to its peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback
-address: a job works on one host, and hangs on two.
+One rank of each host looks up MASTER_ADDR as a job does. It also looks up the host's own name, because gloo offers the
+address of that name to its peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host
+offers its loopback address: a job works on one host, and hangs on two.
 
 Findings and their causes:
 
@@ -55,12 +55,14 @@ FINDINGS = {
     "differs": FindingSpec.warning("hosts got different addresses: a split DNS, or an old line in /etc/hosts."),
 }
 
-# resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver gives up first.
+# resolv.conf(5): 2 tries of 5 s for each name server. The limit is longer, so that the resolver gives up first.
 _LOOK_UP_SECONDS = 12.0
 
 
 class Data(Struct, frozen=True):
-    """The answers of this host's resolver. An empty tuple: the name is unknown. None: no answer arrived in time."""
+    """The answers of this host's resolver. An empty tuple: the name is unknown. None: no answer arrived in time. `name`
+    is MASTER_ADDR, and the look-up of its `addresses` took `seconds`. `own_name` is the host's name. `interface` is
+    GLOO_SOCKET_IFNAME (None: unset). `reverse_seconds` is the time to look up the name of the first address."""
 
     name: str
     addresses: tuple[str, ...] | None
@@ -83,127 +85,129 @@ def measure(ctx: Context) -> Data:
     ctx.step(f"look up {host_name}")
     own_addresses = resolve(host_name, 0, _LOOK_UP_SECONDS)
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    back: float | None = 0.0
+    name_seconds: float | None = 0.0
     if addresses:
         ctx.step(f"look up the name of {addresses[0]}")
-        back = reverse_seconds(addresses[0], _LOOK_UP_SECONDS)
-    return Data(name, addresses, seconds, host_name, own_addresses, interface, back)
+        name_seconds = reverse_seconds(addresses[0], _LOOK_UP_SECONDS)
+    return Data(name, addresses, seconds, host_name, own_addresses, interface, name_seconds)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on unknown names, loopback addresses (with several hosts), slow look-ups, and hosts that differ."""
-    several = len(seen.world.hosts) > 1
-    answers: dict[str, Data] = {}
+    """Findings on unknown names, slow look-ups and, with several hosts, loopback addresses and different addresses."""
+    is_multi_host = len(seen.world.hosts) > 1
+    data_by_host: dict[str, Data] = {}
     for host, rows in answers_by_host(seen):
-        answers[host.name] = data = next(iter(rows.values()))
-        yield from _look_ups(seen, host.name, data)
-        if several and data.addresses and all(map(is_loopback, data.addresses)):
-            yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
+        data_by_host[host.name] = data = next(iter(rows.values()))
+        yield from _bad_look_ups(seen, host.name, data)
+        if is_multi_host and data.addresses and all(map(is_loopback, data.addresses)):
+            yield _loopback(seen, host.name, data.name, data.addresses, is_first_host=0 in host.ranks)
         # gloo takes the first address that it can bind, and it can always bind a loopback one.
-        if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
-            works = seen.world.backend == "gloo" and seen.job_backend_works
+        if is_multi_host and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
+            gloo_works = seen.world.backend == "gloo" and seen.job_backend_works
             address = data.own_addresses[0] if data.own_addresses else "loopback"
             yield seen.finding(
                 "own",
                 f"gloo on {host.name} offers a loopback address",
                 f"{host.name} resolves its own name {data.own_name} to {address}, and gloo gives this address to the "
                 f"other ranks. It is valid only inside {host.name}"
-                + (f"; gloo works here only because {host.name} is the side that connects." if works else "."),
-                severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
+                + (f"; gloo works here only because {host.name} is the side that connects." if gloo_works else "."),
+                severity=Severity.WARNING if gloo_works or seen.world.backend != "gloo" else Severity.ERROR,
                 hosts=[host.name],
                 evidence={"own_addresses": list(data.own_addresses or ())},
                 fix="Name the network interface for gloo in the job script: `export GLOO_SOCKET_IFNAME=INTERFACE`. `ip "
                 'route get ADDRESS`, with the address of another host, shows it behind "dev". Or, as root, correct the '
                 f"address of {data.own_name} in /etc/hosts of {host.name}.",
             )
-    yield from _differs(seen, answers)
+    yield from _different_addresses(seen, data_by_host)
 
 
-def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
-    """Findings on the look-ups of the name and of its address: slow, without an answer, or without such a name."""
-    limit, answer = seen.number("slow_seconds"), data.addresses
-    look_ups = [(data.name, "MASTER_ADDR", None if answer is None else data.seconds)]
-    if answer:
-        look_ups.append((answer[0], "whose name torch looks up at each connection", data.reverse_seconds))
-    for name, what, seconds in look_ups:
+def _bad_look_ups(seen: Seen[Data], host: str, data: Data) -> Iterator[Finding]:
+    """Findings on look-ups of MASTER_ADDR and of its address that were slow, had no answer, or found no such name."""
+    limit, addresses = seen.number("slow_seconds"), data.addresses
+    look_ups = [(data.name, "MASTER_ADDR", None if addresses is None else data.seconds)]
+    if addresses:
+        look_ups.append((addresses[0], "whose name torch looks up at each connection", data.reverse_seconds))
+    for name, role, seconds in look_ups:
         if seconds is not None and seconds <= limit:
             continue
-        took = f"needed {seconds:.1f} s to look up" if seconds is not None else ""
-        took = took or f"got no answer within {_LOOK_UP_SECONDS:g} s when it looked up"
+        result = f"needed {seconds:.1f} s to look up" if seconds is not None else ""
+        result = result or f"got no answer within {_LOOK_UP_SECONDS:g} s when it looked up"
         yield seen.finding(
             "slow",
-            f"{'no answer to a' if seconds is None else 'slow'} name look-up on {node}",
-            f"{node} {took} {name} ({what}); at most {limit:g} s is expected.",
-            severity=Severity.ERROR if answer is None else Severity.WARNING,
-            hosts=[node],
+            f"{'no answer to a' if seconds is None else 'slow'} name look-up on {host}",
+            f"{host} {result} {name} ({role}); at most {limit:g} s is expected.",
+            severity=Severity.ERROR if addresses is None else Severity.WARNING,
+            hosts=[host],
             evidence={"name": name, "seconds": seconds},
-            fix=f"Run `time getent hosts {quote(name)}` on {node}, and ask each name server of /etc/resolv.conf by "
+            fix=f"Run `time getent hosts {quote(name)}` on {host}, and ask each name server of /etc/resolv.conf by "
             f"itself: `dig @SERVER {quote(name)}`. As root remove servers that do not answer, add the line `options "
             "timeout:1 attempts:1`, or add the addresses and names of the job's hosts to /etc/hosts.",
         )
-    if answer == ():
+    if addresses == ():
         yield seen.finding(
             "unknown",
-            f"{node} cannot resolve MASTER_ADDR {data.name}",
-            f"MASTER_ADDR is {data.name}, but the resolver of {node} knows no such name. So the ranks on {node} cannot "
+            f"{host} cannot resolve MASTER_ADDR {data.name}",
+            f"MASTER_ADDR is {data.name}, but the resolver of {host} knows no such name. So the ranks on {host} cannot "
             "connect to rank 0.",
-            hosts=[node],
+            hosts=[host],
             fix=f"{use_address(seen.world.host_of(0))} Or, as root, add the name to the DNS, or the line `ADDRESS "
-            f"{data.name}` to /etc/hosts of {node}.",
+            f"{data.name}` to /etc/hosts of {host}.",
         )
 
 
-def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
+def _loopback(seen: Seen[Data], host: str, name: str, addresses: tuple[str, ...], *, is_first_host: bool) -> Finding:
+    """The finding on a host that resolves MASTER_ADDR to loopback. `is_first_host`: it is rank 0's host."""
     rdz001 = seen.of(methods.CHECK)
-    harmless = coordinator and any(t.params.get("method") == "tcp" and rdz001.succeeded(t) for t in rdz001.trials)
-    first = seen.world.host_of(0)
-    so = f"the ranks on {node} cannot connect to rank 0 on {first}."
-    if coordinator:
-        so = "the ranks could still connect here." if harmless else "other hosts cannot connect to it."
+    is_harmless = is_first_host and any(t.params.get("method") == "tcp" and rdz001.succeeded(t) for t in rdz001.trials)
+    first_host = seen.world.host_of(0)
+    consequence = f"the ranks on {host} cannot connect to rank 0 on {first_host}."
+    if is_first_host:
+        consequence = "the ranks could still connect here." if is_harmless else "other hosts cannot connect to it."
     message = (
-        f"On {node} MASTER_ADDR {name} resolves to {addresses[0]}. This address is valid only inside {node}, "
-        f"{'but' if harmless else 'so'} {so}"
+        f"On {host} MASTER_ADDR {name} resolves to {addresses[0]}. This address is valid only inside {host}, "
+        f"{'but' if is_harmless else 'so'} {consequence}"
     )
     return seen.finding(
         "loopback",
-        f"MASTER_ADDR {name} resolves to loopback on {node}",
+        f"MASTER_ADDR {name} resolves to loopback on {host}",
         message,
-        severity=Severity.WARNING if harmless else Severity.ERROR,
-        hosts=[node],
+        severity=Severity.WARNING if is_harmless else Severity.ERROR,
+        hosts=[host],
         evidence={"addresses": list(addresses)},
-        fix=f"{use_address(first)} Or, as root, remove {name} from the line with {addresses[0]} in /etc/hosts of "
-        f"{node}.",
+        fix=f"{use_address(first_host)} Or, as root, remove {name} from the line with {addresses[0]} in /etc/hosts of "
+        f"{host}.",
     )
 
 
-def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
-    """The finding on hosts that share no address with those of the commonest answer. Loopback does not count."""
-    found = {node: {a for a in data.addresses or () if not is_loopback(a)} for node, data in answers.items()}
-    found = {node: addresses for node, addresses in found.items() if addresses}
-    counts = Counter(address for addresses in found.values() for address in addresses)
+def _different_addresses(seen: Seen[Data], data_by_host: Mapping[str, Data]) -> Iterator[Finding]:
+    """The finding on hosts that share no address with the hosts that have the most common address. Loopback addresses
+    do not count."""
+    by_host = {host: {a for a in data.addresses or () if not is_loopback(a)} for host, data in data_by_host.items()}
+    by_host = {host: addresses for host, addresses in by_host.items() if addresses}
+    counts = Counter(address for addresses in by_host.values() for address in addresses)
     if not counts:
         return
     address, holders = counts.most_common(1)[0]
-    usual = set().union(*(addresses for addresses in found.values() if address in addresses))
-    odd = [node for node, addresses in found.items() if addresses.isdisjoint(usual)]
+    usual = set().union(*(addresses for addresses in by_host.values() if address in addresses))
+    odd = [host for host, addresses in by_host.items() if addresses.isdisjoint(usual)]
     if not odd:
         return
-    name, first = next(iter(answers.values())).name, seen.world.host_of(0)
-    blamed = odd if 2 * holders > len(found) else []
-    where = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
+    name, first_host = next(iter(data_by_host.values())).name, seen.world.host_of(0)
+    blamed = odd if 2 * holders > len(by_host) else []
+    who = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
     doubt = "" if blamed else " There is no majority, so no host is blamed."
     export = (
         f"`export MASTER_ADDR={quote(address)}`"
         if blamed
-        else f"`export MASTER_ADDR=ADDRESS` (`ip -br addr` on {first})"
+        else f"`export MASTER_ADDR=ADDRESS` (`ip -br addr` on {first_host})"
     )
     yield seen.finding(
         "differs",
         f"MASTER_ADDR {name} has different addresses on the hosts",
-        f"{name} resolves to {address} on {holders} of {len(found)} hosts, but to {', '.join(sorted(found[odd[0]]))} "
-        f"on {odd[0]}. {where} may connect to another machine than rank 0's.{doubt}",
+        f"{name} resolves to {address} on {holders} of {len(by_host)} hosts, but to "
+        f"{', '.join(sorted(by_host[odd[0]]))} on {odd[0]}. {who} may connect to another machine than rank 0's.{doubt}",
         hosts=blamed,
-        evidence={node: ", ".join(sorted(found[node])) for node in odd},
+        evidence={host: ", ".join(sorted(by_host[host])) for host in odd},
         fix=f"Set MASTER_ADDR to the address of rank 0's host instead of the name, in every process: {export}. Or, as "
         f"root, correct the name in the DNS or in /etc/hosts of {names_text(blamed) or 'the hosts that are wrong'} "
         f"(`getent ahosts {quote(name)}` shows the result).",

@@ -1,6 +1,6 @@
-"""RDZ004's links between hosts as a matrix of cells, and the hosts or links to name in findings on bad ones.
+"""RDZ004's links between hosts as a matrix of cells, and the hosts or links to name in findings on bad links.
 
-If a link was measured twice, the better result counts.
+A link is (rank from, rank to), with one rank of each host. If a link was measured twice, the better result counts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -16,10 +16,9 @@ from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
-TWO_HOSTS = "With two hosts it cannot be decided which side is at fault; add a third one to find out."
-# The parameter that marks the trial at the end of the run.
+# The parameter of the trial that runs at the end of the run.
 AT_END = "at end"
-_NO_HOST = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
+_NOT_FOUND = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
 _WHERE = {
     "host": "between {host} and the other hosts",
@@ -33,18 +32,20 @@ _WHERE = {
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The view of one host: the address that a job would offer (None: none that others could use), its listener's port,
-    the interfaces that its connections went out of, the kernel's ephemeral ports, and a cell for each other host."""
+    """The measurement of one host. `offered_address` is the address that a job would offer to other hosts (None: it has
+    no usable address). `interfaces` are those that its connections used. `ephemeral_ports` are the first and the last
+    port that the kernel gives to connections. `cells` has the measurement of the link to each other host."""
 
-    offered: str | None
-    port: int
+    offered_address: str | None
+    listener_port: int
     interfaces: tuple[Interface, ...]
-    ephemeral: tuple[int, int] | None
+    ephemeral_ports: tuple[int, int] | None
     cells: tuple[Cell, ...]
 
 
 class Subject(NamedTuple):
-    """The hosts or links to name for some bad links; `where` is the place in words ("from h1 to the other hosts")."""
+    """The hosts or links to name in a finding, with the `cells` of the bad links that they explain. `kind` is a key of
+    _WHERE, and `where` says in words which links are bad ("from h1 to the other hosts")."""
 
     kind: str
     where: str
@@ -54,103 +55,100 @@ class Subject(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """The sentence that either end may be at fault, if there are two hosts; else empty."""
-        return TWO_HOSTS if self.kind == "pair" else ""
+        """The sentence that either end may be at fault, if only two hosts were measured; else empty."""
+        text = "With two hosts it cannot be decided which side is at fault; add a third one to find out."
+        return text if self.kind == "pair" else ""
 
     @property
     def lost_share(self) -> float:
-        """The median share of lost segments of the links, each by its better measurement."""
+        """The median of the links' shares of lost segments."""
         return median(map(lost_share, self.cells.values()))
 
     @property
     def rate(self) -> float:
-        """The median rate in bytes per second of the links that have one."""
+        """The median of the links' rates in bytes per second; at least one link must have a rate."""
         return median(cell.bytes_per_s for cell in self.cells.values() if cell.bytes_per_s is not None)
-
-    def first(self, most: int) -> list[tuple[Link, Cell]]:
-        return list(self.cells.items())[:most]
 
 
 class Mesh(Struct, frozen=True):
-    """The cells between one rank of each host, by link (rank from, rank to), within groups that were measured together.
-
-    `inside` are links between containers of one machine, if there are several machines: no network is as fast. `cut`
-    are links that worked at first, and failed at the end of the run.
-    """
+    """The cells of all links, by link. Only hosts of the same group were measured with each other. `names` are the
+    hosts' names by rank. `within_machines` are links between containers of one machine, which are faster than any
+    network; empty if there is only one machine. `cut_links` worked at the start of the run, and failed at its end."""
 
     groups: tuple[tuple[int, ...], ...]
     cells: dict[Link, Cell]
     names: dict[int, str]
-    inside: frozenset[Link] = frozenset()
-    cut: frozenset[Link] = frozenset()
+    within_machines: frozenset[Link] = frozenset()
+    cut_links: frozenset[Link] = frozenset()
 
     def link_text(self, link: Link) -> str:
         return f"{self.names[link[0]]} -> {self.names[link[1]]}"
 
-    def links(self, fits: Callable[[Cell], bool]) -> frozenset[Link]:
-        return frozenset(link for link, cell in self.cells.items() if fits(cell))
+    def links_with(self, condition: Callable[[Cell], bool]) -> frozenset[Link]:
+        return frozenset(link for link, cell in self.cells.items() if condition(cell))
 
     def subjects(self, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:
-        """The hosts or links to name for the bad links; links that are neither bad nor good are ignored."""
+        """Yield the hosts or links that explain the bad links. Links that are neither bad nor good are ignored."""
         for group in self.groups:
             members = frozenset(group)
-            own = {link for link in bad if link[0] in members}
-            pattern = explain(own, {link for link in good - bad if link[0] in members})
-            for found, hosts, explained in links_of(pattern, own) if pattern is not None else ():
-                kind = found if len(group) > 2 else "pair"
+            bad_links = {link for link in bad if link[0] in members}
+            pattern = explain(bad_links, {link for link in good - bad if link[0] in members})
+            for pattern_kind, ranks, explained in links_of(pattern, bad_links) if pattern is not None else ():
+                kind = pattern_kind if len(group) > 2 else "pair"
                 cells = {link: self.cells[link] for link in sorted(explained)}
                 links = tuple(map(self.link_text, cells))
-                nodes = tuple(self.names[host] for host in hosts)
+                hosts = tuple(self.names[rank] for rank in ranks)
                 where = _WHERE[kind].format(
-                    host=nodes[0] if nodes else "",
+                    host=hosts[0] if hosts else "",
                     links=names_text(links, _SHOWN_LINKS),
                     group=names_text([self.names[rank] for rank in group]),
                 )
-                yield Subject(kind, where, nodes, links if kind in ("links", "pair") else (), cells)
+                yield Subject(kind, where, hosts, links if kind in ("links", "pair") else (), cells)
 
 
 def mesh_of(seen: Seen[Data]) -> Mesh:
-    """The mesh of all trials, without the links to a host that gave no answer: its failure explains them."""
+    """Merge the measurements of all trials. Links to a host without a result are left out: its failure explains them. A
+    failure at the end of the run replaces an earlier result; otherwise the better result counts."""
     answered = {row.place.rank for row in seen.rows}
     merged: dict[Link, Cell] = {}
-    cut = set[Link]()
+    cut_links = set[Link]()
     for row in seen.rows:
         for cell in row.data.cells:
             link = (row.place.rank, cell.peer)
             if cell.peer not in answered:
                 continue
-            if row.trial.params.get(AT_END) and failure(cell) is not None:
-                cut.update({link} if link in merged and failure(merged[link]) is None else ())
+            if row.trial.params.get(AT_END) and failure_word(cell) is not None:
+                cut_links.update({link} if link in merged and failure_word(merged[link]) is None else ())
                 merged[link] = cell
             else:
-                merged[link] = better(merged[link], cell) if link in merged else cell
+                merged[link] = merge_cells(merged[link], cell) if link in merged else cell
     groups = tuple(dict.fromkeys(group for trial in seen.trials for group in trial.groups))
     machines = {rank: arrival.host_id for rank, arrival in seen.world.arrivals.items() if arrival.host_id}
-    inside = {(a, b) for a, b in merged if machines.get(a, a) == machines.get(b, b)}
+    within_machines = {(a, b) for a, b in merged if machines.get(a, a) == machines.get(b, b)}
     if len(set(machines.values())) < 2:
-        inside.clear()
+        within_machines.clear()
     names = {rank: seen.world.host_of(rank) for rank in answered}
-    return Mesh(groups, merged, names, frozenset(inside), frozenset(cut))
+    return Mesh(groups, merged, names, frozenset(within_machines), frozenset(cut_links))
 
 
-def failure(cell: Cell) -> str | None:
-    """The finding's word for a link on which nothing, or nothing large, passes ("dropped", "black-hole"); else None."""
+def failure_word(cell: Cell) -> str | None:
+    """The word of the finding on a link that passes no data ("dropped") or no large packets ("black-hole"), or None."""
     if cell.reach is not Reach.ACCEPTED:
-        return "unreachable" if cell.reach in _NO_HOST else str(cell.reach.value)
+        return "unreachable" if cell.reach in _NOT_FOUND else str(cell.reach.value)
     if cell.stalled_bytes is None:
         return None
     return "black-hole" if cell.stalled_bytes and not cell.broken else "silent"
 
 
-def better(one: Cell, other: Cell) -> Cell:
-    """Merge two measurements of one link: the better one, with the higher rate and the smaller loss of the two."""
+def merge_cells(one: Cell, other: Cell) -> Cell:
+    """Merge two measurements of one link into the better one, with the higher rate and the smaller loss of the two."""
 
-    def rank(cell: Cell) -> tuple[int, bool, int, float]:
+    def quality(cell: Cell) -> tuple[int, bool, int, float]:
         reach = -list(Reach).index(cell.reach)  # `Reach` is in order, the best first
-        return reach, failure(cell) is None, cell.passed_bytes, cell.bytes_per_s or 0.0
+        return reach, failure_word(cell) is None, cell.passed_bytes, cell.bytes_per_s or 0.0
 
-    best, rest = sorted((one, other), key=rank, reverse=True)
-    cleaner = min((best, rest), key=lambda cell: (cell.segments is None, lost_share(cell)))
+    best, worse = sorted((one, other), key=quality, reverse=True)
+    cleaner = min((best, worse), key=lambda cell: (cell.segments is None, lost_share(cell)))
     return structs.replace(
         best,
         missed=None if None in (one.missed, other.missed) else best.missed,
@@ -161,15 +159,13 @@ def better(one: Cell, other: Cell) -> Cell:
 
 
 def lost_share(cell: Cell) -> float:
-    """Share of the segments that had to be sent again; 0 if the kernel does not report it."""
+    """The share of segments that had to be sent again; 0 if the kernel does not report it."""
     return (cell.retransmitted or 0) / cell.segments if cell.segments else 0.0
 
 
 def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
-    """The rate that more than half of the hosts reach on their best link, or None if no link has a rate.
-
-    The median of all links does not show it: of three hosts, a single slow one takes part in four of six links.
-    """
+    """The rate that more than half of the hosts reach on their best link, or None if no link has a rate. The median of
+    all links would be too low: with one slow host of three, four of the six links are slow."""
     best: dict[int, float] = {}
     for link, cell in cells.items():
         for end in link:
@@ -180,26 +176,25 @@ def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
 
 
 class Offer(NamedTuple):
-    """The address that a rank offered, or None, and whether the others reached it (None: some did, or not known)."""
+    """The address that a rank offered to the other hosts (None: no address), and whether they reached it. `is_reached`
+    is None if only some of them reached it, or if it is not known."""
 
     address: str | None
     is_reached: bool | None
 
 
-def offers(met: Seen[Data]) -> dict[int, Offer]:
-    """The offer of each rank. If a link was tried twice, the better result counts.
-
-    A rank that reached another address of the host only did not reach the offer. A rank that reached none is ignored.
-    """
-    addresses = {rank: data.offered for rank, data in met.by_rank.items()}
-    links: dict[int, dict[int, bool]] = {}
-    for row in met.rows:
+def offers(mesh_seen: Seen[Data]) -> dict[int, Offer]:
+    """The offer of each rank. If a link was measured twice, the better result counts. A host that reached only another
+    address of the rank's host did not reach the offer. A host that reached no address is ignored."""
+    addresses = {rank: data.offered_address for rank, data in mesh_seen.by_rank.items()}
+    is_reached_by: dict[int, dict[int, bool]] = {}
+    for row in mesh_seen.rows:
         for cell in row.data.cells:
             if cell.reach is Reach.ACCEPTED:
-                others = links.setdefault(cell.peer, {})
-                got = cell.missed is None and cell.address == addresses.get(cell.peer)
-                others[row.place.rank] = got or others.get(row.place.rank, False)
-    answers = {rank: set(own.values()) for rank, own in links.items()}
+                by_peer = is_reached_by.setdefault(cell.peer, {})
+                is_reached = cell.missed is None and cell.address == addresses.get(cell.peer)
+                by_peer[row.place.rank] = is_reached or by_peer.get(row.place.rank, False)
+    answers = {rank: set(by_peer.values()) for rank, by_peer in is_reached_by.items()}
     return {
         rank: Offer(address, answers[rank].pop() if len(answers.get(rank, ())) == 1 else None)
         for rank, address in addresses.items()

@@ -1,8 +1,8 @@
 """MASTER_PORT, as the job will use it.
 
-Every rank of a job connects to MASTER_ADDR:MASTER_PORT before anything else. So one rank of each host does, under the
-name that its own resolver gives, while rank 0 listens there and proves by a random word that the answer is its own.
-Under torchrun its agent listens already; then the agent is reached.
+Every rank of a job connects to MASTER_ADDR:MASTER_PORT before anything else. So does one rank of each host in this
+check: it looks up MASTER_ADDR and connects, while rank 0 listens on the port and sends a random word, which proves that
+rank 0 answered. Under torchrun, torchrun's agent already listens on the port; then the ranks connect to the agent.
 
 Findings and their causes, for all of which torch reports "client socket has timed out":
 
@@ -65,24 +65,22 @@ FINDINGS = {
     "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
 }
 
-# A lost first packet is sent again after 1 s, and after 3 s: three tries.
+# The kernel sends a lost first packet again after 1 s and after 3 s: three tries.
 _CONNECT_SECONDS = 4.0
-# Rank 0 waits so long for the connections of the other hosts, counted from the barrier.
-_VISIT_SECONDS = 6.0
+# The time from the barrier for which rank 0 waits for the connections of the other hosts.
+_ACCEPT_SECONDS = 6.0
 # The most hosts that try to connect.
 MAX_HOSTS = 1024
+# Sent in place of the random word if torchrun's agent listens, which sends no word.
 _AGENT = "agent"
-
-
 _RULES = "`nft list ruleset` or `iptables -L -n` shows"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The result of one host. `port_check` is None if no process could listen, so that no connection was tried.
-
-    `is_own`: the address that was tried belongs to this host. If rank 0 could not listen, its host records `error` (the
-    errno's name) and `holder` (the process that has the port).
-    """
+    """The result of one host: `name` and `port` are its MASTER_ADDR and MASTER_PORT. `port_check` is the answer to the
+    connection, None if rank 0 could not listen, so that no rank connected. `is_own` says that the address belongs to
+    this host (None: no address). If rank 0 could not listen, its data have `error` (the errno's name) and `holder` (the
+    process that has the port, None if unknown)."""
 
     name: str
     port: int
@@ -93,48 +91,48 @@ class Data(Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str | None:
-        """The address that was tried."""
+        """The address to which the host connected, or None."""
         return self.port_check.reached.address if self.port_check else None
 
 
 def measure(ctx: Context) -> Data:
-    """Let rank 0 listen, unless torchrun's agent does, and send its random word to the others. Then all connect."""
+    """Rank 0 listens, unless torchrun's agent does, and gives its random word to the others. Then all ranks connect."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
-        word = ctx.barrier(_AGENT).offer
-        found = _checked(ctx, name, port, word) if word else None
-        return Data(name=name, port=port, port_check=found, is_own=_is_own(found))
-    word = secrets.token_hex(16)
+        secret = ctx.barrier(_AGENT).offer
+        answer = _connect(ctx, name, port, secret) if secret else None
+        return Data(name=name, port=port, port_check=answer, is_own=_is_own_address(answer))
+    secret = secrets.token_hex(16)
     ctx.step(f"listen on port {port}")
     try:
-        listener = PortListener(port, word, {str(rank) for rank in ctx.group})
+        listener = PortListener(port, secret, {str(rank) for rank in ctx.group})
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error))
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
         ctx.barrier("")
         return Data(name=name, port=port, error=code, holder=holder)
     try:
-        ctx.barrier(word)
-        end = time.monotonic() + _VISIT_SECONDS
-        found = _checked(ctx, name, port, word)
+        ctx.barrier(secret)
+        end = time.monotonic() + _ACCEPT_SECONDS
+        answer = _connect(ctx, name, port, secret)
         ctx.step("wait for the other hosts")
         listener.wait(end - time.monotonic())
     finally:
         listener.close()
-    return Data(name=name, port=port, port_check=found, is_own=_is_own(found))
+    return Data(name=name, port=port, port_check=answer, is_own=_is_own_address(answer))
 
 
-def _checked(ctx: Context, name: str, port: int, word: str) -> PortAnswer:
+def _connect(ctx: Context, name: str, port: int, secret: str) -> PortAnswer:
     ctx.step(f"connect to {name}:{port}")
-    return check_port(name, port, _CONNECT_SECONDS, who=str(ctx.place.rank), word=None if word == _AGENT else word)
+    return check_port(name, port, _CONNECT_SECONDS, who=str(ctx.place.rank), word=None if secret == _AGENT else secret)
 
 
-def _is_own(found: PortAnswer | None) -> bool | None:
-    return None if found is None or found.reached.address is None else is_local(found.reached.address)
+def _is_own_address(answer: PortAnswer | None) -> bool | None:
+    return None if answer is None or answer.reached.address is None else is_local(answer.reached.address)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One group of one rank per host, rank 0's first."""
+    """Plan one trial: a group with one rank of each host, rank 0 first."""
     leaders = [rank for group in scope_groups(Scope.HOST, seen.world) for rank in group]
     if seen.trials or 0 not in leaders:
         return ()
@@ -143,38 +141,38 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on rank 0's host, which explain the failures of the other hosts; else findings on these."""
+    """The finding on rank 0's host if rank 0 cannot be reached even from there; else findings on the other hosts."""
     answers = seen.by_rank
-    first, node = answers.get(0), seen.world.host_of(0)
+    first, first_host = answers.get(0), seen.world.host_of(0)
     if first is not None and first.error is not None:
-        yield _not_listening(seen, node, first)
-    elif first is not None and (own := _failure(seen, 0, first)) is not None:
-        yield _not_even_itself(seen, node, first, own)
+        yield _not_listening(seen, first_host, first)
+    elif first is not None and (own_failure := _failure_word(seen, 0, first)) is not None:
+        yield _unreachable_from_itself(seen, first_host, first, own_failure)
     else:
         others = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
-        failed = {rank: why for rank in others if (why := _failure(seen, rank, answers[rank])) is not None}
-        if themselves := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
-            yield _itself(seen, node, themselves)
-        failed = {rank: why for rank, why in failed.items() if rank not in themselves}
-        got = sum(map(answered, others.values()))
+        failed = {rank: why for rank in others if (why := _failure_word(seen, rank, answers[rank])) is not None}
+        if self_connected := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
+            yield _itself(seen, first_host, self_connected)
+        failed = {rank: why for rank, why in failed.items() if rank not in self_connected}
+        reached = sum(map(answered, others.values()))
         for why in dict.fromkeys(failed.values()):
             ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
-            yield _failure_finding(seen, ranks, why, got=got, of=got + len(failed))
+            yield _failure_finding(seen, ranks, why, reached=reached, total=reached + len(failed))
     if seen.trials:
         yield from left_out(seen, MAX_HOSTS, "MASTER_PORT", "tried to connect to MASTER_PORT")
 
 
-def usable(seen: Seen[Data]) -> bool:
+def is_usable(seen: Seen[Data]) -> bool:
     """Whether the check found no error that keeps a job from using MASTER_PORT."""
     return not any(finding.severity is Severity.ERROR for finding in judge(seen))
 
 
-def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
-    """The finding's word for a host that did not reach rank 0's port; None if it did, or if RDZ002 gives the reason."""
-    found = data.port_check
-    if found is None or answered(found):
+def _failure_word(seen: Seen[Data], rank: int, data: Data) -> str | None:
+    """The word of the finding on a host that did not reach rank 0's port; None if it did, or if RDZ002 reports why."""
+    answer = data.port_check
+    if answer is None or answered(answer):
         return None
-    reached = found.reached
+    reached = answer.reached
     if reached.reach in (Reach.UNKNOWN_NAME, Reach.SLOW_NAME):
         return None
     if rank != 0 and reached.address is not None and is_loopback(reached.address):
@@ -182,92 +180,92 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
     return "other-process" if reached.reach is Reach.ACCEPTED else reached.reach.value
 
 
-def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
-    """The finding that rank 0 could not listen."""
-    other = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(max(first.port + 1, 29500))
-    fix = f"Choose another port in the job script: `export MASTER_PORT={other}`."
+def _not_listening(seen: Seen[Data], host: str, first: Data) -> Finding:
+    """The finding on a rank 0 that could not listen on MASTER_PORT; `first` is its data, `host` its host."""
+    other_port = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(max(first.port + 1, 29500))
+    fix = f"Choose another port in the job script: `export MASTER_PORT={other_port}`."
     if first.error != "EADDRINUSE":
         return seen.finding(
             "unusable",
             f"rank 0 cannot listen on MASTER_PORT {first.port}",
-            f"Rank 0 on {node} cannot listen on port {first.port}: {errno_text(first.error or '')}. Only root may use "
+            f"Rank 0 on {host} cannot listen on port {first.port}: {errno_text(first.error or '')}. Only root may use "
             "ports below 1024.",
-            hosts=[node],
+            hosts=[host],
             evidence={"port": first.port, "error": first.error},
             fix=fix,
         )
     holder = first.holder or "a process that /proc does not show"
     pid = holder.partition(" (")[0]  # its command line may be long
-    kill = f" Or end the process on {node}, if it is left over from an old job of yours: `kill {quote(pid[4:])}`."
+    kill = f" Or end the process on {host}, if it is left over from an old job of yours: `kill {quote(pid[4:])}`."
     return seen.finding(
         "taken",
-        f"MASTER_PORT {first.port} on {node} is taken by {pid}",
-        f"Port {first.port} on {node}, rank 0's host, is held by {holder}. Rank 0 must be able to listen on "
+        f"MASTER_PORT {first.port} on {host} is taken by {pid}",
+        f"Port {first.port} on {host}, rank 0's host, is held by {holder}. Rank 0 must be able to listen on "
         "MASTER_PORT.",
-        evidence={"port": first.port, "holder": first.holder, "host": node},
+        evidence={"port": first.port, "holder": first.holder, "host": host},
         fix=fix + (kill if pid.startswith("pid ") else ""),
         of_the_run=True,
     )
 
 
-def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Finding:
-    """The finding that rank 0's host does not reach the store under MASTER_ADDR."""
-    where = f"{first.name}:{first.port}{_address(first)}"
-    if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
+def _unreachable_from_itself(seen: Seen[Data], host: str, first: Data, failure: str) -> Finding:
+    """The finding on rank 0's host if it cannot connect to MASTER_ADDR:MASTER_PORT itself; `first` is its data."""
+    target = f"{first.name}:{first.port}{_address(first)}"
+    if seen.trials[-1].params.get("agent_store") and failure == Reach.REFUSED.value:
         word, title = "no-agent", "no torchrun serves the store of env://"
-        message = f"TORCHELASTIC_USE_AGENT_STORE is set, but no process serves torchrun's store at {where}."
+        message = f"TORCHELASTIC_USE_AGENT_STORE is set, but no process serves torchrun's store at {target}."
         fix = (
             "Without torchrun: run `unset TORCHELASTIC_USE_AGENT_STORE` in the job script. With torchrun: look in its "
-            f"output on {node} why it ended, and check that the script sets no other MASTER_ADDR or MASTER_PORT."
+            f"output on {host} why it ended, and check that the script sets no other MASTER_ADDR or MASTER_PORT."
         )
     elif first.is_own:
-        word, title = why, f"{node} cannot connect to its own MASTER_PORT {first.port}"
-        message = f"Rank 0 listens on {node}, but a connection from {node} to {where} {_ENDS[why]}."
+        word, title = failure, f"{host} cannot connect to its own MASTER_PORT {first.port}"
+        message = f"Rank 0 listens on {host}, but a connection from {host} to {target} {_RESULTS[failure]}."
         fix = (
-            f"As root allow TCP port {first.port} in the firewall of {node} ({_RULES} its rules). Or choose another "
+            f"As root allow TCP port {first.port} in the firewall of {host} ({_RULES} its rules). Or choose another "
             "port: `export MASTER_PORT=PORT`."
         )
     else:
         word, title = "elsewhere", f"MASTER_ADDR {first.name} is not rank 0's host"
         message = (
-            f"MASTER_ADDR is {first.name}{_address(first)}, but {node}, rank 0's host, does not have this address."
+            f"MASTER_ADDR is {first.name}{_address(first)}, but {host}, rank 0's host, does not have this address."
         )
-        fix = f"{use_address(node, first.port)} If it is a name: as root correct it in the DNS or in /etc/hosts."
-    return seen.finding(word, title, message, hosts=[node], evidence=_evidence({node: first}), fix=fix)
+        fix = f"{use_address(host, first.port)} If it is a name: as root correct it in the DNS or in /etc/hosts."
+    return seen.finding(word, title, message, hosts=[host], evidence=_evidence({host: first}), fix=fix)
 
 
-def _itself(seen: Seen[Data], node: str, answers: Mapping[int, Data]) -> Finding:
-    """The finding on hosts that have the address of MASTER_ADDR themselves, so that they connect to themselves."""
+def _itself(seen: Seen[Data], first_host: str, answers: Mapping[int, Data]) -> Finding:
+    """The finding on hosts to which the address of MASTER_ADDR also belongs, so that they connect to themselves."""
     first, hosts = next(iter(answers.values())), seen.world.hosts_of(list(answers))
     names = names_text(hosts)
     return seen.finding(
         "itself",
         f"MASTER_ADDR leads {names} to {'itself' if len(hosts) == 1 else 'themselves'}",
-        f"MASTER_ADDR {first.name}{_address(first)} is also an address of {names}. So the ranks there connect to their "
-        f"own host instead of {node}, rank 0's host.",
-        links=[f"{host} -> {node}" for host in hosts],
+        f"MASTER_ADDR {first.name}{_address(first)} is also an address of {names}. So the ranks there connect to "
+        f"their own host instead of {first_host}, rank 0's host.",
+        links=[f"{host} -> {first_host}" for host in hosts],
         evidence=_evidence({seen.world.host_of(rank): data for rank, data in answers.items()}),
-        fix=f"Set MASTER_ADDR to an IP address that only {node} has, in every process: `export MASTER_ADDR=ADDRESS` "
-        f"(`ip -br addr` on {node} shows its addresses; docker0's is the same on every host). If it is a name: as root "
-        f"correct it in /etc/hosts of {names}.",
+        fix=f"Set MASTER_ADDR to an IP address that only {first_host} has, in every process: `export "
+        f"MASTER_ADDR=ADDRESS` (`ip -br addr` on {first_host} shows its addresses; docker0's is the same on every "
+        f"host). If it is a name: as root correct it in /etc/hosts of {names}.",
     )
 
 
-_ENDS = {
+_RESULTS = {
     "refused": "is refused",
     "dropped": "gets no answer",
     "unreachable": "finds no route",
     "other-process": "is answered by another process",
 }
-# `first` is one of the failing hosts (`names`), `host` rank 0's.
-_FIREWALLS = (
+# Fields: `first` is the first of the failing hosts, `names` are their names, `host` is rank 0's host.
+_FIREWALL_FIX = (
     "As root open TCP port {port} between {names} and {host} in their firewalls ({rules} the rules; in a cloud, the "
     "security group). Or choose a port that is open: `export MASTER_PORT=PORT`."
 )
 _FIXES = {
-    "refused": f"{_FIREWALLS} If `ip -br addr` on {{host}} does not show {{address}}, set MASTER_ADDR to an address of "
-    "{host}.",
-    "dropped": _FIREWALLS,
+    "refused": f"{_FIREWALL_FIX} If `ip -br addr` on {{host}} does not show {{address}}, set MASTER_ADDR to an address "
+    "of {host}.",
+    "dropped": _FIREWALL_FIX,
     "unreachable": "Run `ip route get {address}` and `ip -br addr` on {first}. If there is no route, ask the "
     "administrator to add it, or set MASTER_ADDR to an address of {host} that {names} can reach (`ping ADDRESS`). If "
     "there is one, a firewall answers in its place: as root look at the rules of {host} ({rules} them).",
@@ -277,20 +275,21 @@ _FIXES = {
 }
 
 
-def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
-    """The finding on hosts with one kind of failure. `got` of `of` other hosts reached rank 0's host."""
-    node, data = seen.world.host_of(0), next(iter(failed.values()))
+def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], word: str, *, reached: int, total: int) -> Finding:
+    """The finding on hosts with one kind of failure. `reached` of `total` other hosts reached rank 0's host."""
+    first_host, data = seen.world.host_of(0), next(iter(failed.values()))
     hosts = seen.world.hosts_of(list(failed))
     names = names_text(hosts)
-    # If another machine answered, the connection did not get as far as rank 0's host.
-    is_rank_0 = got == 0 and of > 1 and why != "other-process"
-    so = "There is no third host to compare with, so it is not known which end is at fault."
-    if of > 1:
-        so = f"{got or 'None'} of {of} other hosts {'reaches' if got == 1 else 'reach'} rank 0, so " + (
-            f"the cause is most likely on {node}." if is_rank_0 else f"the fault may still be on {node}."
+    # If another process answered, the connection may not have reached rank 0's host.
+    is_blamed = reached == 0 and total > 1 and word != "other-process"
+    conclusion = "There is no third host to compare with, so it is not known which end is at fault."
+    if total > 1:
+        conclusion = f"{reached or 'None'} of {total} other hosts {'reaches' if reached == 1 else 'reach'} rank 0, so "
+        conclusion += (
+            f"the cause is most likely on {first_host}." if is_blamed else f"the fault may still be on {first_host}."
         )
-    fix = _FIXES[why].format(
-        host=node,
+    fix = _FIXES[word].format(
+        host=first_host,
         names=names,
         first=hosts[0],
         name=quote(data.name),
@@ -299,14 +298,14 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, 
         rules=_RULES,
     )
     return seen.finding(
-        why,
+        word,
         f"{names} cannot connect to MASTER_PORT {data.port}",
-        f"The connection to {data.name}:{data.port}{_address(data)}, where rank 0 listens on {node}, {_ENDS[why]}. "
-        f"{so}",
-        hosts=[node] if is_rank_0 else (),
-        links=[f"{host} -> {node}" for host in hosts],
+        f"The connection to {data.name}:{data.port}{_address(data)}, where rank 0 listens on {first_host}, "
+        f"{_RESULTS[word]}. {conclusion}",
+        hosts=[first_host] if is_blamed else (),
+        links=[f"{host} -> {first_host}" for host in hosts],
         evidence=_evidence({seen.world.host_of(rank): own for rank, own in failed.items()}),
-        fix=fix if is_rank_0 else f"{fix} Until then {leave_out(hosts)}.",
+        fix=fix if is_blamed else f"{fix} Until then {leave_out(hosts)}.",
     )
 
 
@@ -315,11 +314,11 @@ def _address(data: Data) -> str:
 
 
 def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
-    """The address, answer and time of each host, for at most 16 hosts."""
+    """The address, result and seconds of each host's connection, for at most 16 hosts."""
     return {
-        host: f"{found.reached.address}: {found.reached.reach.value} after {found.reached.seconds:.3f} s"
+        host: f"{answer.reached.address}: {answer.reached.reach.value} after {answer.reached.seconds:.3f} s"
         for host, data in list(answers.items())[:16]
-        if (found := data.port_check) is not None
+        if (answer := data.port_check) is not None
     }
 
 

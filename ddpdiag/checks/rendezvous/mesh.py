@@ -2,15 +2,15 @@
 
 gloo opens a connection between every two ranks, NCCL between many of them, each on a free port of its own; rank 0's
 port alone is not enough. So one rank of each host listens on such a port, at the address that a job would offer there,
-and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. If a link
-fails or is slow, all are measured once more, and the better result counts. If ranks of several hosts waited for each
-other in a later check, the links are tested again at the end of the run, and what fails then counts: a link may be cut
-during a run. Beyond 64 hosts there are groups of at most 64, and the measurement `mesh.pairs` shows how many pairs of
-hosts were tested.
+and all connect to all. Each connection sends a small message, one of 64 KiB, and 16 MiB for the rate; a host measures
+one rate at a time. If a link fails or is slow, all links are measured once more, and the better result counts. If ranks
+of several hosts waited for each other in a later check, the links are tested again at the end of the run, and links
+that fail then are reported, because a link may be cut during a run. More than 64 hosts are divided into groups of at
+most 64, and the measurement `mesh.pairs` shows how many pairs of hosts were tested.
 
-Failing links are explained by their pattern: if all links from and to one host fail, or all in one direction, the host
-is named; a single link is named itself; if links fail everywhere, no host is named, since the hosts share the cause.
-With two hosts it cannot be decided which side is at fault.
+Failing links are explained by their pattern. If all links from and to one host fail, or all in one direction, the host
+is named. Single failing links are named themselves. If links fail everywhere, no host is named, since the hosts share
+the cause. With two hosts it cannot be decided which side is at fault.
 
 Findings and their causes:
 
@@ -40,16 +40,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.matrix import Link, pair_matrix
 from ddpdiag.checks.registry import by_code
-from ddpdiag.checks.rendezvous.links import (
-    AT_END,
-    Data,
-    Mesh,
-    Subject,
-    failure,
-    lost_share,
-    mesh_of,
-    usual_rate,
-)
+from ddpdiag.checks.rendezvous.links import AT_END, Data, Mesh, Subject, failure_word, lost_share, mesh_of, usual_rate
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Severity, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import Context
@@ -85,10 +76,10 @@ FINDINGS = {
     ),
     "slow": FindingSpec(
         "less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds` "
-        "longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of "
+        "longer for 16 MiB (a process on a busy host may wait so long for a core); or less than a third of "
         "`expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to "
-        "fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much "
-        "more). Of containers, what those on one machine reach among themselves is not compared with the network."
+        "fill 10 Gbit/s at most), or `least_bytes_per_s` (more than 100 Mbit/s gives, and much less than 1 Gbit/s "
+        "gives). Rates between containers of one machine are not compared with the network."
     ),
     "loss": FindingSpec(
         "segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad "
@@ -101,21 +92,21 @@ FINDINGS = {
 
 # The most hosts of a group: a full mesh of more would take too long.
 MAX_HOSTS = 64
-# The worker ends its measurement so long before the supervisor's deadline.
+# The measurement in the worker ends this time before the supervisor's deadline.
 _MARGIN_SECONDS = 3.0
 _NAME_SECONDS = 2.0
 
 
 def measure(ctx: Context) -> Data:
-    """Listen, exchange addresses, and measure the link to every other host of the group."""
+    """Listen, exchange addresses with the other hosts of the group, and measure the link to each of them."""
     seconds = ctx.trial.deadline_seconds
     end = time.monotonic() + seconds - min(_MARGIN_SECONDS, seconds / 2)
     known = interfaces(sys_root(os.environ)) or ()
     ctx.step("look up the own name")
     own_addresses = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
     offered = offered_address(str(ctx.trial.params["library"]), wanted(os.environ), own_addresses, known)
-    turn = threading.Lock()
-    listener = Listener(allowed_ports(ctx.options), turn, end)
+    turn_lock = threading.Lock()
+    listener = Listener(allowed_ports(ctx.options), turn_lock, end)
     openings = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
     host_name = openings[ctx.group_rank].host
     is_one_address = offered is None or offered in (resolve(host_name, 0, _NAME_SECONDS) or ())
@@ -123,54 +114,54 @@ def measure(ctx: Context) -> Data:
     peers = []
     for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
         port, token, address = opening.offer.split(" ")
-        # An address that this host has as well (docker0's) is left out: it would lead to this host.
+        # An address that this host also has (docker0's) is left out: the connection would lead to this host.
         address = "" if address in local_addresses else address
         if number != ctx.group_rank:
             peer = Peer(rank=rank, number=number, offered=address, host=opening.host, port=int(port), token=token)
             peers.append(peer)
-    cells = survey(peers, ctx.group_rank, listener, turn, end, ctx.step, addresses=1 if is_one_address else 2)
-    used = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
+    cells = survey(peers, ctx.group_rank, listener, turn_lock, end, ctx.step, addresses=1 if is_one_address else 2)
+    used_interfaces = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
     return Data(
-        offered=offered,
-        port=listener.port,
-        interfaces=tuple(interface for interface in used if interface is not None),
-        ephemeral=ephemeral_ports(),
+        offered_address=offered,
+        listener_port=listener.port,
+        interfaces=tuple(interface for interface in used_interfaces if interface is not None),
+        ephemeral_ports=ephemeral_ports(),
         cells=cells,
     )
 
 
 def skip(seen: Seen[Any]) -> SkipReason | None:
-    """Skip with one host. A request of the stage does not require this check."""
+    """Skip on a single host. This is no failure, even if the stage was requested."""
     return optional(None if len(seen.world.hosts) > 1 else "there is one host only")
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Measure all links, again if a link looks bad, and at the end of the run if ranks waited for each other since."""
+    """Plan a measurement of all links, a second one if a link is bad, and a last one if a link may have been cut."""
     groups = _groups([group[0] for group in scope_groups(Scope.HOST, seen.world)])
     params: dict[str, str | int | float | bool] = {"library": library_of(seen.world.backend)}
     if seen.is_last:
-        due = _waited(seen) and not any(trial.params.get(AT_END) for trial in seen.trials)
-        return (new_trial(seen, groups=groups, params={**params, AT_END: True}),) if due else ()
+        is_due = _has_unexplained_wait(seen) and not any(trial.params.get(AT_END) for trial in seen.trials)
+        return (new_trial(seen, groups=groups, params={**params, AT_END: True}),) if is_due else ()
     if not seen.trials:
         return (new_trial(seen, groups=groups, params=params),) if groups else ()
     if len(seen.trials) > 1 or not seen.succeeded(seen.trials[0]):
         return ()
     mesh = mesh_of(seen)
-    rates, cells = Rates(seen, mesh), mesh.cells.values()
-    doubtful = rates.short or rates.lossy or any(cell.missed or failure(cell) for cell in cells)
-    again = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
-    # Where no connection is accepted at all, another try shows nothing new.
-    return (again,) if doubtful and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
+    quality, cells = LinkQuality(seen, mesh), mesh.cells.values()
+    is_bad = quality.slow or quality.lossy or any(cell.missed or failure_word(cell) for cell in cells)
+    repetition = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
+    # If no connection at all is accepted, a repetition shows nothing new.
+    return (repetition,) if is_bad and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
 
 
 def last_seconds(seen: Seen[Data]) -> float:
-    """Seconds that the trial at the end may take: as long as before, and the time-outs of links that fail."""
-    took = max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0)
-    return took + CONNECT_SECONDS + STALL_SECONDS + _MARGIN_SECONDS
+    """The seconds that the trial at the end may take: the longest measurement, and the time-outs of failing links."""
+    longest_seconds = max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0)
+    return longest_seconds + CONNECT_SECONDS + STALL_SECONDS + _MARGIN_SECONDS
 
 
-def _waited(seen: Seen[Data]) -> bool:
-    """Whether ranks of several hosts waited for each other after the last test, and no failed rank explains it."""
+def _has_unexplained_wait(seen: Seen[Data]) -> bool:
+    """Whether a group of several hosts failed after the last test of the links, by a hang or without a blamed rank."""
     last_test = max((trial.number for trial in seen.trials), default=0)
     for trial in seen.recording.trials:
         if trial.number <= last_test or trial.may_fail or trial.kind is not Kind.TORCH:
@@ -184,9 +175,9 @@ def _waited(seen: Seen[Data]) -> bool:
 
 
 def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Groups of nearly the same size; neighbours, which often share a switch, are put into different ones."""
-    count = -(-len(leaders) // MAX_HOSTS)
-    groups = tuple(tuple(leaders[start::count]) for start in range(count))
+    """Groups of nearly the same size. Neighbouring hosts, which often share a switch, are put into different groups."""
+    number = -(-len(leaders) // MAX_HOSTS)
+    groups = tuple(tuple(leaders[start::number]) for start in range(number))
     return tuple(group for group in groups if len(group) > 1)
 
 
@@ -206,20 +197,20 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """The table of the rate of each link between hosts; 0 if no large message passed."""
+    """A table with the rate of each link between hosts, 0 if no large message passed; empty without links."""
     mesh = mesh_of(seen)
-    number = {rank: host for host, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
+    host_numbers = {rank: number for number, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
     names = tuple(name for name, _ in seen.world.hosts)
-    rates = {(number[a], number[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}
+    rates = {(host_numbers[a], host_numbers[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}
     matrix = pair_matrix("rdz.mesh", "One TCP connection between two hosts", names, rates)
     return () if matrix is None else (matrix,)
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
     return Contribution(figures=figures(seen), matrices=tuple(matrices(seen)))
 
 
+# Each kind of failure in words: of several connections, and of the one connection that a finding shows as an example.
 _VERBS = {
     "refused": "are refused",
     "dropped": "get no answer",
@@ -227,21 +218,20 @@ _VERBS = {
     "silent": "carry no data",
     "black-hole": "lose large packets",
 }
-# The same failures, of one connection.
-_ONE = {
+_EXAMPLE_VERBS = {
     "refused": "is refused",
     "dropped": "gets no answer",
     "unreachable": "fails with 'no route to host'",
     "silent": "is accepted, but no data arrive",
     "black-hole": "carries small messages, but large packets are lost: a switch or tunnel has a smaller MTU",
 }
-# Sentences on the connections that work, by the kind of subject.
-_REACHED = "All hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port."
+# Sentences that a finding adds about the connections that work, by the kind of its subject.
+_FIRST_HOST_REACHED = "All hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port."
 _CONTRASTS = {
-    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {_REACHED}"),
-    "islands": f"Inside these groups all connections work. {_REACHED}",
+    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {_FIRST_HOST_REACHED}"),
+    "islands": f"Inside these groups all connections work. {_FIRST_HOST_REACHED}",
 }
-_SHOWN = 16
+
 # One TCP connection from Python is expected to fill 10 Gbit/s at most, also on a faster link.
 _ONE_CONNECTION_BYTES_PER_S = 1.25e9
 
@@ -249,28 +239,28 @@ _ONE_CONNECTION_BYTES_PER_S = 1.25e9
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Findings on links that fail, are slow or lose packets."""
     mesh = mesh_of(seen)
-    yield from _failures(seen, mesh)
-    # A cancelled run may end before the repetition: a rate that was measured once may only show a busy host.
+    yield from _failed_links(seen, mesh)
+    # A run that a signal ends may lack the repetition, and a rate that was measured once may only show a busy host.
     if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and seen.check.plan(seen)):
-        rates = Rates(seen, mesh)
-        yield from _slow(seen, mesh, rates)
-        yield from _lossy(seen, mesh, rates)
+        quality = LinkQuality(seen, mesh)
+        yield from _slow_links(seen, mesh, quality)
+        yield from _lossy_links(seen, mesh, quality)
 
 
-def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
-    """Findings on links on which no connection works, or no large packet passes.
-
-    gloo connects any two ranks in one direction only. As long as gloo works, a link that fails in the other direction
-    harms no job over gloo.
-    """
+def _failed_links(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
+    """Findings on links on which no connection works, or on which large packets are lost. gloo connects any two ranks
+    in one direction only. So if gloo works, a link that fails in the other direction does no harm to a job over
+    gloo."""
     gloo_works = seen.world.backend == "gloo" and seen.job_backend_works
-    bad, good = mesh.links(lambda cell: failure(cell) is not None), mesh.links(lambda cell: failure(cell) is None)
+    bad = mesh.links_with(lambda cell: failure_word(cell) is not None)
+    good = mesh.cells.keys() - bad
     for subject in mesh.subjects(bad, good):
-        word = Counter(failure(cell) or "" for cell in subject.cells.values()).most_common(1)[0][0]
-        (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
-        since = " They worked at the start of the run." if mesh.cut.issuperset(subject.cells) else ""
-        port, address = seen.by_rank[cell.peer].port, cell.address or "unknown"
-        contrast = _CONTRASTS.get(subject.kind, _REACHED).format(first=seen.world.host_of(0))
+        word = Counter(failure_word(cell) or "" for cell in subject.cells.values()).most_common(1)[0][0]
+        (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure_word(cell) == word)
+        since = " They worked at the start of the run." if mesh.cut_links.issuperset(subject.cells) else ""
+        failures = [f"{mesh.link_text(link)}: {failure_word(own)}" for link, own in subject.cells.items()]
+        port, address = seen.by_rank[cell.peer].listener_port, cell.address or "unknown"
+        contrast = _CONTRASTS.get(subject.kind, _FIRST_HOST_REACHED).format(first=seen.world.host_of(0))
         if word == "black-hole":
             contrast = ""
         elif gloo_works:
@@ -279,76 +269,79 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             word,
             f"TCP connections {subject.where} {_VERBS[word]}",
             f"{len(subject.cells)} of {len(mesh.cells)} tested TCP connections failed {subject.where}. For example "
-            f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port}) {_ONE[word]}.{since} {contrast} "
-            f"{subject.doubt}".strip(),
+            f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port}) {_EXAMPLE_VERBS[word]}.{since} "
+            f"{contrast} {subject.doubt}".strip(),
             severity=Severity.WARNING if gloo_works and word != "black-hole" else Severity.ERROR,
             hosts=subject.hosts,
             links=subject.links,
-            evidence={"ways": [f"{mesh.link_text(link)}: {failure(own)}" for link, own in subject.first(_SHOWN)]},
+            evidence={"ways": [*failures[:16]]},
             fix=_fix_of_failure(seen, mesh, subject, word),
         )
 
 
-class Expected(NamedTuple):
-    """A rate that a link does not reach, and its source. `serious`: a rate far below it is an error."""
+class ExpectedRate(NamedTuple):
+    """A rate that a link should reach, and its source in words. `can_be_error`: a rate far below it is an error."""
 
     bytes_per_s: float
     source: str
-    serious: bool
+    can_be_error: bool
 
 
-class Rates:
-    """The slow links of a mesh (`short`), each with a rate that it does not reach, and the `lossy` ones."""
+class LinkQuality:
+    """The links of a mesh that are `slow`, each with the expected rate that it does not reach, and the `lossy` links.
+    Links between containers of one machine are never slow: they are not compared with the network."""
 
     def __init__(self, seen: Seen[Data], mesh: Mesh) -> None:
         self._mesh = mesh
         self._seen = seen
-        between = {link: cell for link, cell in mesh.cells.items() if link not in mesh.inside}
-        self._usual = usual_rate(between)
-        self.short = {link: short for link in between if (short := self._short(link)) is not None}
+        compared = {link: cell for link, cell in mesh.cells.items() if link not in mesh.within_machines}
+        self._usual_rate = usual_rate(compared)
+        self.slow = {link: missed for link in compared if (missed := self._missed_rate(link)) is not None}
         share, least = seen.number("lost_share"), seen.number("lost_segments")
-        self.lossy = mesh.links(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
+        self.lossy = mesh.links_with(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
 
-    def _short(self, link: Link) -> Expected | None:
-        """The first expected rate that the link does not reach, or None. An expected rate of 0 does not count."""
+    def _missed_rate(self, link: Link) -> ExpectedRate | None:
+        """The first expected rate that the link does not reach, or None. A threshold of 0 expects nothing."""
         rate, ratio = self._mesh.cells[link].bytes_per_s, self._seen.number("slow_ratio")
         wanted, least = self._seen.number("expected_bytes_per_s"), self._seen.number("least_bytes_per_s")
         if rate is None:
             return None
         if rate * ratio < wanted:
-            return Expected(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
-        # On a busy host a process may have to wait for a core; this delay is not the network's.
-        noise = self._seen.number("noise_seconds")
-        if self._usual and rate * ratio < self._usual and LARGE / rate - LARGE / self._usual > noise:
+            return ExpectedRate(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
+        # A process on a busy host may wait for a core, so a delay of up to `noise_seconds` does not count.
+        noise, usual = self._seen.number("noise_seconds"), self._usual_rate
+        if usual and rate * ratio < usual and LARGE / rate - LARGE / usual > noise:
             is_pair = len(self._mesh.names) == 2
             source = "what the other direction reaches" if is_pair else "what most of the other hosts reach"
-            return Expected(self._usual, source, True)
-        # What the interfaces at both ends can carry, as far as they report it.
+            return ExpectedRate(usual, source, True)
+        # The speed of the slower interface of the two ends, if the kernel reports one.
         ends = [(self._mesh.names[end], _interface(self._seen, end)) for end in link]
-        known = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
-        if known:
-            slowest, whose = min(known)
+        speeds = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
+        if speeds:
+            slowest, interface_text = min(speeds)
             possible = min(slowest, _ONE_CONNECTION_BYTES_PER_S)
             if rate * self._seen.number("very_slow_ratio") < possible:
-                return Expected(possible, f"what {whose} can carry", False)
-        return Expected(least, "the least that a job should have", False) if rate < least else None
+                return ExpectedRate(possible, f"what {interface_text} can carry", False)
+        return ExpectedRate(least, "the least that a job should have", False) if rate < least else None
 
 
-def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
+def _slow_links(seen: Seen[Data], mesh: Mesh, quality: LinkQuality) -> Iterator[Finding]:
     """Findings on links that do not reach an expected rate."""
-    rated = mesh.links(lambda cell: cell.bytes_per_s is not None) - mesh.inside
-    for subject in mesh.subjects(rates.short.keys(), rated):
-        expected = max(rates.short[link] for link in subject.cells)
-        very = expected.serious and subject.rate * seen.number("very_slow_ratio") < expected.bytes_per_s
+    rated = mesh.links_with(lambda cell: cell.bytes_per_s is not None) - mesh.within_machines
+    for subject in mesh.subjects(quality.slow.keys(), rated):
+        expected = max(quality.slow[link] for link in subject.cells)
+        is_very_slow = expected.can_be_error and subject.rate * seen.number("very_slow_ratio") < expected.bytes_per_s
         lost = subject.lost_share
-        again = f" {100 * lost:.2g} % of the segments had to be sent again." if lost > seen.number("lost_share") else ""
+        resent = (
+            f" {100 * lost:.2g} % of the segments had to be sent again." if lost > seen.number("lost_share") else ""
+        )
         yield seen.finding(
             "slow",
             f"slow network {subject.where}: {rate_text(subject.rate)}",
             f"A TCP connection {subject.where} carries only {rate_text(subject.rate)} (median of "
-            f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}.{again} "
+            f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}.{resent} "
             f"{subject.doubt}".strip(),
-            severity=Severity.ERROR if very or _loses_traffic(seen, subject) else Severity.WARNING,
+            severity=Severity.ERROR if is_very_slow or _loses_traffic(seen, subject) else Severity.WARNING,
             hosts=subject.hosts,
             links=subject.links,
             evidence={
@@ -357,41 +350,41 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
                 "source": expected.source,
                 "lost_share": lost,
             },
-            fix=_comparison(seen, mesh, subject),
+            fix=_fix_of_bad_rate(seen, mesh, subject),
         )
 
 
-def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
-    """Findings on links that lose packets, without those that `_slow` reports."""
-    counted = mesh.links(lambda cell: cell.segments is not None and failure(cell) is None)
-    for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
-        each = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"
+def _lossy_links(seen: Seen[Data], mesh: Mesh, quality: LinkQuality) -> Iterator[Finding]:
+    """Findings on links that lose packets, without those that `_slow_links` reports."""
+    counted = mesh.links_with(lambda cell: cell.segments is not None and failure_word(cell) is None)
+    for subject in mesh.subjects(quality.lossy - quality.slow.keys(), counted - quality.lossy):
+        times = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"
         yield seen.finding(
             "loss",
             f"{100 * subject.lost_share:.2g} % of the packets {subject.where} are lost",
-            f"{100 * subject.lost_share:.2g} % of the TCP segments {subject.where} had to be sent again, {each}. At "
+            f"{100 * subject.lost_share:.2g} % of the TCP segments {subject.where} had to be sent again, {times}. At "
             f"most {100 * seen.number('lost_share'):g} % is expected. {subject.doubt}".strip(),
             severity=Severity.ERROR if _loses_traffic(seen, subject) else Severity.WARNING,
             hosts=subject.hosts,
             links=subject.links,
             evidence={"lost_share": subject.lost_share, "bytes_per_s": subject.rate},
-            fix=_comparison(seen, mesh, subject),
+            fix=_fix_of_bad_rate(seen, mesh, subject),
         )
 
 
 def _loses_traffic(seen: Seen[Data], subject: Subject) -> bool:
-    """Whether links to the job's addresses lost so much, in both measurements, that the job suffers."""
-    # If NCCL takes RDMA ports, as HST006 saw, its data do not go through TCP.
-    rdma_answers = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
-    by_rdma = any(port.taken for look in rdma_answers for port in look.ports)
-    is_measured_twice = subject.lost_share >= seen.number("lossy_share") and len(seen.trials) > 1
-    return is_measured_twice and not by_rdma and any(cell.missed is None for cell in subject.cells.values())
+    """Whether links to the job's addresses lost more than `lossy_share` in both measurements, and the job uses TCP."""
+    # If NCCL uses RDMA ports, which HST006 records, the job's data do not go through TCP.
+    port_readings = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
+    uses_rdma = any(port.taken for reading in port_readings for port in reading.ports)
+    is_confirmed = subject.lost_share >= seen.number("lossy_share") and len(seen.trials) > 1
+    return is_confirmed and not uses_rdma and any(cell.missed is None for cell in subject.cells.values())
 
 
 def _interface(seen: Seen[Data], rank: int) -> Interface | None:
-    """The first interface that the connections of this rank's host used, or None if it is not known."""
-    known = seen.by_rank[rank].interfaces if rank in seen.by_rank else ()
-    return known[0] if known else None
+    """The first interface that this rank's connections used, or None if it is not known."""
+    used = seen.by_rank[rank].interfaces if rank in seen.by_rank else ()
+    return used[0] if used else None
 
 
 _RULES = "`nft list ruleset` or `iptables -L -n` shows the rules"
@@ -402,16 +395,19 @@ _HEADER_BYTES = 28
 
 
 def _until(subject: Subject) -> str:
+    """The advice to leave the blamed hosts out until the fix is done; empty if no host is blamed."""
     return f" Until then {leave_out(subject.hosts)}." if subject.hosts else ""
 
 
 def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -> str:
+    """The fix for failing links. `word` is the kind of failure."""
     (a, b), cell = next(iter(subject.cells.items()))
     sender, receiver = mesh.names[a], mesh.names[b]
-    who = names_text(subject.hosts) or "these hosts"
+    hosts = names_text(subject.hosts) or "these hosts"
     match word:
         case "refused" | "dropped":
-            low, high = next((own.ephemeral for own in seen.by_rank.values() if own.ephemeral), (32768, 60999))
+            known = (data.ephemeral_ports for data in seen.by_rank.values() if data.ephemeral_ports)
+            low, high = next(known, (32768, 60999))  # else Linux's default
             ports = seen.options.port_range or f"{low}-{high}"
             where = _DIRECTIONS.get(subject.kind, "for each other")
             fewer = ""
@@ -421,7 +417,7 @@ def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -
                     "net.ipv4.ip_local_port_range='40000 40999'`), and run again with `--port-range 40000-40999`."
                 )
             return (
-                f"As root open TCP ports {ports} {where} in the firewall of {who} ({_RULES}).{fewer}{_until(subject)}"
+                f"As root open TCP ports {ports} {where} in the firewall of {hosts} ({_RULES}).{fewer}{_until(subject)}"
             )
         case "unreachable":
             return (
@@ -431,7 +427,7 @@ def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -
             )
         case "silent":
             return (
-                f"Run `uptime` on {who}: an overloaded host accepts connections and does not serve them. If the load "
+                f"Run `uptime` on {hosts}: an overloaded host accepts connections and does not serve them. If the load "
                 "is low, ask the network administrator which proxy, load balancer or intrusion filter is between the "
                 f"hosts.{_until(subject)}"
             )
@@ -445,8 +441,8 @@ def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -
     )
 
 
-def _comparison(seen: Seen[Data], mesh: Mesh, subject: Subject) -> str:
-    """The fix for slow links and lost packets: the commands to compare between hosts."""
+def _fix_of_bad_rate(seen: Seen[Data], mesh: Mesh, subject: Subject) -> str:
+    """The fix for links that are slow or lose packets: commands whose output to compare between hosts."""
     (sender, receiver), cell = next(iter(subject.cells.items()))
     if subject.kind == "links":
         return (
@@ -454,8 +450,8 @@ def _comparison(seen: Seen[Data], mesh: Mesh, subject: Subject) -> str:
             "administrator to look at the switches and cables between these hosts."
         )
     blamed = next((rank for rank, name in mesh.names.items() if name in subject.hosts), sender)
-    known = _interface(seen, blamed)
-    name = quote(known.name if known else "INTERFACE")
+    interface = _interface(seen, blamed)
+    name = quote(interface.name if interface else "INTERFACE")
     commands = (
         f"`ethtool {name}` (Speed, Duplex), `tc qdisc show dev {name}` (shapers) and `ip -s link show {name}` (errors, "
         "dropped)"

@@ -1,7 +1,7 @@
 """The shared directory.
 
 A rendezvous by `file://` needs a directory that every host sees, can write to, and can lock files in. One rank of each
-host writes a small file there, locks it, and looks for the files of all the others. Everything is removed again.
+host writes a small file there, locks it, and looks for the files of all other hosts. At the end each removes its file.
 
 Findings and their causes:
 
@@ -54,8 +54,8 @@ FINDINGS = {
 
 # The most hosts that take part, because each looks for the files of all others.
 MAX_HOSTS = 64
-_OTHER = "give a directory that every host shares: `--shared-dir DIRECTORY`."
-# By errno; EPERM and EDQUOT are rare variants.
+_OTHER_DIRECTORY = "give a directory that every host shares: `--shared-dir DIRECTORY`."
+# The fix of a write error, by errno.
 _FIXES = {
     "ENOENT": "Create it, or as root mount it on {where} like on the other hosts.",
     **dict.fromkeys(
@@ -77,10 +77,9 @@ _OTHER_FIX = (
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The shared directory as one host sees it. Errors are errno names, None if the operation worked.
-
-    `unseen` and `lock_is_local` are those of a `DirectoryLook`. Only rank 0's host searches for `stores`.
-    """
+    """The shared directory as one host sees it. Errors of writing and locking are errno names, None without an error.
+    `unseen` are ranks whose file this host did not find. `lock_is_local`: this host got a lock that the first host held
+    (None: not tested). `stores` are files of torch's FileStore; only rank 0's host searches for them."""
 
     directory: str
     error: str | None = None
@@ -91,7 +90,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Write and lock a file, look for the files of the other hosts, and remove the file in any case."""
+    """Write and lock a file, look for the files of the other hosts, and always remove the file."""
     directory, token = Path(ctx.options.shared_dir or ctx.scratch), secrets.token_hex(8)
     own_file = shared_files.file_of(directory, token)
     try:
@@ -101,7 +100,7 @@ def measure(ctx: Context) -> Data:
         lock_error = None if error else shared_files.lock(own_file)
         ctx.step(f"look through {directory}")
         old_stores = shared_files.stores(directory) if ctx.group_rank == 0 else ()
-        # Every host learns what every other one wrote; a host that wrote nothing looks for nothing.
+        # The hosts exchange the names of their files. A host that could not write does not look for the others.
         with shared_files.locked(own_file):
             peers = ctx.exchange("" if error else token)
             tokens = {rank: peer.offer for rank, peer in zip(ctx.group, peers, strict=True)}
@@ -109,36 +108,30 @@ def measure(ctx: Context) -> Data:
             view = shared_files.DirectoryLook() if error else shared_files.look(directory, ctx.place.rank, tokens)
     finally:
         shared_files.remove((own_file, shared_files.done_of(own_file)))
-    return Data(
-        directory=str(directory),
-        error=error,
-        lock_error=lock_error,
-        stores=old_stores,
-        **structs.asdict(view),
-    )
+    return Data(directory=str(directory), error=error, lock_error=lock_error, stores=old_stores, **structs.asdict(view))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One group of one rank per host."""
+    """Plan one trial of one group: one rank of each host."""
     leaders = tuple(rank for group in scope_groups(Scope.HOST, seen.world) for rank in group)
     return () if seen.trials else (new_trial(seen, groups=(leaders[:MAX_HOSTS],)),)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip unless a shared directory was given."""
+    """Skip without the option --shared-dir."""
     return optional(None if seen.options.shared_dir else "no shared directory was given (--shared-dir)")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on each host, on differences between hosts, and on old FileStore files."""
+    """Findings on hosts that cannot write, see files or lock, and on old FileStore files."""
     answers = seen.by_rank
     yield from _unwritable(seen, answers)
-    # Hosts that wrote a file. A host that gave no answer may have removed its file: a missing one shows nothing.
+    # Only files of hosts with a result count: a host whose trial failed may have removed its file.
     ranks = sorted(rank for rank, data in answers.items() if data.error is None)
     unseen = {rank: tuple(other for other in answers[rank].unseen if other in ranks) for rank in ranks}
     writers = {rank: structs.replace(answers[rank], unseen=unseen[rank]) for rank in ranks}
     yield from _not_shared(seen, writers)
-    yield from _locks(seen, writers)
+    yield from _bad_locks(seen, writers)
     if old_stores := [store for data in answers.values() for store in data.stores]:
         one, directory = len(old_stores) == 1, next(iter(answers.values())).directory
         shown = ", ".join(
@@ -160,15 +153,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from left_out(seen, MAX_HOSTS, "the shared directory", "tried the shared directory")
 
 
-def usable(seen: Seen[Data]) -> bool:
-    """Whether every trial succeeded and showed no error, so that file:// may work."""
+def is_usable(seen: Seen[Data]) -> bool:
+    """Whether every trial succeeded and no finding is an error, so that file:// may work."""
     return all(map(seen.succeeded, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
 
 
-def _where(seen: Seen[Data], ranks: Sequence[int], hosts: int) -> tuple[str, tuple[str, ...]]:
-    """The hosts of these ranks in words, and those to blame: none if all fail, since then the directory is at fault."""
+def _hosts_to_blame(seen: Seen[Data], ranks: Sequence[int], host_count: int) -> tuple[str, tuple[str, ...]]:
+    """The hosts of these ranks in words, and the hosts to blame: none if all hosts fail, since they share the cause."""
     names = seen.world.hosts_of(ranks)
-    return ("every host", ()) if len(ranks) == hosts > 1 else (names_text(names), names)
+    return ("every host", ()) if len(ranks) == host_count > 1 else (names_text(names), names)
 
 
 def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
@@ -176,7 +169,7 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
     failed = {rank: data.error for rank, data in answers.items() if data.error is not None}
     for error in dict.fromkeys(failed.values()):
         ranks = [rank for rank, code in failed.items() if code == error]
-        directory, (where, nodes) = answers[ranks[0]].directory, _where(seen, ranks, len(answers))
+        directory, (where, blamed) = answers[ranks[0]].directory, _hosts_to_blame(seen, ranks, len(answers))
         fix = _FIXES.get(error, _OTHER_FIX)
         repair = fix.format(directory=quote(directory), where=where, host=seen.world.host_of(ranks[0]))
         yield seen.finding(
@@ -184,35 +177,35 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
             f"{directory} is not writable on {where}",
             f"Writing a small file to {directory} gave {errno_text(error)}. torch would report it only after five "
             "minutes of silence.",
-            hosts=nodes,
+            hosts=blamed,
             evidence={"error": error, "directory": directory},
-            fix=f"{repair} Or {leave_out(nodes) + ', or ' if nodes else ''}{_OTHER}",
+            fix=f"{repair} Or {leave_out(blamed) + ', or ' if blamed else ''}{_OTHER_DIRECTORY}",
         )
 
 
-def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
-    """The finding on hosts where locking fails, else on hosts that got a lock while the first host held it."""
+def _bad_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
+    """The finding on hosts that cannot lock a file or, if all can, on hosts that got a lock held by the first host."""
     failed = [rank for rank, data in writers.items() if data.lock_error is not None]
-    local = [rank for rank, data in writers.items() if data.lock_is_local]
-    if not failed and not local:
+    unshared = [rank for rank, data in writers.items() if data.lock_is_local]
+    if not failed and not unshared:
         return
     if failed:
-        where, nodes = _where(seen, failed, len(writers))
-        gave = ", ".join(map(errno_text, sorted({str(writers[rank].lock_error) for rank in failed})))
-        reason = f"locking a file with flock gave {gave} on {where}"
+        where, blamed = _hosts_to_blame(seen, failed, len(writers))
+        errors = ", ".join(map(errno_text, sorted({str(writers[rank].lock_error) for rank in failed})))
+        reason = f"locking a file with flock gave {errors} on {where}"
     else:
-        where, nodes = _where(seen, local, len(writers) - 1)
+        where, blamed = _hosts_to_blame(seen, unshared, len(writers) - 1)
         first = seen.world.host_of(min(writers))
-        reason = f"{first} held a lock (flock), and {where if nodes else 'every other host'} got the same lock"
+        reason = f"{first} held a lock (flock), and {where if blamed else 'every other host'} got the same lock"
         if len(writers) == 2:
-            nodes = ()
+            blamed = ()
             reason += ". With two hosts it cannot be decided whose mount is the cause"
-    data = writers[(failed or local)[0]]
+    data = writers[(failed or unshared)[0]]
     yield seen.finding(
         "locks",
         f"file locks do not work in {data.directory}",
         f"In {data.directory}, {reason}. torch's FileStore (file://) needs locks that all hosts share.",
-        hosts=nodes,
+        hosts=blamed,
         evidence={"directory": data.directory},
         fix="Use tcp:// or env:// for the rendezvous; they need no locks. Or, as root, mount the directory with locks "
         "that all hosts share: NFS without `nolock` and `local_lock`, Lustre with `-o flock`.",
@@ -220,22 +213,22 @@ def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
 
 
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
-    """The finding on hosts that do not see every file; those whose view differs from that of most hosts are blamed."""
-    unseen = {seen.world.host_of(rank): seen.world.hosts_of(own.unseen) for rank, own in writers.items() if own.unseen}
+    """The finding on hosts that do not see every file. Hosts that see other files than most hosts are blamed."""
+    unseen = {seen.world.host_of(rank): seen.world.hosts_of(d.unseen) for rank, d in writers.items() if d.unseen}
     if not unseen:
         return
     odd = odd_ones_out({rank: frozenset(writers) - frozenset(data.unseen) for rank, data in writers.items()})
     blamed = odd.ranks if odd is not None else ()
     rank = next(rank for rank in (*blamed, *writers) if writers[rank].unseen)
-    node, data = seen.world.host_of(rank), writers[rank]
-    whose = no_majority(blamed, "host")
+    host, data = seen.world.host_of(rank), writers[rank]
+    doubt = no_majority(blamed, "host")
     yield seen.finding(
         "not-shared",
         f"{data.directory} is not the same directory on all hosts",
-        f"{node} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[node])} wrote "
-        f"in {data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{whose}",
+        f"{host} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[host])} wrote "
+        f"in {data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{doubt}",
         hosts=seen.world.hosts_of(blamed),
-        links=[f"{seen.world.host_of(other)} -> {node}" for other in data.unseen],
+        links=[f"{seen.world.host_of(other)} -> {host}" for other in data.unseen],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
         fix=f"As root mount the same file system at {data.directory} on every host; `findmnt -T "
         f"{quote(data.directory)}` "

@@ -62,17 +62,17 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         return
     new = snapshot_of(seen.world, seen.recording, seen.sections)
     _, changes = compared_figures(old, new)
-    differs = incomparable(old.shape, new.shape)
-    # A benchmark is run for its figures. A figure that is not compared may have become worse.
+    difference = incomparable(old.shape, new.shape)
+    # The purpose of a benchmark is its figures, so a figure that was not compared is reported: it may be worse.
     unjudged = [change.text for change in changes if change.direction is Direction.UNJUDGED] if new.series else []
-    if differs or unjudged:
+    if difference or unjudged:
         yield seen.finding(
             "incomparable",
             "this run cannot be compared with the baseline",
-            f"Not compared with the baseline of {old.created}: {differs or '; '.join(unjudged)}.",
+            f"Not compared with the baseline of {old.created}: {difference or '; '.join(unjudged)}.",
             fix="Pass --baseline a recording or report of the same command with the same ranks, hosts, backend, sizes.",
         )
-    if differs:
+    if difference:
         return
     for change in changes:
         if change.direction is Direction.REGRESSION:

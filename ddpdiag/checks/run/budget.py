@@ -1,6 +1,6 @@
 """The run was complete.
 
-What was measured is judged; what was not measured is unknown.
+This check reports measurements that are missing because the budget, a deadline or a signal ended the run too early.
 
 Findings:
 
@@ -44,18 +44,19 @@ FINDINGS = {
     ),
 }
 
-# Errors of these checks are about ranks for which the others waited.
-_WAITED_FOR = ("RUN001", "RUN002", "RUN003")
+# Errors of these checks are about ranks for which the other ranks waited.
+_CHECKS_OF_RANKS = ("RUN001", "RUN002", "RUN003")
 _CTRL_C = str(int(signal.SIGINT))
-_NAMES = {str(int(known)): known.name for known in signal.Signals}
+_SIGNAL_NAMES = {str(int(number)): number.name for number in signal.Signals}
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """Findings about the budget, about checks that did not finish in time, and about a signal that ended the run."""
     events = seen.recording.events
-    # With such an error the finding is a note: the wait for ranks that hung, crashed or never joined took the time.
-    errors = [own for code in _WAITED_FOR for own in seen.findings_of(code) if own.severity is Severity.ERROR]
-    cause = errors[0] if errors else None
+    # If there is such an error, the finding is a note, because the others waited for ranks that hung, died or never
+    # joined.
+    found = (finding for code in _CHECKS_OF_RANKS for finding in seen.findings_of(code))
+    cause = next((finding for finding in found if finding.severity is Severity.ERROR), None)
     for event in (event for event in events if event.kind is EventKind.BUDGET):
         yield seen.finding(
             "budget",
@@ -71,12 +72,11 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             of_the_run=True,
         )
     yield from _unfinished(seen)
-    leaving = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
+    signalled = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
     signals = [e for e in events if e.kind is EventKind.SIGNAL]
-    if leaving or signals:
+    if signalled or signals:
         first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
         if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
-            # The user pressed Ctrl-C; the verdict shows how far the run was.
             yield seen.finding(
                 "told",
                 "the run was interrupted",
@@ -86,8 +86,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 of_the_run=True,
             )
             return
-        name = _NAMES.get(first.detail, "a signal")
-        who = f"{len(leaving)} of {count(seen.world.size, 'rank')}" if leaving else who_text(seen, [0])
+        name = _SIGNAL_NAMES.get(first.detail, "a signal")
+        who = f"{len(signalled)} of {count(seen.world.size, 'rank')}" if signalled else who_text(seen, [0])
         yield seen.finding(
             "told",
             f"the run was ended by {name}",
@@ -95,40 +95,39 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "before.",
             severity=Severity.ERROR,
             fix="If neither you nor a time limit (`scontrol show job $SLURM_JOB_ID`) ended the run, look in the "
-            "launcher's output "
-            "for a process that failed before: torchrun then ends all others.",
+            "launcher's output for a process that failed before: torchrun then ends all others.",
             of_the_run=True,
         )
 
 
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each check with a rank that was still making progress at the deadline."""
+    """One finding for each check in which a rank was still making progress at the deadline."""
     reported: set[str] = set()
-    for trial, outcomes, blame, _, bypassed in failures(seen):
-        patient = seen.options.alone
-        # A collective that works with other variables (P2P003) did not fail for lack of time.
-        wants_time = not bypassed and unfinished(trial, blame, outcomes, patient=patient)
-        if trial.code in reported or not wants_time or seen.is_harmless(trial):
+    for trial, outcomes, blame, _, no_rank_at_fault in failures(seen):
+        is_patient = seen.options.alone
+        # Lack of time is not the cause if a workaround (P2P003) or a limit of the host (HST004) explains the failure.
+        is_unfinished = not no_rank_at_fault and unfinished(trial, blame, outcomes, patient=is_patient)
+        if trial.code in reported or not is_unfinished or seen.is_harmless(trial):
             continue
         reported.add(trial.code)
-        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))
-        at = f" at '{first.at}'" if first.at else ""
-        starting = is_starting(first, trial)
-        hurried = trial.hurried or starting
-        still = "was still making progress" if goes_on(first, trial) else "was still busy"
-        if starting:
-            still = "was still in its first use of the GPU or of NCCL, which may take 60 s on slow hosts,"
-        seconds = trial.limit_seconds if starting else trial.deadline_seconds
-        left = ", all that was left of the time budget (--budget)" if hurried else ""
+        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=is_patient))
+        at_step = f" at '{first.at}'" if first.at else ""
+        is_first_use = is_starting(first, trial)
+        was_shortened = trial.hurried or is_first_use
+        state = "was still making progress" if goes_on(first, trial) else "was still busy"
+        if is_first_use:
+            state = "was still in its first use of the GPU or of NCCL, which may take 60 s on slow hosts,"
+        seconds = trial.limit_seconds if is_first_use else trial.deadline_seconds
+        budget_text = ", all that was left of the time budget (--budget)" if was_shortened else ""
         yield seen.finding(
             "unfinished",
             f"{trial.code} did not finish in time",
-            f"Check {trial.code} timed out after {seconds:.1f} s{left}. "
-            f"{begun(who_text(seen, [first.rank]))} {still}{at}.",
+            f"Check {trial.code} timed out after {seconds:.1f} s{budget_text}. "
+            f"{begun(who_text(seen, [first.rank]))} {state}{at_step}.",
             evidence={"trial": trial.number, "last_step": first.at},
             fix=(
                 f"Run again with `--budget {2 * seen.options.budget_seconds:g}`"
-                if hurried
+                if was_shortened
                 else f"Run again with --set {trial.code}.deadline_seconds={2 * trial.deadline_seconds:.0f}"
             )
             + f", or find what keeps {seen.world.host_of(first.rank)} busy (`top`).",

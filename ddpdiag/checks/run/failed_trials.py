@@ -1,4 +1,4 @@
-"""Findings about a failed trial: the blamed rank, its last step, the state of the other ranks, and the fix."""
+"""Findings on a failed trial: the blamed rank, its last step, the state of the other ranks, and the fix."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,31 +13,31 @@ from ddpdiag.model.trial import is_first_use
 from ddpdiag.text import begun, count
 
 _VERBS = {Status.UNHEARD: "sent no result", Status.DIED: "died", Status.RAISED: "failed", Status.HUNG: "hung"}
-_MISMATCH = (
+_MISMATCH_FIX = (
     "Check that all ranks run the same ddpdiag and torch (`pip list | grep -i -E 'ddpdiag|torch'`). If the job itself "
     "does this, find why a rank takes another branch or has data of another shape: with "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares every collective before it runs."
 )
-_SHARED = (
+_SHARED_CAUSE = (
     "The cause is something that the ranks share. Run `ddpdiag check --stage rendezvous,fabric`, which tests the "
     "network between their hosts, its firewall and the interface in use."
 )
-_SHARED_HERE = (
+_SHARED_CAUSE_ON_HOST = (
     "The cause is something that the ranks share: look at the host's memory (`free -g`), /dev/shm (`df -h /dev/shm`) "
     "and kernel log (`dmesg -T`). With GPUs run `ddpdiag check --stage gpu,p2p`."
 )
-_ANOTHER_TORCH = "Install a torch that was built with this backend, or use another one (--backend)."
+_ANOTHER_TORCH_FIX = "Install a torch that was built with this backend, or use another one (--backend)."
 
 
-def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
-    """The finding about a failed trial in which the blamed ranks stopped the others."""
+def blaming_finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+    """The finding on a failed trial in which the blamed ranks stopped the others."""
     first = next(o for o in outcomes if o.rank in blame.ranks)
     verb = "called a different collective than most ranks" if blame.sides else _VERBS[blame.status]
-    title = f"{who_text(seen, blame.ranks)} {verb} in {_what(trial)}"
+    title = f"{who_text(seen, blame.ranks)} {verb} in {_trial_name(trial)}"
     return seen.finding(
         word_of(blame),
         title,
-        f"{begun(title)}. {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
+        f"{begun(title)}. {_failure_text(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
         evidence=_evidence(first, trial, blame, outcomes),
         fix=_fix(seen, first, blame),
@@ -45,36 +45,35 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
 
 
 def word_of(blame: Blame) -> str:
-    """The second part of the finding's code, such as "hung"."""
+    """The second part of the code of the finding on a failure, such as "hung"."""
     return "mismatch" if blame.sides else blame.status.value
 
 
-def _what(trial: Trial) -> str:
+def _trial_name(trial: Trial) -> str:
+    """The check's code with the trial's parameters, such as "COL001 (nccl)"."""
     return f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
 
 
-def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
-    """The finding about a failed trial in which no rank can be blamed, because none differs from the others."""
-    what = _what(trial)
+def undecided_finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+    """The finding on a failed trial in which no rank can be blamed, because no rank differs from the others."""
+    name = _trial_name(trial)
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
-    shared = _SHARED if len(seen.world.hosts_of(trial.ranks)) > 1 else _SHARED_HERE
+    shared = _SHARED_CAUSE if len(seen.world.hosts_of(trial.ranks)) > 1 else _SHARED_CAUSE_ON_HOST
     details = " ".join(filter(None, (waits_text(blame, outcomes), _error_line(first))))
     return seen.finding(
         word_of(blame),
-        f"{what} {verb}; no rank can be blamed",
-        f"{what} {verb} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {details}".strip(),
+        f"{name} {verb}; no rank can be blamed",
+        f"{name} {verb} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {details}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
-        fix=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
+        fix=_MISMATCH_FIX if blame.sides else _ANOTHER_TORCH_FIX if without_backend(outcomes) else shared,
     )
 
 
-def by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding | None:
-    """The finding about a trial that failed with an error text that a card explains; None if there is no such text.
-
-    All blamed ranks must have the text. If no rank is blamed, the most common text counts. The card's meaning is shown
-    in place of steps and stacks.
-    """
+def known_error_finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding | None:
+    """The finding on a trial that failed with a known error text; None if the text is not known. All blamed ranks must
+    have the same known error. If no rank is blamed, the most common one is taken. The finding shows the meaning of the
+    error and not the steps and stacks of ranks."""
     if blame.sides or blame.status not in (Status.RAISED, Status.DIED):
         return None
     suspects = [o for o in outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
@@ -82,29 +81,30 @@ def by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
     for outcome in suspects:
         if known := cause_in(outcome):
             by_name[known.name].append((outcome, known))
-    same = max(by_name.values(), key=len, default=[])
-    if not same or (blame.ranks and len(same) < len(suspects)):
+    most_common = max(by_name.values(), key=len, default=[])
+    if not most_common or (blame.ranks and len(most_common) < len(suspects)):
         return None
-    first, known = same[0]
+    first, known = most_common[0]
     title = f"{who_text(seen, blame.ranks)}: {known.title}" if blame.ranks else known.title
-    ranks = [outcome.rank for outcome, _ in same]
-    where = begun(who_text(seen, ranks) if seen.options.alone else ranks_text(ranks))
-    died = blame.status is Status.DIED
-    failed = f"died in {_what(trial)} ({first.error}) after the output" if died else f"failed in {_what(trial)} with"
+    ranks = [outcome.rank for outcome, _ in most_common]
+    subject = begun(who_text(seen, ranks) if seen.options.alone else ranks_text(ranks))
+    failed = f"failed in {_trial_name(trial)} with"
+    if blame.status is Status.DIED:
+        failed = f"died in {_trial_name(trial)} ({first.error}) after the output"
     return seen.finding(
         word_of(blame),
         title,
-        f'{title if blame.ranks else begun(title)}{known.rest} {where} {failed} "{known.quote}".',
+        f'{title if blame.ranks else begun(title)}{known.rest} {subject} {failed} "{known.quote}".',
         ranks=blame.ranks,
         evidence=known.evidence | _evidence(first, trial, blame, outcomes),
         fix=known.fix,
     )
 
 
-def explained(
+def explained_finding(
     seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], causes: Sequence[Finding]
 ) -> Finding:
-    """The finding about a trial whose failure `causes` explain. It names their hosts and links, and blames no rank."""
+    """The finding on a trial whose failure the findings `causes` explain. It has their hosts and links, but no rank."""
     cause = causes[0]
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     why = "" if blame.ranks or blame.why == "; ".join(found.title for found in causes) else begun(f"{blame.why}.")
@@ -112,16 +112,17 @@ def explained(
     details = " ".join(filter(None, (waits_text(blame, outcomes), why, error)))
     return seen.finding(
         word_of(blame),
-        f"{_what(trial)} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
+        f"{_trial_name(trial)} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
         details or f"The cause: {cause.title}.",
-        hosts=tuple(dict.fromkeys(node for found in causes for node in found.hosts)),
+        hosts=tuple(dict.fromkeys(host for found in causes for host in found.hosts)),
         links=tuple(dict.fromkeys(link for found in causes for link in found.links)),
-        evidence=_measured(first, trial) | standings((), outcomes),
+        evidence=_trial_evidence(first, trial) | standings((), outcomes),
         fix=f"See {cause.code}.",
     )
 
 
-def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
+def _failure_text(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
+    """Sentences on the failure of a blamed rank: the reason for the blame, its last step, and its process or error."""
     at = f" at '{outcome.at}'" if outcome.at else ""
     if blame.sides:
         return f"{begun(blame.why)}.{at and f' The last step of rank {outcome.rank} was{at[3:]}.'}"
@@ -153,7 +154,8 @@ def _error_line(outcome: Outcome) -> str:
     return outcome.error.splitlines()[0] if outcome.error else ""
 
 
-def _measured(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]]:
+def _trial_evidence(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]]:
+    """The rank's last step, its deadline in seconds, and the trial's number in the recording."""
     first_use = is_first_use(outcome.at)
     return {
         "last_step": outcome.at,
@@ -165,9 +167,9 @@ def _measured(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]
 def _evidence(
     outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
 ) -> dict[str, Scalar | list[Scalar]]:
-    """The evidence of a failure, with numbers that refer to the recording, and the process in /proc at the end."""
-    evidence = _measured(outcome, trial)
-    # If an exception ended the worker, the text of the exception is in the message.
+    """The evidence of a failure: the trial, the worker's last output, steps and stacks of ranks, and the process."""
+    evidence = _trial_evidence(outcome, trial)
+    # The last output is often the text of the exception, which the message already shows.
     if (output := last_words(outcome.detail)) and output != _error_line(outcome):
         evidence["output"] = output
     evidence |= bundle(blame.ranks, outcomes)
@@ -177,50 +179,51 @@ def _evidence(
 
 
 def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
-    nodes, alone = seen.world.hosts_of(blame.ranks), seen.options.alone
+    """The fix for a failure, by the status of a blamed rank and the state of its process ("T": stopped)."""
+    hosts, is_one_host = seen.world.hosts_of(blame.ranks), seen.options.alone
     if outcome.process is not None and outcome.process.survived:
-        node = nodes[0] if nodes else "?"
-        return f"Reboot {node}, or reset the device that process {outcome.process.pid} waits for; it cannot be killed."
+        host = hosts[0] if hosts else "?"
+        return f"Reboot {host}, or reset the device that process {outcome.process.pid} waits for; it cannot be killed."
     if blame.sides:
-        return _MISMATCH
-    hosts, several = names_text(nodes) or "?", len(blame.ranks) > 1
-    whose = hosts if alone else ranks_text(blame.ranks)
+        return _MISMATCH_FIX
+    names, several = names_text(hosts) or "?", len(blame.ranks) > 1
+    who = names if is_one_host else ranks_text(blame.ranks)
     match outcome.status, outcome.process.state if outcome.process else None:
         case Status.HUNG, "T":
             pid = outcome.process.pid if outcome.process and not several else "PID"
             return (
-                f"Run `kill -CONT {pid}` on {hosts}. Find what stopped the process: a debugger, a suspended job, or a "
+                f"Run `kill -CONT {pid}` on {names}. Find what stopped the process: a debugger, a suspended job, or a "
                 "SIGSTOP."
             )
         case Status.HUNG, "D":
-            return f"Run `dmesg -T` on {hosts}: a driver or file system there does not answer."
+            return f"Run `dmesg -T` on {names}: a driver or file system there does not answer."
         case Status.DIED, _ if "SIGXCPU" in _error_line(outcome):
             return (
-                f"A process on {hosts} used all the processor time that its limit allows (`ulimit -t` shows it). Run "
+                f"A process on {names} used all the processor time that its limit allows (`ulimit -t` shows it). Run "
                 "`ulimit -t unlimited` in the job script before the ranks start."
             )
         case Status.DIED | Status.UNHEARD, _:
             words = last_words(outcome.detail).rstrip(".")
             output = f" Its last output: {words}." if words else ""
             return (
-                f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {hosts}, and read the output of "
-                f"{whose}.{output} After `oom` ask for more memory (Slurm: `--mem`). Otherwise run again, and "
-                f"{leave_out(nodes)} if it fails again."
+                f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {names}, and read the output of "
+                f"{who}.{output} After `oom` ask for more memory (Slurm: `--mem`). Otherwise run again, and "
+                f"{leave_out(hosts)} if it fails again."
             )
         case Status.RAISED, _:
-            error = f"errors that {whose} report" if several else f"error that {whose} reports"
+            error = f"errors that {who} report" if several else f"error that {who} reports"
             waited = f" The other ranks only waited for {'them' if several else 'it'}."
-            return f"Fix the error on {hosts}." if alone else f"Fix the {error} on {hosts}.{waited}"
-        case _ if alone:
-            return f"Run `dmesg -T` on {hosts}, and run its last step there by hand (`nvidia-smi -q`)."
+            return f"Fix the error on {names}." if is_one_host else f"Fix the {error} on {names}.{waited}"
+        case _ if is_one_host:
+            return f"Run `dmesg -T` on {names}, and run its last step there by hand (`nvidia-smi -q`)."
         case _ if several:
             return (
-                f"Run `py-spy dump --pid PID` for {ranks_text(blame.ranks)} on {hosts}; any of them can stop the "
+                f"Run `py-spy dump --pid PID` for {ranks_text(blame.ranks)} on {names}; any of them can stop the "
                 "others, which only waited. The report's evidence has their stacks at the deadline."
             )
         case _:
             return (
-                f"Find what rank {outcome.rank} on {hosts} waits for: the report's evidence has its stack at the "
+                f"Find what rank {outcome.rank} on {names} waits for: the report's evidence has its stack at the "
                 "deadline, and `py-spy dump --pid PID` shows it in the job. The other ranks only waited for it. If "
-                f"the same rank hangs again, {leave_out(nodes)}."
+                f"the same rank hangs again, {leave_out(hosts)}."
             )

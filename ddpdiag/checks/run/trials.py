@@ -6,18 +6,17 @@ that hung before the step that most ranks had reached, that posted fewer collect
 torch.distributed although no collective was posted yet. The other ranks only wait for them. "Connection closed by peer"
 is a consequence of another rank's end and blames no rank; so is "illegal memory access" after the end of a peer.
 
-Where RDZ002, RDZ003 or RDZ004 found that hosts of the check do not reach each other, a rank that waits elsewhere than
-the others proves nothing, and the hosts or links that these checks name are named here as well. The same holds where
-all ranks hang alike and RDZ004 found a slow link between their hosts, or where they hang while they create NCCL process
-groups whose classes differ (LCH002). A failure over gloo is a warning
-where the job uses another backend, which works.
+If RDZ002, RDZ003 or RDZ004 found that hosts of the check do not reach each other, a rank that waits at another step
+than the others is not blamed, and the finding names the hosts or links that these checks name. So it does if all ranks
+hang at the same step and RDZ004 found a slow link between their hosts, or if they hang while they create NCCL process
+groups whose classes differ (LCH002). A failure over gloo is a warning if the job uses another backend, which works.
 
 Findings and their causes:
 
-Where an exception, or the last output of a process that died, is a known error text, the finding is what
-`ddpdiag explain` shows of it: title, meaning and fix. The rest is in the JSON report then, and shown with --details.
+If an exception, or the last output of a process that died, is a known error text, the finding shows the title, meaning
+and fix that `ddpdiag explain` shows for it. Steps and stacks are then only in the JSON report, and with --details.
 
-Else the finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or
+Otherwise the finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or
 a driver, R is running), its position in the code, and the collective that it posted last, from torch's flight recorder
 (gloo and nccl; it cannot be read of a rank that is stopped or holds the GIL). Collectives of a group are counted, so
 that the same number is the same collective on all ranks: RUN003.mismatch names the ranks that posted a different
@@ -43,35 +42,36 @@ from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, See
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.host.limits import lacked_processes
+from ddpdiag.checks.host.limits import failed_to_start_process
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.run.failed_trials import blaming, by_card, explained, undecided, word_of
+from ddpdiag.checks.run import failed_trials
+from ddpdiag.checks.run.failed_trials import word_of
 from ddpdiag.model import EventKind, Finding, Outcome, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, NVML_STEP
 
-_PERSISTENCE = "As root turn on persistence mode (`nvidia-smi -pm 1`, or start nvidia-persistenced)."
-# NCCL has the line "Init timings" since 2.21 (init.cc): kernels, bootstrap, topology, graphs, connections.
-_OF_NCCL = (
+_PERSISTENCE_FIX = "As root turn on persistence mode (`nvidia-smi -pm 1`, or start nvidia-persistenced)."
+# NCCL prints the line "Init timings" since 2.21 (init.cc): kernels, bootstrap, topology, graphs, connections.
+_NCCL_FIX = (
     "Run again: kernels that had to be loaded from a cold disk are quick the second time. If it stays slow, look at "
     "the line 'Init timings' of NCCL_DEBUG=INFO. Where 'kernels' is the largest part, install torch on a local disk in "
     "place of NFS. Where 'topo' or 'connections' is, name the network adapters to use in NCCL_IB_HCA: NCCL opens all "
-    f"of them. {_PERSISTENCE}"
+    f"of them. {_PERSISTENCE_FIX}"
 )
-# The steps that may be slow the first time: the key in an outcome's timings, the text, and the fix.
+# The steps that may be slow at their first use: the key in an outcome's timings, the text, and the fix.
 _STARTS = (
     (
         NVML_STEP,
         "starting the GPUs",
-        f"{_PERSISTENCE} If it is on already, `dmesg | grep -i nvrm` shows what the driver waits for.",
+        f"{_PERSISTENCE_FIX} If it is on already, `dmesg | grep -i nvrm` shows what the driver waits for.",
     ),
     (
         CONTEXT_STEP,
         "creating a CUDA context",
-        f"{_PERSISTENCE} If it is on already, install torch on a local disk, and use a torch with kernels for this GPU "
-        "(`python -c 'import torch; print(torch.cuda.get_arch_list())'`).",
+        f"{_PERSISTENCE_FIX} If it is on already, install torch on a local disk, and use a torch with kernels for this "
+        "GPU (`python -c 'import torch; print(torch.cuda.get_arch_list())'`).",
     ),
-    (COMMUNICATOR_STEP, "creating a communicator", _OF_NCCL),
-    (CONNECT_STEP, "the first collective (NCCL connects all ranks in it)", _OF_NCCL),
+    (COMMUNICATOR_STEP, "creating a communicator", _NCCL_FIX),
+    (CONNECT_STEP, "the first collective (NCCL connects all ranks in it)", _NCCL_FIX),
 )
 
 FINDINGS = {
@@ -104,59 +104,58 @@ FINDINGS = {
 
 D = TypeVar("D")
 
-_SLOW, _LOSS, _CLASSES, _LIMIT = "RDZ004.slow", "RDZ004.loss", "LCH002.process-group", "HST004.processes"
-# The second part of a finding's code, the blamed ranks, and whether the failure does not concern the job.
-FailureKey = tuple[str, tuple[int, ...], bool]
+_SLOW_LINK, _LOSSY_LINK = "RDZ004.slow", "RDZ004.loss"
+# The kind of a failure: the second part of its finding's code, the blamed ranks, and whether the job is not concerned.
+FailureKind = tuple[str, tuple[int, ...], bool]
 
 
 class Failure(NamedTuple):
-    """The failure of one group in a trial. `causes` are findings of other checks that explain it.
-
-    `bypassed`: the causes show that no rank is at fault, as they are a workaround or a limit of the host.
-    """
+    """The failure of one group of ranks in a trial. `causes` are findings of other checks that explain it.
+    `no_rank_at_fault`: the causes show this, because they are a workaround (P2P003) or a limit of the host (HST004)."""
 
     trial: Trial
     outcomes: Sequence[Outcome]
     blame: Blame
     causes: Sequence[Finding]
-    bypassed: bool = False
+    no_rank_at_fault: bool = False
 
     @property
     def is_explained(self) -> bool:
-        """Whether findings of other checks explain the failure, and no rank is at fault."""
-        return self.bypassed or (bool(self.causes) and not self.blame.ranks and not self.blame.sides)
+        """Whether findings of other checks explain the failure, so that no rank is blamed."""
+        return self.no_rank_at_fault or (bool(self.causes) and not self.blame.ranks and not self.blame.sides)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """Findings about failures (by kind and ranks, about the first trial), slow starts, and processes that survived."""
-    yield from (finding for finding, _ in _by_kind(seen))
+    """Findings on failures (one for each kind, on the first one), slow starts, and processes that survived SIGKILL."""
+    yield from (finding for finding, _ in _findings_with_failures(seen))
     yield from _slow_starts(seen)
     yield from _survivors(seen)
 
 
-def _by_kind(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list[Failure]]]:
-    """Each finding with the failures that it is about: all of one kind and of the same ranks.
-
-    A trial that did not finish in time (RUN004) does not count as failed, because its result is not known.
-    """
-    kinds: dict[FailureKey, list[Failure]] = {}
+def _findings_with_failures(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list[Failure]]]:
+    """Yield one finding for each kind of failure, with all failures of this kind. A trial that did not finish in time
+    (RUN004) is not reported as failed, because its result is not known."""
+    failures_by_kind: dict[FailureKind, list[Failure]] = {}
     for failure in failures(seen):
-        trial, outcomes, blame, _, bypassed = failure
-        if bypassed or not unfinished(trial, blame, outcomes, patient=seen.options.alone):
-            kinds.setdefault((word_of(blame), blame.ranks, seen.is_harmless(trial)), []).append(failure)
-    for alike in kinds.values():
-        yield _finding_of(seen, alike[0]), alike
+        trial, outcomes, blame, _, no_rank_at_fault = failure
+        if no_rank_at_fault or not unfinished(trial, blame, outcomes, patient=seen.options.alone):
+            failures_by_kind.setdefault((word_of(blame), blame.ranks, seen.is_harmless(trial)), []).append(failure)
+    for of_one_kind in failures_by_kind.values():
+        yield _finding_of(seen, of_one_kind[0]), of_one_kind
 
 
 def _finding_of(seen: Seen[Nothing], failure: Failure) -> Finding:
+    """The finding on a failure. Its severity is lower if another error is the cause, or if the job is not concerned."""
     trial, outcomes, blame, causes, _ = failure
     if failure.is_explained:
-        finding = explained(seen, trial, blame, outcomes, causes)
+        finding = failed_trials.explained_finding(seen, trial, blame, outcomes, causes)
         if any(_is_echo_of(failure, cause) for cause in causes):
             finding = structs.replace(finding, severity=Severity.NOTE)
+    elif known := failed_trials.known_error_finding(seen, trial, blame, outcomes):
+        finding = known
     else:
-        of_steps = blaming if blame.ranks else undecided
-        finding = by_card(seen, trial, blame, outcomes) or of_steps(seen, trial, blame, outcomes)
+        create = failed_trials.blaming_finding if blame.ranks else failed_trials.undecided_finding
+        finding = create(seen, trial, blame, outcomes)
     if finding.severity is Severity.ERROR and seen.is_harmless(trial):
         why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
         finding = structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
@@ -164,102 +163,100 @@ def _finding_of(seen: Seen[Nothing], failure: Failure) -> Finding:
 
 
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:
-    """Whether the failure is only a consequence of `cause`, an error of another check."""
+    """Whether `cause` is an error, and the failure is only its consequence."""
     return failure.is_explained and cause.severity is Severity.ERROR
 
 
-def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[tuple[Finding, ...], bool]:
-    """Findings that explain a failure in this trial, and whether they show that no rank is at fault.
-
-    They show this if ranks could start no process (HST004), or if the job's backend works with variables (P2P003). If
-    all ranks hang while they open an NCCL group, the groups may be of different classes (LCH002).
-    """
-    lacking = {outcome.rank for outcome in outcomes if lacked_processes(outcome)}
-    limits = tuple(found for found in seen.findings_of("HST004") if found.code == _LIMIT) if lacking else ()
-    if lacking and lacking <= {rank for found in limits for rank in found.ranks}:
-        return limits, True
-    known, backend = seen.of(fallback.CHECK), trial.params.get("backend")
+def _causes_of_trial(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[tuple[Finding, ...], bool]:
+    """Findings of other checks that explain a failure of this trial, and whether they show that no rank is at fault. No
+    rank is at fault if ranks could not start a process (HST004), or if an all-reduce fails that works with other
+    variables (P2P003). If all hung ranks are opening an NCCL group, the cause may be groups of different classes
+    (LCH002)."""
+    ranks_without_process = {outcome.rank for outcome in outcomes if failed_to_start_process(outcome)}
+    if ranks_without_process:
+        limits = tuple(found for found in seen.findings_of("HST004") if found.code == "HST004.processes")
+        if ranks_without_process <= {rank for found in limits for rank in found.ranks}:
+            return limits, True
+    fallback_seen, backend = seen.of(fallback.CHECK), trial.params.get("backend")
     is_all_reduce = trial.code == all_reduce.CHECK.code and backend == seen.world.backend
-    if is_all_reduce and fallback.found_workarounds(known) and known.findings:
-        return known.findings, True
+    if is_all_reduce and fallback.found_workarounds(fallback_seen) and fallback_seen.findings:
+        return fallback_seen.findings, True
     if backend == "nccl" and {o.at for o in outcomes if o.status is Status.HUNG} == {COMMUNICATOR_STEP}:
-        return tuple(finding for finding in seen.findings_of("LCH002") if finding.code == _CLASSES), False
+        return tuple(found for found in seen.findings_of("LCH002") if found.code == "LCH002.process-group"), False
     return (), False
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
-    """The failure of each group that failed in a trial, unless a lost rank explains it."""
-    lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
+    """Yield the failure of each group that failed in a trial, unless the loss of a rank explains it (RUN002)."""
+    lost_ranks = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
-    known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
-    known_causes = causes(seen) if trials else ()
-    # Errors about slow links explain a hang for which no rank is blamed.
-    links = seen.findings_of("RDZ004") if trials else ()
-    known_slow = [link for link in links if link.severity is Severity.ERROR and link.code == _SLOW]
+    by_rank = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
+    network_causes = network_errors(seen) if trials else ()
+    # An error about a slow link explains a hang for which no rank is blamed.
+    link_findings = seen.findings_of("RDZ004") if trials else ()
+    slow_links = [link for link in link_findings if link.severity is Severity.ERROR and link.code == _SLOW_LINK]
     for trial in trials.values():
         for group in trial.groups:
-            outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
-            nodes = frozenset(seen.world.hosts_of(group))
-            explaining, bypassed = _known_causes(seen, trial, outcomes)
-            explaining = explaining or between(known_causes, nodes)
-            blame = blamed(outcomes, "; ".join(cause.title for cause in explaining))
-            if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
-                continue  # RUN002 names the lost ranks
-            if not explaining and not blame.ranks and blame.status is Status.HUNG:
-                explaining = between(known_slow, nodes)[:1]
-            yield Failure(trial, outcomes, blame, explaining, bypassed)
+            outcomes = [by_rank[trial.number, rank] for rank in group if (trial.number, rank) in by_rank]
+            hosts = frozenset(seen.world.hosts_of(group))
+            explanations, no_rank_at_fault = _causes_of_trial(seen, trial, outcomes)
+            explanations = explanations or findings_between(network_causes, hosts)
+            blame = blamed(outcomes, "; ".join(cause.title for cause in explanations))
+            if blame is None or (lost_ranks and _is_caused_by_loss(lost_ranks.intersection(group), blame, outcomes)):
+                continue
+            if not explanations and not blame.ranks and blame.status is Status.HUNG:
+                explanations = findings_between(slow_links, hosts)[:1]
+            yield Failure(trial, outcomes, blame, explanations, no_rank_at_fault)
 
 
-def causes(seen: Seen[D]) -> tuple[Finding, ...]:
-    """Errors about links that carry nothing (RDZ004), then about addresses that peers cannot reach (RDZ002, RDZ003)."""
-    found = (finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code))
-    return tuple(
-        finding for finding in found if finding.severity is Severity.ERROR and finding.code not in (_SLOW, _LOSS)
-    )
+def network_errors(seen: Seen[D]) -> tuple[Finding, ...]:
+    """Errors about links that carry no data (RDZ004), then about addresses that other ranks cannot reach (RDZ002,
+    RDZ003)."""
+    found = [finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code)]
+    errors = (finding for finding in found if finding.severity is Severity.ERROR)
+    return tuple(finding for finding in errors if finding.code not in (_SLOW_LINK, _LOSSY_LINK))
 
 
-def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
-    """The findings of `known` that concern a collective between these hosts; empty for a single host.
-
-    A finding without a host or link concerns all hosts.
-    """
+def findings_between(findings: Sequence[Finding], hosts: Set[str]) -> tuple[Finding, ...]:
+    """Those of the findings that concern a collective between these hosts; empty for a single host. A finding that
+    names no host and no link concerns all hosts."""
 
     def concerns(finding: Finding) -> bool:
         if finding.links:
-            return any(nodes >= {*link.split(" -> ")} for link in finding.links)
-        return not finding.hosts or not nodes.isdisjoint(finding.hosts)
+            return any(hosts >= {*link.split(" -> ")} for link in finding.links)
+        return not finding.hosts or not hosts.isdisjoint(finding.hosts)
 
-    return tuple(filter(concerns, known)) if len(nodes) > 1 else ()
+    return tuple(filter(concerns, findings)) if len(hosts) > 1 else ()
 
 
-def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
-    """Whether the group failed because of the lost ranks. A rank that sent an outcome was lost only later."""
-    if blame.ranks and lost.issuperset(blame.ranks):
+def _is_caused_by_loss(lost_ranks: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
+    """Whether the group failed because of its lost ranks. A rank that sent an outcome was lost only later."""
+    if blame.ranks and lost_ranks.issuperset(blame.ranks):
         return True
-    silent = lost - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
+    silent = lost_ranks - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
     failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
     return bool(silent) and (not blame.ranks or all(map(is_echo, failed)))
 
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each kind of start that was slow, about its slowest rank."""
+    """One finding for each kind of start that was slow on a rank. It shows the slowest rank."""
     limit = seen.number("slow_start_seconds")
-    experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
-    done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
-    for step, what, fix in _STARTS:
+    ignored_trials = {trial.number for trial in seen.recording.trials if trial.may_fail}
+    done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in ignored_trials]
+    for step, start, fix in _STARTS:
         slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
             slowest = max(slow, key=lambda own: own.timings[step])
-            seconds, node = slowest.timings[step], seen.world.host_of(slowest.rank)
-            slow_nodes = seen.world.hosts_of(sorted({o.rank for o in slow}))
-            # All ranks wait for each other in a communicator or a first collective, so it names no rank or host.
+            seconds, host = slowest.timings[step], seen.world.host_of(slowest.rank)
+            slow_hosts = seen.world.hosts_of(sorted({o.rank for o in slow}))
+            # In a communicator or a first collective all ranks wait for each other, so no rank or host is named.
             yield seen.finding(
                 "slow-start",
-                f"{what} takes {seconds:.1f} s",
-                f"In {slowest.code}, {what} took {seconds:.1f} s on rank {slowest.rank} ({node}); at most {limit:g} s "
+                f"{start} takes {seconds:.1f} s",
+                f"In {slowest.code}, {start} took {seconds:.1f} s on rank {slowest.rank} ({host}); at most {limit:g} s "
                 "is expected. Each start of a training job takes as long.",
                 ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
-                hosts=slow_nodes if step == NVML_STEP else (),
+                hosts=slow_hosts if step == NVML_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
                 fix=fix,
             )
@@ -271,13 +268,13 @@ def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
         survivors = [(process, "held a GPU and still exists long after SIGKILL") for process in outcome.survivors]
         if outcome.process is not None and outcome.process.survived:
             survivors.insert(0, (outcome.process, f"survived SIGKILL in {outcome.code}"))
-        for process, what in survivors:
+        for process, reason in survivors:
             host = seen.world.host_of(outcome.rank)
-            where = f"; it waits in {process.wchan}" if process.wchan else ""
+            wait = f"; it waits in {process.wchan}" if process.wchan else ""
             yield seen.finding(
                 "survived",
                 f"process {process.pid} on {host} cannot be killed",
-                f"Process {process.pid} of rank {outcome.rank} on {host} {what}{where}.",
+                f"Process {process.pid} of rank {outcome.rank} on {host} {reason}{wait}.",
                 ranks=[outcome.rank],
                 evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
                 fix=f"As root run `dmesg -T` and `cat /proc/{process.pid}/stack` on {host}, which show the device or "
@@ -286,20 +283,20 @@ def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
-    """Each finding under the check of each failed trial that it is about, with the other ranks that it affected."""
-    for finding, alike in _by_kind(seen) if seen.findings else ():
-        for failure in alike:
-            # Ranks that waited for the blamed ranks until the deadline, or reported that another rank failed.
+    """Show each finding under the checks of its failed trials, with the number of affected ranks."""
+    for finding, of_one_kind in _findings_with_failures(seen) if seen.findings else ():
+        for failure in of_one_kind:
+            # The affected ranks waited for the blamed ranks until the deadline, or reported that another rank failed.
             others = [
                 o
                 for o in failure.outcomes
                 if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
                 if o.status not in (Status.DONE, Status.SKIPPED)
             ]
-            is_blamed = bool(failure.blame.ranks) and not failure.bypassed
+            is_blamed = bool(failure.blame.ranks) and not failure.no_rank_at_fault
             affected = Counter(o.status.value for o in others) if is_blamed else {}
             yield Concern(failure.trial.code, finding, affected=affected)
-            # The finding is only a note then, and its cause is the error.
+            # The finding on a consequence is only a note, so its cause is shown under the check as the error.
             yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
 
 

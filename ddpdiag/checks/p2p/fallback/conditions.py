@@ -71,7 +71,7 @@ def why_no_search(seen: Seen[Any]) -> str | None:
     if job.works:
         return f"{backend} works as it is"
     if any(found.code == "LCH002.process-group" for found in seen.findings_of("LCH002")):
-        return f"ranks open different process groups for {backend}, which {lch002.NCCL_CLASS} chooses"
+        return f"ranks open different process groups for {backend}, which {lch002.GROUP_CLASS_VARIABLE} chooses"
     failed = [o for o in seen.recording.outcomes if o.trial == job.trial.number and o.status is not Status.DONE]
     if failed and (reason := _unrelated_error(seen, failed)):
         return f"{backend} fails for a reason that no variable avoids: {reason}"
@@ -150,7 +150,7 @@ def user_variables(seen: Seen[Any]) -> Overrides:
     variables: dict[str, str] = {}
     for data in seen.of(lch002.CHECK).by_rank.values():
         variables = data.variables | variables
-    names = [name for name in sorted(variables) if name.startswith("NCCL_") and not name.startswith(lch002.WATCHING)]
+    names = [n for n in sorted(variables) if n.startswith("NCCL_") and not n.startswith(lch002.OBSERVING_PREFIXES)]
     return tuple(Override(f"no {name}", {name: None}, f"{name}={variables[name]}") for name in names)
 
 

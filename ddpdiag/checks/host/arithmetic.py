@@ -1,7 +1,8 @@
 """Arithmetic of each GPU of one host alone.
 
-Each GPU that torch shows, or the CPU where it shows none, multiplies matrices of small integers, whose product is known
-exactly. That needs no peer. `ddpdiag host --torch` runs it; elsewhere the collectives and the training test more.
+Each GPU that torch shows, or the CPU if it shows none, multiplies matrices of small integers, whose product is known
+exactly. This needs no other rank. `ddpdiag host --torch` runs this check; in other runs the collectives and the
+training test more.
 
 Findings:
 
@@ -36,7 +37,7 @@ FINDINGS = {
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The product that each device computed."""
+    """The products that this rank's devices computed, one for each GPU, or one for the CPU."""
 
     products: tuple[Product, ...]
 
@@ -55,15 +56,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
-    """The finding for a device that failed to multiply, or computed wrong values."""
-    where = begun(f"{product.device} on {host}{f' ({product.uuid})' if product.uuid else ''}")
+    """The finding on a device that failed to multiply, or that computed wrong values."""
+    subject = begun(f"{product.device} on {host}{f' ({product.uuid})' if product.uuid else ''}")
     size, elements = f"{product.size} x {product.size}", product.size * product.size
     hosts, gpus = (host,), (product.uuid,) if product.uuid else ()
     if product.error is not None:
         return seen.finding(
             "failed",
             f"{product.device} cannot compute",
-            f"{where} failed to multiply two matrices of {size}: {product.error}.",
+            f"{subject} failed to multiply two matrices of {size}: {product.error}.",
             hosts=hosts,
             gpus=gpus,
             evidence={"error": product.error},
@@ -71,16 +72,17 @@ def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
             f"(`nvidia-smi --gpu-reset -i {smi_id(product.uuid)}`) or reboot. Until then {leave_out([host])}.",
             known=known_error(product.error),
         )
-    tests = "GPU with `dcgmi diag -r 3`" if product.device.startswith("GPU") else "memory (memtest86+ or `memtester`)"
+    is_gpu = product.device.startswith("GPU")
+    test_target = "GPU with `dcgmi diag -r 3`" if is_gpu else "memory (memtest86+ or `memtester`)"
     return seen.finding(
         "wrong",
         f"{product.device} computes wrong values",
-        f"{where} computed {product.wrong:,} of {elements:,} elements of a matrix product wrong. The product is of "
+        f"{subject} computed {product.wrong:,} of {elements:,} elements of a matrix product wrong. The product is of "
         "small integers, so every element must be exact.",
         hosts=hosts,
         gpus=gpus,
         evidence={"wrong_elements": product.wrong, "elements": elements},
-        fix=f"Do not train on {host}: {leave_out([host])}. Ask the administrator to test the {tests}.",
+        fix=f"Do not train on {host}: {leave_out([host])}. Ask the administrator to test the {test_target}.",
     )
 
 

@@ -43,58 +43,61 @@ FINDINGS = {
     ),
 }
 
-# Rank 0 sends heartbeats each second. Others notice its loss 2 s later than it theirs, and wait 2.5 s for each other.
+# Losses within this time count as one. Rank 0 sends a heartbeat each second, the other ranks notice its loss 2 s later
+# than rank 0 notices theirs, and they wait 2.5 s for each other.
 _TOGETHER_SECONDS = 6.0
 
 
 class Loss(NamedTuple):
-    """A host and its lost ranks. `whole`: all ranks of the host were lost, and at about the same time."""
+    """A host, and the events of its lost ranks by rank. `is_whole`: all its ranks were lost at about the same time."""
 
     name: str
     events: Mapping[int, Event]
-    whole: bool
+    is_whole: bool
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.events))
 
     @property
-    def seconds(self) -> float:
-        """Seconds from the start of the run until the first loss was noticed."""
+    def first_seconds(self) -> float:
+        """The seconds from the start of the run until the first loss was noticed."""
         return min(event.seconds for event in self.events.values())
 
     @property
-    def answers(self) -> bool:
-        """Whether the host still answered a TCP connect."""
+    def host_answers(self) -> bool:
+        """Whether the host answered a TCP connect after a loss."""
         return any(event.answers for event in self.events.values())
 
     @property
-    def silent(self) -> bool:
-        """Whether all ranks of the host are lost, and its kernel does not answer a TCP connect either."""
-        return self.whole and not self.answers
+    def is_host_silent(self) -> bool:
+        """Whether all ranks of the host were lost, and the host did not answer a TCP connect."""
+        return self.is_whole and not self.host_answers
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each lost host and for each rank that was lost alone, or one for their common cause."""
+    """One finding for each lost host and for each rank that was lost alone. If all other hosts are silent, one finding
+    for their common cause."""
     losses = _losses(seen)
-    # The rank that reports losses: rank 0 or, if rank 0 was lost, the lowest rank that recorded this.
+    # The rank that reports losses is rank 0 or, if rank 0 was lost, the lowest rank that recorded this loss.
     reporter = min((e.reporter for e in seen.recording.events if e.reporter is not None), default=0)
     arrival = seen.world.arrivals.get(reporter)
-    here = arrival.host if arrival else None
-    others = [host for host in seen.world.hosts if host != here]
-    silent = [losses[host] for host in others if host in losses and losses[host].silent]
-    if here is not None and silent and len(silent) == len(others) and _together([loss.seconds for loss in silent]):
-        yield _unreachable(seen, here[0], reporter, silent)
+    reporting = arrival.host if arrival else None
+    others = [host for host in seen.world.hosts if host != reporting]
+    silent = [losses[host] for host in others if host in losses and losses[host].is_host_silent]
+    is_cut_off = reporting is not None and silent and len(silent) == len(others)
+    if reporting and is_cut_off and _are_simultaneous([loss.first_seconds for loss in silent]):
+        yield _all_others_unreachable(seen, reporting[0], reporter, silent)
         losses = {host: loss for host, loss in losses.items() if host not in others}
     for loss in losses.values():
-        for ranks in [loss.ranks] if loss.whole else [(rank,) for rank in loss.ranks]:
+        for ranks in [loss.ranks] if loss.is_whole else [(rank,) for rank in loss.ranks]:
             first = min((loss.events[rank] for rank in ranks), key=lambda event: event.seconds)
             who, together = f"{ranks_text(ranks)} on {loss.name}", " together" if len(ranks) > 1 else ""
             yield seen.finding(
                 "lost",
                 f"host {loss.name} was lost with {ranks_text(ranks)}" if together else f"{who} was lost",
                 f"{begun(who)} joined and then stopped responding{together}: {first.detail}. This was noticed "
-                f"{first.seconds:.1f} s after the start of the run.{_state(loss)}",
+                f"{first.seconds:.1f} s after the start of the run.{_host_state_text(loss)}",
                 ranks=ranks,
                 evidence={"seconds": round(first.seconds, 1)},
                 fix=_fix(loss),
@@ -102,7 +105,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
-    """Lost ranks by host. The first event about a rank counts, unless a later one adds whether the host answers."""
+    """The losses by host. The first event about a rank counts, unless a later one adds whether the host answers."""
     events: dict[int, Event] = {}
     for event in seen.recording.events:
         if event.kind is EventKind.LOST and event.rank is not None:
@@ -110,54 +113,54 @@ def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
             if event.answers is not None and not known.answers:
                 events[event.rank] = event
     hosts = dict(seen.world.hosts)
-    for rank in events.keys() - seen.world.arrivals.keys():  # the record of a single rank has no other arrivals
+    for rank in events.keys() - seen.world.arrivals.keys():  # a single rank's own recording does not know the others
         hosts["?", str(rank)] = (rank,)
     losses = {}
     for (name, boot), ranks in hosts.items():
-        own = {rank: events[rank] for rank in ranks if rank in events}
-        whole = len(own) == len(ranks) and _together([event.seconds for event in own.values()])
-        if own:
-            losses[name, boot] = Loss(name, own, whole)
+        lost = {rank: events[rank] for rank in ranks if rank in events}
+        is_whole = len(lost) == len(ranks) and _are_simultaneous([event.seconds for event in lost.values()])
+        if lost:
+            losses[name, boot] = Loss(name, lost, is_whole)
     return losses
 
 
-def _together(seconds: Sequence[float]) -> bool:
+def _are_simultaneous(seconds: Sequence[float]) -> bool:
     return max(seconds) - min(seconds) <= _TOGETHER_SECONDS
 
 
-def _unreachable(seen: Seen[Nothing], here: str, reporter: int, silent: Sequence[Loss]) -> Finding:
-    """The finding if no other host answers. It blames the reporting host, or the link if there is one other host."""
-    names, seconds = [loss.name for loss in silent], min(loss.seconds for loss in silent)
+def _all_others_unreachable(seen: Seen[Nothing], host: str, reporter: int, silent: Sequence[Loss]) -> Finding:
+    """The finding if no other host answers the reporting `host`. It blames `host` or, with one other host, the link."""
+    names, seconds = [loss.name for loss in silent], min(loss.first_seconds for loss in silent)
     if len(silent) == 1:
         (other,) = names
         return seen.finding(
             "link",
-            f"{here} and {other} lost contact with each other",
-            f"{seconds:.1f} s after the start {here} received no more messages from {ranks_text(silent[0].ranks)} on "
-            f"{other}, and a TCP connect from {here} to {other} fails. With only two hosts it cannot be decided "
-            f"whether {here}, {other} or the link between them failed.",
-            links=[f"{here} -> {other}", f"{other} -> {here}"],
+            f"{host} and {other} lost contact with each other",
+            f"{seconds:.1f} s after the start {host} received no more messages from {ranks_text(silent[0].ranks)} on "
+            f"{other}, and a TCP connect from {host} to {other} fails. With only two hosts it cannot be decided "
+            f"whether {host}, {other} or the link between them failed.",
+            links=[f"{host} -> {other}", f"{other} -> {host}"],
             evidence={"seconds": round(seconds, 1)},
             fix=f"Check that {other} is up (`ping {quote(other)}`), then run `ip -br link` and `dmesg -T` on both "
             "hosts. A run with a third host shows which one is at fault.",
         )
     return seen.finding(
         "cut-off",
-        f"{here} was cut off from all other hosts",
-        f"{seconds:.1f} s after the start rank {reporter} on {here} received no more messages from any "
-        f"of the {len(names)} other hosts ({names_text(names)}), and TCP connects from {here} to all of them fail. "
-        f"All failing connections have {here} in common.",
-        ranks=[r for r, place in seen.world.places.items() if place.host == here],
-        hosts=[here],
+        f"{host} was cut off from all other hosts",
+        f"{seconds:.1f} s after the start rank {reporter} on {host} received no more messages from any "
+        f"of the {len(names)} other hosts ({names_text(names)}), and TCP connects from {host} to all of them fail. "
+        f"All failing connections have {host} in common.",
+        ranks=[r for r, place in seen.world.places.items() if place.host == host],
+        hosts=[host],
         evidence={"hosts": len(names), "seconds": round(seconds, 1)},
-        fix=f"On {here} run `ip -br link`, `ip route` and `dmesg -T`, and check its firewall (`nft list ruleset`, as "
-        f"root). Otherwise {leave_out([here])}, and have its cable and switch port checked.",
+        fix=f"On {host} run `ip -br link`, `ip route` and `dmesg -T`, and check its firewall (`nft list ruleset`, as "
+        f"root). Otherwise {leave_out([host])}, and have its cable and switch port checked.",
     )
 
 
-def _state(loss: Loss) -> str:
-    """A sentence on whether the host itself answers; empty if that is not known."""
-    if loss.answers:
+def _host_state_text(loss: Loss) -> str:
+    """A sentence that says whether the host answers a TCP connect; empty if that is not known."""
+    if loss.host_answers:
         return f" {loss.name} itself still answers a TCP connect, so only its processes ended."
     if any(event.answers is False for event in loss.events.values()):
         return f" {loss.name} itself does not answer a TCP connect."
@@ -165,16 +168,15 @@ def _state(loss: Loss) -> str:
 
 
 def _fix(loss: Loss) -> str:
-    """The fix for the host or its network path if nothing answers, else for its processes."""
-    if any(event.answers is False for event in loss.events.values()) and not loss.answers:
+    """The steps to check the host and its network if it does not answer a TCP connect, else to check its processes."""
+    if any(event.answers is False for event in loss.events.values()) and not loss.host_answers:
         return (
             f"Check that {loss.name} is up (`ping {quote(loss.name)}`), and its network there (`ip -br link`, `dmesg "
             f"-T`). Otherwise {leave_out([loss.name])}."
         )
     return (
         f"On {loss.name} run `dmesg -T | grep -i -E 'oom|killed|segfault'` for a killed process, and `ps -eo "
-        "pid,stat,cmd` for "
-        "a stopped one (state T). Then read the output of the ranks on this host."
+        "pid,stat,cmd` for a stopped one (state T). Then read the output of the ranks on this host."
     )
 
 

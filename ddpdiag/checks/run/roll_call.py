@@ -1,12 +1,13 @@
 """Every rank joined.
 
 A rank that never reaches rank 0 makes all others wait in `init_process_group` until the timeout, and torch reports
-"1/2 clients joined" without the rank numbers. Here rank 0 checks over its own channel which ranks have joined, and
-waits `--join-timeout` seconds for the others. Where the launcher (Slurm) states which host has which ranks, the hosts
-of absent ranks are named.
+"1/2 clients joined" without the rank numbers. In ddpdiag every rank connects to rank 0, which knows the ranks that
+joined, and waits `--join-timeout` seconds for the others. If the launcher (Slurm) states each rank's host, the hosts of
+absent ranks are named.
 
 If no rank of another host joined, the cause may be on rank 0's own host (its firewall, the address given for it), so no
-rank is blamed. No rank is blamed either where ranks have different world sizes (LCH001): the absent may not exist.
+rank of another host is blamed. No rank is blamed if ranks have different world sizes (LCH001), because absent ranks may
+not exist.
 
 Findings:
 
@@ -35,7 +36,7 @@ FINDINGS = {
     "absent": FindingSpec.error("a rank never joined. Its host is named where it is known.", effect=Effect.UNKNOWN)
 }
 
-_LOOK = (
+_FIX = (
     "Check that these ranks were started, and read their output. They need the same MASTER_ADDR, MASTER_PORT and "
     "WORLD_SIZE as the others, and the same --run-id where one is given."
 )
@@ -50,47 +51,44 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         return
     who = ranks_text(absent)
     waited = max(event.seconds for event in events.values())
-    homes = _homes(seen, absent)
-    blamed, doubt = _blamed(seen, absent, homes)
-    came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {waited:.0f} s; {who} did not."
+    layout_hosts = _layout_hosts(seen, absent)
+    blamed, doubt = _blamed_ranks(seen, absent, layout_hosts)
+    joined = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {waited:.0f} s; {who} did not."
     they = "It belongs" if len(absent) == 1 else "They belong"
-    where = f" {they} on {names_text(_named(homes, absent))}." if homes else ""
-    fix, hosts = _LOOK, _named(homes, absent)
+    location = f" {they} on {names_text(_distinct(layout_hosts, absent))}." if layout_hosts else ""
+    fix, hosts = _FIX, _distinct(layout_hosts, absent)
     if seen.world.launcher == "slurm" and hosts:
         # A process that was never started wrote no output, but Slurm may know the reason.
         fix += f" Run `scontrol show node {quote(hosts[0])}`, and read slurmd's log there."
     yield seen.finding(
         "absent",
         f"{who} never joined",
-        came + where + doubt,
+        joined + location + doubt,
         ranks=blamed,
-        hosts=_named(homes, blamed),
-        evidence={
-            "came": len(seen.world.arrivals),
-            "expected": seen.world.size,
-            "waited_seconds": round(waited, 1),
-        },
+        hosts=_distinct(layout_hosts, blamed),
+        evidence={"came": len(seen.world.arrivals), "expected": seen.world.size, "waited_seconds": round(waited, 1)},
         fix=fix,
     )
 
 
-def _homes(seen: Seen[Nothing], absent: Sequence[int]) -> dict[int, str]:
-    """The hosts of absent ranks by the launcher's layout; empty if the layout is wrong for ranks that joined."""
-    layout = seen.recording.header.layout
-    places = seen.world.places
-    if len(layout) != seen.world.size or any(
-        short_name(layout[rank]) != short_name(places[rank].host) for rank in places
-    ):
+def _layout_hosts(seen: Seen[Nothing], absent: Sequence[int]) -> dict[int, str]:
+    """The hosts of absent ranks by the launcher's layout of ranks; empty if it is wrong for a rank that joined."""
+    layout, places = seen.recording.header.layout, seen.world.places
+    if len(layout) != seen.world.size:
         return {}
-    return {rank: layout[rank] for rank in absent}
+    is_right = all(short_name(layout[rank]) == short_name(place.host) for rank, place in places.items())
+    return {rank: layout[rank] for rank in absent} if is_right else {}
 
 
-def _named(homes: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(homes[rank] for rank in ranks if rank in homes))
+def _distinct(layout_hosts: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
+    """The hosts of these ranks, each once; ranks without a known host are left out."""
+    return tuple(dict.fromkeys(layout_hosts[rank] for rank in ranks if rank in layout_hosts))
 
 
-def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]) -> tuple[Sequence[int], str]:
-    """The absent ranks to blame, and a sentence that says why the others are not blamed (empty if all are)."""
+def _blamed_ranks(
+    seen: Seen[Nothing], absent: Sequence[int], layout_hosts: Mapping[int, str]
+) -> tuple[Sequence[int], str]:
+    """The absent ranks to blame, and a sentence with the reason why the others are not blamed (empty if all are)."""
     if any(event.kind is EventKind.MISMATCH for event in seen.recording.events):
         return (), " Ranks have different world sizes (LCH001), so the absent ranks may not exist: no rank is blamed."
     arrivals = seen.world.arrivals
@@ -98,10 +96,11 @@ def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]
         return absent, ""
     place = next(iter(seen.world.places.values()))
     only, size = place.host, place.local_world_size or 1
-    # Absent ranks of the only host from which ranks joined: by the name of their host if known, else by their number.
+    # Ranks joined from one host only. Its absent ranks are found by the host's name if the layout is known, else by
+    # their number.
     by_number = {rank for rank in absent if size >= seen.world.size or rank // size == place.rank // size}
-    by_name = {rank for rank, home in homes.items() if short_name(home) == short_name(only)}
-    local = [rank for rank in absent if rank in (by_name if rank in homes else by_number)]
+    by_name = {rank for rank, host in layout_hosts.items() if short_name(host) == short_name(only)}
+    local = [rank for rank in absent if rank in (by_name if rank in layout_hosts else by_number)]
     if len(local) == len(absent):
         return absent, ""
     others = "no other rank" if local else "no rank"
