@@ -130,7 +130,7 @@ def test_another_interface_than_that_of_the_route_is_judged_by_who_reached_it(go
     if ways:
         mesh = meshed(2, *({(0, 1): way} for way in ways))
         offered = tuple(
-            structs.replace(outcome, data=Raw(encode(structs.replace(row.data, offered=BRIDGE))))
+            structs.replace(outcome, data=Raw(encode(structs.replace(row.data, offered_address=BRIDGE))))
             for outcome, row in zip(mesh.outcomes, mesh.rows, strict=True)
         )
         run = together(run, Seen(mesh.world, mesh.check, structs.replace(mesh.recording, outcomes=offered)))

@@ -41,22 +41,22 @@ from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun
 
 _TORCH_LIBRARY = FindingSpec(
-    "ranks have different versions of it. A different torch brings different versions of the others, so only torch is "
-    "reported then."
+    "ranks have different versions of this library. If torch differs, only torch is reported, since its CUDA, HIP and "
+    "NCCL differ with it."
 )
 FINDINGS = {
     **dict.fromkeys(("torch", "cuda", "hip", "nccl"), _TORCH_LIBRARY),
-    "python": FindingSpec("another minor version is an error, another patch level a warning."),
+    "python": FindingSpec("ranks have different versions of Python: an error, or a warning if only the patch differs."),
     "driver": FindingSpec("NVIDIA driver versions differ; most of them work together, so this is a warning."),
     "slow-import": FindingSpec.warning(
-        "`import torch` took longer than `slow_import_seconds` on some ranks, most of it in waiting for files."
+        "`import torch` took longer than `slow_import_seconds` on some ranks, most of the time in waiting for files."
     ),
 }
 
 
 class Component(NamedTuple):
-    """A library or driver whose versions are compared. `version_code` is the Python expression of its version.
-    `version_code` is empty for the driver, because Python does not show its version."""
+    """A library or driver whose versions are compared. `expectation` is a sentence for the finding. `version_code` is a
+    Python expression for the version; empty for the driver, whose version Python does not show."""
 
     name: str
     expectation: str

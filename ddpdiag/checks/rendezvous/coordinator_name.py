@@ -47,7 +47,7 @@ FINDINGS = {
     **dict.fromkeys(
         ("loopback", "own"),
         FindingSpec(
-            "/etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks can "
+            "/etc/hosts names 127.0.1.1. On rank 0's host that is harmless as long as the ranks can "
             "connect. For a host's own name it is harmless as long as gloo works: of two ranks the one that offers the "
             "higher address connects."
         ),

@@ -16,11 +16,11 @@ Findings and their causes:
 If an exception, or the last output of a process that died, is a known error text, the finding shows the title, meaning
 and fix that `ddpdiag explain` shows for it. Steps and stacks are then only in the JSON report, and with --details.
 
-Otherwise the finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or
-a driver, R is running), its position in the code, and the collective that it posted last, from torch's flight recorder
-(gloo and nccl; it cannot be read of a rank that is stopped or holds the GIL). Collectives of a group are counted, so
-that the same number is the same collective on all ranks: RUN003.mismatch names the ranks that posted a different
-collective, or a different size, than most, because their path through the code or their shapes differ.
+Otherwise the finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the
+kernel or a driver, R is running), its position in the code, and the collective that it posted last, from torch's flight
+recorder (gloo and nccl; not of a rank that is stopped or holds the GIL). Collectives of a group are numbered, and the
+same number is the same collective on all ranks. RUN003.mismatch names the ranks that posted another collective or
+another size than most ranks under one number: their path through the code, or their shapes, differ.
 
 Fix: start with the rank that is named; its own error and stack show more than those of the ranks that waited for it.
 
@@ -28,8 +28,7 @@ Confirm by hand: While it hangs, `py-spy dump --pid PID` on each host, and `cat 
 root; TORCH_FR_BUFFER_SIZE=2000 and `torchfrtrace DIR` for the collectives.
 
 Sources: torch's flight recorder (docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html); gloo's
-transport/tcp/pair.cc; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(5), process
-states.
+transport/tcp/pair.cc; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(5), process states.
 """
 
 from collections import Counter
