@@ -1,8 +1,8 @@
 """Find pitfalls of DistributedDataParallel in the source of a training script, which is never run and never imported.
 
-One file is read at a time (`Script`): names are followed through imports, assignments, attributes, and the calls of
-its own functions. A rule reports a line if every value that a name can have is known to be wrong, and reports nothing
-if one of them is unknown: a correct script must get no report, and a pitfall in several files may be missed.
+Each file is analysed alone (`Analysis`): names are followed through imports, assignments, attributes, and calls of the
+functions that the file defines. A rule reports a line only if every value that a name can have is known to be wrong,
+so a correct script gets no report. A pitfall that spans several files may be missed.
 """
 
 import ast
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import NamedTuple
 
-from ddpdiag.lint.reading import Reading
+from ddpdiag.lint.analysis import Analysis
 from ddpdiag.model import Severity
 
 
 class Hit(NamedTuple):
-    """A place, what goes wrong there, and the fix. `severity` is the rule's own if it is None.
+    """One fault: the faulty code (`node`), what goes wrong, and the fix. `severity`, if set, replaces the rule's.
 
-    `helper` is the line that goes wrong in a function of the script, where `node` calls that function.
+    If `node` is a call of a function in the script, `helper` may be the code in that function that goes wrong.
     """
 
     node: ast.AST
@@ -28,18 +28,18 @@ class Hit(NamedTuple):
     helper: ast.AST | None = None
 
 
-Look = Callable[[Reading], Iterator[Hit]]
+FindHits = Callable[[Analysis], Iterator[Hit]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One pitfall. `manual` is its manual page, whose first line is its title."""
+    """One pitfall, and the function that finds it. `manual` is the manual page, whose first line is the title."""
 
     code: str
     name: str
     severity: Severity
     manual: str
-    look: Look
+    find_hits: FindHits
 
     @property
     def title(self) -> str:
@@ -47,6 +47,6 @@ class Rule:
         return self.manual.partition("\n")[0].rstrip(".")
 
 
-def rule(code: str, severity: Severity) -> Callable[[Look], Rule]:
-    """Decorator: make a rule of a function, whose name and docstring become the rule's name and manual page."""
-    return lambda look: Rule(code, look.__name__.replace("_", "-"), severity, cleandoc(look.__doc__ or ""), look)
+def rule(code: str, severity: Severity) -> Callable[[FindHits], Rule]:
+    """Return a decorator that makes a rule of a function. Its name and docstring become the rule's name and manual."""
+    return lambda find: Rule(code, find.__name__.replace("_", "-"), severity, cleandoc(find.__doc__ or ""), find)

@@ -1,4 +1,4 @@
-"""The values that names, attributes and parameters of a script are bound to."""
+"""`Bindings`: the expressions whose values the names, attributes and parameters of a script may have."""
 
 import ast
 from collections import defaultdict
@@ -6,69 +6,74 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from ddpdiag.lint.script import Function, Script, attribute_path, has_unpacking, is_function, keyword, own_nodes
+from ddpdiag.lint.script import Function, Script, argument, attribute_path, has_unpacking, is_function, scope_nodes
 
+# A name with the function or module in which it is bound, or a dotted attribute with its class (see `_attribute_key`).
 Key = tuple[ast.AST | None, str]
-# The first argument that mp.spawn gives to every process: its number on this host.
-SPAWNED = "spawned"
+# Roles of a source: the number of a process that mp.spawn started; one element of the expression, as in a for loop.
+PROCESS_INDEX, ELEMENT = "process index", "element"
 
 
 class Source(NamedTuple):
-    """The origin of a value: an expression (or the `item`-th of its results), or None if it is unknown."""
+    """The origin of a value: `expression`, or an element of the tuple that the expression gives.
+
+    `role` is PROCESS_INDEX or ELEMENT, else empty. `expression` is None for a PROCESS_INDEX and for an unknown origin.
+    """
 
     expression: ast.expr | None
-    item: int | None = None
-    # "spawned", or "each" for one element of the expression, as in a for loop
-    how: str = ""
+    element_index: int | None = None
+    role: str = ""
 
 
 UNKNOWN = Source(None)
+Binding = tuple[Key, Source]
 
 
 class Bindings(Script):
-    """A script with its assignments, in any order: a name stands for all values that it ever gets in its scope."""
+    """A script with its assignments. Their order is ignored: a name may have any value that its scope assigns to it."""
 
     @cached_property
-    def _bound(self) -> dict[Key, list[Source]]:
-        """The sources of each name of a scope, and of each attribute."""
-        bound: dict[Key, list[Source]] = defaultdict(list)
+    def _sources_by_key(self) -> dict[Key, list[Source]]:
+        """The sources of all names and attributes that the script assigns."""
+        sources: dict[Key, list[Source]] = defaultdict(list)
         for scope in self.nodes:
             if isinstance(scope, ast.Module) or is_function(scope):
-                shared = {name for node in own_nodes(scope) if isinstance(node, ast.Global) for name in node.names}
-                for target, source in (pair for node in own_nodes(scope) for pair in _assignments(node)):
-                    for key, part in self._keys(scope, target, source, shared):
-                        bound[key].append(part)
-        return bound
+                nodes = tuple(scope_nodes(scope))
+                global_names = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+                for target, source in (pair for node in nodes for pair in _assignments(node)):
+                    for key, element in self._keys(scope, target, source, global_names):
+                        sources[key].append(element)
+        return sources
 
     def sources(self, node: ast.Name | ast.Attribute) -> list[Source]:
         """The possible sources of a name or attribute; empty if the script never binds it."""
         if isinstance(node, ast.Attribute):
-            return self._bound.get(self._attribute_key(node), [])
-        for scope in self.around(node):
+            return self._sources_by_key.get(self._attribute_key(node), [])
+        for scope in self.ancestors(node):
             if isinstance(scope, ast.Module) or is_function(scope):
-                given = self._given(scope, node.id) if is_function(scope) else ()
-                if sources := [*given, *self._bound.get((scope, node.id), ())]:
+                arguments = self._argument_sources(scope, node.id) if is_function(scope) else ()
+                if sources := [*arguments, *self._sources_by_key.get((scope, node.id), ())]:
                     return sources
         return []
 
-    def _keys(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> Iterator[tuple[Key, Source]]:
-        """The keys that one target binds (several for a tuple), each with its source."""
+    def _keys(self, scope: ast.AST, target: ast.expr, source: Source, global_names: set[str]) -> Iterator[Binding]:
+        """Yield the key and source of each name or attribute in a target; `global_names` belong to the module."""
         match target:
             case ast.Name(id=name):
-                yield (self.tree if name in shared else scope, name), source
+                yield (self.tree if name in global_names else scope, name), source
             case ast.Attribute():
                 yield self._attribute_key(target), source
-            case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                for number, each in enumerate(targets):
-                    yield from self._keys(scope, each, _part(source, number, len(targets)), shared)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                for number, each in enumerate(elements):
+                    yield from self._keys(scope, each, _unpacked(source, number, len(elements)), global_names)
 
     def _attribute_key(self, node: ast.Attribute) -> Key:
-        """The key of an attribute. `self.x` belongs to its class; `args.x` is the same in the whole script."""
+        """The key of an attribute: (class, "self.x"); or (None, "args.x"), one variable in the whole script."""
         path = attribute_path(node) or ""
         return (self.class_of(node) if path.startswith("self.") else None, path)
 
-    def _given(self, function: Function, name: str) -> Iterator[Source]:
-        """The arguments for the parameter `name` at every call in the script, or UNKNOWN; nothing if there is none."""
+    def _argument_sources(self, function: Function, name: str) -> Iterator[Source]:
+        """Yield the source of the parameter `name` at each call, or UNKNOWN; nothing if there is no such parameter."""
         arguments = function.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if name not in names:
@@ -79,84 +84,84 @@ class Bindings(Script):
                 yield UNKNOWN
                 return
             position -= 1
-        sites = self.sites.get(function, ())
-        for call in sites:
-            given = keyword(call, name, position)
-            known = _default(function, name) if given is None else Source(given)
-            yield UNKNOWN if has_unpacking(call) else known
-        starts = [call for started, call in self.starts if started is function]
-        for call in starts:
-            yield self._passed_to_process(call, position)
-        if not sites and not starts:
+        call_sites = self.call_sites.get(function, ())
+        for call in call_sites:
+            value = argument(call, name, position)
+            source = _default_source(function, name) if value is None else Source(value)
+            yield UNKNOWN if has_unpacking(call) else source
+        process_starts = [call for started, call in self.process_starts if started is function]
+        for call in process_starts:
+            yield self._process_argument(call, position)
+        if not call_sites and not process_starts:
             yield UNKNOWN
 
-    def _passed_to_process(self, start: ast.Call, position: int) -> Source:
-        """The argument that mp.spawn(f, args=(...)) or Process(target=f, args=(...)) passes at that position."""
-        spawned = self.callee(start).rpartition(".")[2] != "Process"
-        if spawned and position == 0:
-            return Source(None, how=SPAWNED)
-        arguments = keyword(start, "args", 1 if spawned else 3)
+    def _process_argument(self, start_call: ast.Call, position: int) -> Source:
+        """The source of parameter `position` of f in mp.spawn(f, args=(...)) or Process(target=f, args=(...))."""
+        is_spawn = self.callee_name(start_call).rpartition(".")[2] != "Process"
+        if is_spawn and position == 0:
+            return Source(None, role=PROCESS_INDEX)
+        arguments = argument(start_call, "args", 1 if is_spawn else 3)
         if not isinstance(arguments, (ast.Tuple, ast.List)):
             return UNKNOWN
-        index = position - spawned
+        index = position - is_spawn
         if index >= len(arguments.elts):
             return UNKNOWN
-        given = arguments.elts[index]
-        return Source(None, how=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
+        value = arguments.elts[index]
+        return Source(None, role=PROCESS_INDEX) if not is_spawn and self._is_range_variable(value) else Source(value)
 
-    def _is_counter(self, node: ast.expr) -> bool:
+    def _is_range_variable(self, node: ast.expr) -> bool:
         """Whether `node` is the variable of `for i in range(...)`."""
         if not isinstance(node, ast.Name):
             return False
         sources = self.sources(node)
         return bool(sources) and all(
-            source.how == "each"
+            source.role == ELEMENT
             and isinstance(source.expression, ast.Call)
             and attribute_path(source.expression.func) == "range"
             for source in sources
         )
 
     def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
-        """The expressions that a name, an attribute or a call of the script's own functions leads to; None: unknown."""
-        found: list[ast.expr | None] = []
-        seen: set[ast.expr | None] = set()
+        """The expressions from which a value may come, through names, attributes and calls; None: unknown."""
+        origins: list[ast.expr | None] = []
+        visited: set[ast.expr | None] = set()
         waiting: list[ast.expr | None] = [node]
         while waiting:
             each = waiting.pop()
-            if each not in seen:
-                seen.add(each)
-                steps = list(self._steps(each)) if each is not None else []
-                waiting += steps
-                found += [] if steps else [each]
-        return tuple(found)
+            if each not in visited:
+                visited.add(each)
+                direct_origins = list(self._direct_origins(each)) if each is not None else []
+                waiting += direct_origins
+                origins += [] if direct_origins else [each]
+        return tuple(origins)
 
-    def _steps(self, node: ast.expr) -> Iterator[ast.expr | None]:
-        """The expressions one step back from a name, attribute or call; nothing for any other expression."""
+    def _direct_origins(self, node: ast.expr) -> Iterator[ast.expr | None]:
+        """Yield the expressions bound to a name or attribute, or returned by a called function; None: unknown."""
         if isinstance(node, (ast.Name, ast.Attribute)):
-            sources = self.sources(node) or [Source(None)]
+            sources = self.sources(node) or [UNKNOWN]
         elif isinstance(node, ast.Call):
-            own = [function for function in self.targets(node) if function.name != "__init__"]
-            sources = [Source(value) for function in own for value in returned(function)]
+            functions = [function for function in self.callees(node) if function.name != "__init__"]
+            sources = [Source(value) for function in functions for value in return_values(function)]
         else:
             return
         for source in sources:
-            if source.how or source.expression is None:
+            if source.role or source.expression is None:
                 yield None
-            elif source.item is None:
+            elif source.element_index is None:
                 yield source.expression
             else:
-                items: list[ast.expr | None] = list(self.items(source.expression, source.item))
+                items: list[ast.expr | None] = list(self.returned_elements(source.expression, source.element_index))
                 yield from items or [None]
 
-    def items(self, call: ast.expr, number: int) -> Iterator[ast.expr]:
-        """The `number`-th element of the tuples that the script's own function returns."""
-        for function in self.targets(call) if isinstance(call, ast.Call) else ():
-            for value in returned(function):
-                if isinstance(value, ast.Tuple) and number < len(value.elts):
-                    yield value.elts[number]
+    def returned_elements(self, call: ast.expr, index: int) -> Iterator[ast.expr]:
+        """Yield element `index` of each tuple that the called function returns, if the script defines that function."""
+        for function in self.callees(call) if isinstance(call, ast.Call) else ():
+            for value in return_values(function):
+                if isinstance(value, ast.Tuple) and index < len(value.elts):
+                    yield value.elts[index]
 
 
-def _default(function: Function, name: str) -> Source:
+def _default_source(function: Function, name: str) -> Source:
     arguments = function.args
     positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
     pairs = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
@@ -164,18 +169,18 @@ def _default(function: Function, name: str) -> Source:
     return Source(pairs[name]) if name in pairs else UNKNOWN
 
 
-def _part(source: Source, number: int, total: int) -> Source:
-    """The source of the `number`-th of `total` targets to which a source is unpacked."""
-    if source.how or source.expression is None:
+def _unpacked(source: Source, number: int, total: int) -> Source:
+    """The source of target `number` (from 0) if `source` is unpacked into `total` targets."""
+    if source.role or source.expression is None:
         return UNKNOWN
     if isinstance(source.expression, (ast.Tuple, ast.List)):
         elements = source.expression.elts
         return Source(elements[number]) if len(elements) == total else UNKNOWN
-    return Source(source.expression, item=number)
+    return Source(source.expression, element_index=number)
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, Source]]:
-    """The targets that one node binds, with their sources."""
+    """Yield each target of an assignment, loop, comprehension or `with` with its source; nothing for other nodes."""
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:
@@ -184,18 +189,18 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, Source]]:
             yield target, Source(value)
         case ast.AugAssign(target=target):
             yield target, UNKNOWN
-        case ast.For(target=target, iter=each) | ast.AsyncFor(target=target, iter=each):
-            yield target, Source(each, how="each")
-        case ast.comprehension(target=target, iter=each):
-            yield target, Source(each, how="each")
+        case ast.For(target=target, iter=values) | ast.AsyncFor(target=target, iter=values):
+            yield target, Source(values, role=ELEMENT)
+        case ast.comprehension(target=target, iter=values):
+            yield target, Source(values, role=ELEMENT)
         case ast.With(items=items) | ast.AsyncWith(items=items):
             for item in items:
                 if item.optional_vars is not None:
                     yield item.optional_vars, Source(item.context_expr)
 
 
-def returned(function: Function) -> Iterator[ast.expr | None]:
-    """The value of each return statement of a function."""
-    for node in own_nodes(function):
+def return_values(function: Function) -> Iterator[ast.expr | None]:
+    """Yield the value of each return statement of a function; None for a bare `return`."""
+    for node in scope_nodes(function):
         if isinstance(node, ast.Return):
             yield node.value

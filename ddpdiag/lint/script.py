@@ -1,4 +1,4 @@
-"""A script as the rules see it: its syntax tree, imports, functions and calls; and helpers for parts of the tree."""
+"""`Script`, the imports, functions and calls in the syntax tree of a script; and functions that read single nodes."""
 
 import ast
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeGuard
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Frameworks that make the process group, move the model and shard the data themselves, each by its own rules.
+# Frameworks that open the process group, move the model and shard the data themselves, each in its own way.
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 _GROUPS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
@@ -21,18 +21,18 @@ BLOCKS = ("body", "orelse", "finalbody")
 
 
 class Exit(NamedTuple):
-    """An `if` whose body leaves the block around it: the index of the `if` in this block, and its test."""
+    """The position in its block and the condition of an `if` whose body leaves the block, such as by `return`."""
 
-    place: int
+    position: int
     test: ast.expr
 
 
 class Script:
-    """One source file. Most properties are computed at their first use."""
+    """The syntax tree of one source file, and what can be read from it. Most properties are computed at first use."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        # The calls that make each: a process group, a DistributedDataParallel of a module, and so on.
+        # The calls that open a process group, and that make a DistributedDataParallel, a sampler, a DataLoader.
         self.groups = tuple(self.calls_of(*_GROUPS))
         self.wrappings = tuple(self.calls_of(*_WRAPPERS))
         self.samplers = tuple(self.calls_of(*_SAMPLERS))
@@ -55,7 +55,7 @@ class Script:
 
     @cached_property
     def functions(self) -> dict[str, tuple[Function, ...]]:
-        """The script's own functions and methods by name."""
+        """The functions and methods that the script defines, by name."""
         named: dict[str, list[Function]] = defaultdict(list)
         for node in self.nodes:
             if is_function(node):
@@ -64,7 +64,7 @@ class Script:
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
-        """The script's own classes by name."""
+        """The classes that the script defines, by name."""
         return {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
 
     @cached_property
@@ -83,34 +83,34 @@ class Script:
         return names
 
     def name(self, node: ast.AST) -> str:
-        """The full dotted name of what an expression means ("torch.distributed.get_rank"), or ""."""
+        """The full dotted name to which an expression refers ("torch.distributed.get_rank"), or "" if it is no name."""
         path = attribute_path(node)
         if path is None:
             return ""
         first, dot, rest = path.partition(".")
         return self.imports.get(first, first) + dot + rest
 
-    def callee(self, call: ast.Call) -> str:
+    def callee_name(self, call: ast.Call) -> str:
         return self.name(call.func)
 
     def last_name(self, call: ast.Call) -> str:
         """The last part of the name of the called function: "get_rank"."""
-        return self.callee(call).rpartition(".")[2]
+        return self.callee_name(call).rpartition(".")[2]
 
     def calls_of(self, *names: str) -> Iterator[ast.Call]:
-        """Calls of the functions with these full names."""
-        return (call for call in self.calls if self.callee(call) in names)
+        """Yield the calls of functions with these full names, by line."""
+        return (call for call in self.calls if self.callee_name(call) in names)
 
-    # The subject of the script
+    # Whether the script is judged
 
     @cached_property
     def imported_packages(self) -> frozenset[str]:
-        """The packages that anything is imported from."""
+        """The packages from which the script imports."""
         return frozenset(origin.partition(".")[0] for origin in self.imports.values())
 
     @property
-    def not_judged(self) -> str | None:
-        """The reason why this file is not judged, or None."""
+    def why_not_judged(self) -> str | None:
+        """The reason why this file is not judged. None: it is judged."""
         for framework in _FRAMEWORKS:
             if framework in self.imported_packages:
                 return f"{framework} sets up DistributedDataParallel in it"
@@ -118,69 +118,69 @@ class Script:
             return "it makes no process group and no DistributedDataParallel"
         return None
 
-    # The place of a node
+    # What encloses a node
 
-    def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around a node, from the nearest outwards."""
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes that enclose `node`, the innermost first."""
         while (outer := self.parents.get(node)) is not None:
             yield outer
             node = outer
 
     def function_of(self, node: ast.AST) -> Function | None:
-        return next((outer for outer in self.around(node) if is_function(outer)), None)
+        return next((outer for outer in self.ancestors(node) if is_function(outer)), None)
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
-        return next((outer for outer in self.around(node) if isinstance(outer, ast.ClassDef)), None)
+        return next((outer for outer in self.ancestors(node) if isinstance(outer, ast.ClassDef)), None)
 
     def scope_of(self, node: ast.AST) -> ast.AST:
-        """The function that a node stands in, else the module."""
+        """The innermost function that encloses a node, else the module."""
         return self.function_of(node) or self.tree
 
     def statement_of(self, node: ast.AST) -> ast.AST:
-        """The statement that a node is part of."""
+        """The innermost statement that contains a node; the node itself if none does."""
         while not isinstance(node, ast.stmt) and node in self.parents:
             node = self.parents[node]
         return node
 
     @cached_property
-    def exits(self) -> dict[tuple[ast.AST, str], tuple[Exit, ...]]:
-        """The early ends of each block, such as `if rank != 0: return`, in their order."""
-        found: dict[tuple[ast.AST, str], tuple[Exit, ...]] = {}
+    def early_exits(self) -> dict[tuple[ast.AST, str], tuple[Exit, ...]]:
+        """The exits such as `if rank != 0: return` in each block, in order. A block is (node, name of its field)."""
+        exits: dict[tuple[ast.AST, str], tuple[Exit, ...]] = {}
         for node in self.nodes:
             for name in BLOCKS:
                 block = getattr(node, name, None)
                 if isinstance(block, list):
-                    tests = ((at, each) for at, each in enumerate(block) if isinstance(each, ast.If))
-                    found[node, name] = tuple(Exit(at, each.test) for at, each in tests if leaves(each.body))
-        return found
+                    ifs = ((index, each) for index, each in enumerate(block) if isinstance(each, ast.If))
+                    exits[node, name] = tuple(Exit(index, each.test) for index, each in ifs if leaves_block(each.body))
+        return exits
 
     # Calls of the script's functions
 
     @cached_property
-    def sites(self) -> dict[ast.AST, tuple[ast.Call, ...]]:
+    def call_sites(self) -> dict[ast.AST, tuple[ast.Call, ...]]:
         """The calls of each function of the script: `f()`, `self.f()`, `Class()` for its `__init__`.
 
-        A method is found by its name if no other function of the file has it, so that `trainer.train()` counts, too.
+        `trainer.train()` is a call of the method `train` if no other function of the file has this name.
         """
-        found: dict[ast.AST, list[ast.Call]] = defaultdict(list)
+        sites: dict[ast.AST, list[ast.Call]] = defaultdict(list)
         for call in self.calls:
-            for function in self.targets(call):
-                found[function].append(call)
-        return {function: tuple(calls) for function, calls in found.items()}
+            for function in self.callees(call):
+                sites[function].append(call)
+        return {function: tuple(calls) for function, calls in sites.items()}
 
-    def targets(self, call: ast.Call) -> tuple[Function, ...]:
-        """The script's own functions that a call can mean."""
+    def callees(self, call: ast.Call) -> tuple[Function, ...]:
+        """The functions defined in the script that a call may execute."""
         match call.func:
             case ast.Name(id=name) if name in self.classes:
                 return tuple(self._methods(self.classes[name], "__init__"))
             case ast.Name(id=name):
                 return tuple(each for each in self.functions.get(name, ()) if not self._is_method(each))
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                around = self.class_of(call)
-                return tuple(self._methods(around, name)) if around is not None else ()
+                owner = self.class_of(call)
+                return tuple(self._methods(owner, name)) if owner is not None else ()
             case ast.Attribute(attr=name):
-                found = self.functions.get(name, ())
-                return found if len(found) == 1 and self._is_method(found[0]) else ()
+                methods = self.functions.get(name, ())
+                return methods if len(methods) == 1 and self._is_method(methods[0]) else ()
         return ()
 
     def _methods(self, owner: ast.ClassDef, name: str) -> Iterator[Function]:
@@ -190,14 +190,14 @@ class Script:
         return isinstance(self.parents.get(function), ast.ClassDef)
 
     def takes_self(self, function: Function) -> bool:
-        """Whether the first parameter of the function is the object."""
+        """Whether the first parameter of the function is the object or the class (`self`, `cls`)."""
         static = any(attribute_path(each) == "staticmethod" for each in function.decorator_list)
         return self._is_method(function) and not static
 
     @cached_property
-    def starts(self) -> tuple[tuple[Function, ast.Call], ...]:
-        """Functions that run in processes of their own, with the call that starts them (mp.spawn, mp.Process)."""
-        found: list[tuple[Function, ast.Call]] = []
+    def process_starts(self) -> tuple[tuple[Function, ast.Call], ...]:
+        """The functions that mp.spawn, mp.Process and such run in new processes, each with the call that does so."""
+        starts: list[tuple[Function, ast.Call]] = []
         for call in self.calls:
             last = self.last_name(call)
             if last not in ("spawn", "start_processes", "Process"):
@@ -206,62 +206,62 @@ class Script:
             if target is None and call.args and last != "Process":
                 target = call.args[0]
             if isinstance(target, ast.Name):
-                found += [(each, call) for each in self.functions.get(target.id, ())]
-        return tuple(found)
+                starts += [(each, call) for each in self.functions.get(target.id, ())]
+        return tuple(starts)
 
     @cached_property
-    def reached(self) -> frozenset[ast.AST]:
-        """Functions that the started processes run, directly or not."""
-        seen: set[ast.AST] = set()
-        waiting: list[ast.AST] = [function for function, _ in self.starts]
+    def process_functions(self) -> frozenset[ast.AST]:
+        """The functions that processes in `process_starts` run, and all functions that these call."""
+        reached: set[ast.AST] = set()
+        waiting: list[ast.AST] = [function for function, _ in self.process_starts]
         while waiting:
             function = waiting.pop()
-            if function in seen:
+            if function in reached:
                 continue
-            seen.add(function)
-            waiting += [t for node in ast.walk(function) if isinstance(node, ast.Call) for t in self.targets(node)]
-        return frozenset(seen)
+            reached.add(function)
+            calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+            waiting += [callee for call in calls for callee in self.callees(call)]
+        return frozenset(reached)
 
-    # Evidence in the whole script
+    # Facts about the whole script
 
     @cached_property
-    def texts(self) -> frozenset[str]:
-        """Every string in the script."""
+    def strings(self) -> frozenset[str]:
         return frozenset(text for node in self.nodes if (text := text_of(node)) is not None)
 
     @cached_property
-    def attributes(self) -> frozenset[str]:
-        """Every attribute that is read or called."""
+    def read_attributes(self) -> frozenset[str]:
+        """The name of every attribute that is read or called."""
         return frozenset(n.attr for n in self.nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))
 
     @cached_property
     def options(self) -> dict[str, ast.Call]:
-        """argparse's options by destination: {"local_rank": the call of add_argument}."""
-        found: dict[str, ast.Call] = {}
+        """The calls of argparse's add_argument, by the name of the attribute that gets the value ("local_rank")."""
+        options: dict[str, ast.Call] = {}
         for call in self.calls:
             if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
                 spellings = [text for arg in call.args if (text := text_of(arg)) is not None]
-                long = [text for text in spellings if text.startswith("--")] or spellings
+                spelled_out = [text for text in spellings if text.startswith("--")] or spellings
                 dest = next((text_of(each.value) for each in call.keywords if each.arg == "dest"), None)
-                for name in [dest] if dest else long[:1]:
-                    found[name.lstrip("-").replace("-", "_")] = call
-        return found
+                for name in [dest] if dest else spelled_out[:1]:
+                    options[name.lstrip("-").replace("-", "_")] = call
+        return options
 
     @cached_property
-    def means_several_hosts(self) -> bool:
+    def mentions_several_hosts(self) -> bool:
         """Whether the script mentions hosts: an option such as --nnodes, a variable such as NODE_RANK."""
-        return bool(_HOST_OPTIONS & self.options.keys()) or bool(_HOST_VARIABLES & self.texts)
+        return bool(_HOST_OPTIONS & self.options.keys()) or bool(_HOST_VARIABLES & self.strings)
 
 
-# Questions that need no knowledge of the rest of the script ---------------------------------------------------------
+# Functions that read one node alone ----------------------------------------------------------------------------------
 
 
 def is_function(node: ast.AST) -> TypeGuard[Function]:
     return isinstance(node, _FUNCTIONS)
 
 
-def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """The argument of that name (or, with `position`, at that place among the positional ones); None if left out."""
+def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """The argument that is passed as keyword `name`, else the positional one at `position`; None if not passed."""
     for each in call.keywords:
         if each.arg == name:
             return each.value
@@ -293,7 +293,7 @@ def attribute_path(node: ast.AST) -> str | None:
 
 
 def words_in(node: ast.AST) -> Iterator[str]:
-    """Every name, attribute and string in an expression."""
+    """Yield every name, attribute name and string in an expression."""
     for each in ast.walk(node):
         match each:
             case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
@@ -301,17 +301,17 @@ def words_in(node: ast.AST) -> Iterator[str]:
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
-    """The text of every name and attribute in an expression."""
+    """Yield every name and attribute name in an expression."""
     return (each.id if isinstance(each, ast.Name) else each.attr for each in variables_in(node))
 
 
 def variables_in(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
-    """The node of every name and attribute in an expression."""
+    """Yield the node of every name and attribute in an expression."""
     return (each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute)))
 
 
-def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """Everything in a function or module, but not in the functions and classes inside of it."""
+def scope_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes of a function or module, without the contents of functions and classes defined in it."""
     stack = list(ast.iter_child_nodes(function))
     while stack:
         node = stack.pop()
@@ -320,8 +320,8 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
             stack.extend(ast.iter_child_nodes(node))
 
 
-def leaves(body: list[ast.stmt]) -> bool:
-    """Whether control never reaches the code after these statements."""
+def leaves_block(body: list[ast.stmt]) -> bool:
+    """Whether the last statement is a return, raise, break, continue or exit, so that the code after it is not run."""
     last = body[-1] if body else None
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return attribute_path(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
@@ -329,13 +329,12 @@ def leaves(body: list[ast.stmt]) -> bool:
 
 
 def calls_method(node: ast.AST, method: str) -> bool:
-    """Whether there is a call `....method(...)` within."""
+    """Whether `node` contains a call `....method(...)`."""
     return any(
         isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == method
         for each in ast.walk(node)
     )
 
 
-def trains(node: ast.AST) -> bool:
-    """Whether there is a backward pass within."""
+def has_backward(node: ast.AST) -> bool:
     return calls_method(node, "backward")

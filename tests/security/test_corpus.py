@@ -36,7 +36,7 @@ def is_of_rank_1(line: Line) -> bool:
 
 def test_one_script_in_another_encoding_does_not_end_the_run(golden) -> None:
     other = Path(__file__).parent.parent / "unit" / "scripts" / "torchrun_script.py"
-    report = lint_command.judged([str(CORPUS / "latin-1.txt"), str(other)])
+    report = lint_command.judge_files([str(CORPUS / "latin-1.txt"), str(other)])
     assert (report.exit_code, len(report.scripts)) == (ExitCode.USAGE, 1)
     golden(*(error.replace(str(CORPUS), "CORPUS") for error in report.errors))
 
@@ -106,11 +106,11 @@ def test_a_rank_without_lines_is_unknown(golden, tmp_path: Path, kept: str) -> N
 
 
 def test_a_script_that_takes_too_long_is_refused(golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lint_command, "_MOST_SECONDS", 0.001)  # of processor time, whatever else runs
+    monkeypatch.setattr(lint_command, "_TIME_LIMIT_SECONDS", 0.001)  # of processor time, whatever else runs
     path = tmp_path / "entangled.py"
     exits = "".join(f"    if rank == {at}: return\n    dist.barrier()\n" for at in range(2000))
     path.write_text(f"import torch.distributed as dist\ndist.init_process_group()\ndef f(rank):\n{exits}")
-    report = lint_command.judged([str(path)])
+    report = lint_command.judge_files([str(path)])
     assert report.exit_code == ExitCode.USAGE
     golden(*(error.replace(str(tmp_path), "TMP") for error in report.errors))
 
@@ -118,6 +118,6 @@ def test_a_script_that_takes_too_long_is_refused(golden, tmp_path: Path, monkeyp
 def test_a_script_that_is_too_large_is_refused(golden, tmp_path: Path) -> None:
     path = tmp_path / "large.py"
     path.write_text("import torch.distributed as dist\ndist.init_process_group()\n" + "x = 1\n" * 500_000)
-    report = lint_command.judged([str(path)])
+    report = lint_command.judge_files([str(path)])
     assert report.exit_code == ExitCode.USAGE
     golden(*(error.replace(str(tmp_path), "TMP") for error in report.errors))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ddpdiag.cli.app import app
 from ddpdiag.cli.outputs import LintOptions
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.lint.command import LintReport, chosen, judged, page, read_findings, run
+from ddpdiag.lint.command import LintReport, judge_files, read_findings, report_text, run, select_rules
 from ddpdiag.lint.rules import all_rules
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -29,7 +29,7 @@ def faulty(tmp_path):
 
 
 def text(report: LintReport, **options) -> str:
-    return page(report, **({"details": False, "width": 80, "color": False} | options))
+    return report_text(report, **({"details": False, "width": 80, "color": False} | options))
 
 
 def test_nothing_found_is_zero(capsys, golden):
@@ -58,7 +58,7 @@ def test_hints_do_not_count(tmp_path, capsys, golden):
 )
 def test_a_comment_keeps_a_remark_quiet(golden, faulty, comment):
     faulty.write_text(faulty.read_text().replace(SAMPLER, f"{SAMPLER}  {comment}"))
-    report = judged([str(faulty)])
+    report = judge_files([str(faulty)])
     assert (report.findings, report.exit_code) == ((), ExitCode.FIT)
     golden(text(report))
 
@@ -66,7 +66,7 @@ def test_a_comment_keeps_a_remark_quiet(golden, faulty, comment):
 @pytest.mark.parametrize("comment", ["# ddpdiag: ignore[LNT001]", "; '# ddpdiag: ignore[LNT010]'"])
 def test_a_comment_for_another_rule_and_a_string_do_not(faulty, comment):
     faulty.write_text(faulty.read_text().replace(SAMPLER, f"{SAMPLER}  {comment}"))
-    assert [finding.code for finding in judged([str(faulty)]).findings] == ["LNT010"]
+    assert [finding.code for finding in judge_files([str(faulty)]).findings] == ["LNT010"]
 
 
 def test_a_directory_is_walked(faulty, tmp_path):
@@ -75,14 +75,14 @@ def test_a_directory_is_walked(faulty, tmp_path):
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "hidden.py").write_text(faulty.read_text())
     (tmp_path / "notes.txt").write_text("no Python")
-    report = judged([str(tmp_path), str(faulty)])
+    report = judge_files([str(tmp_path), str(faulty)])
     assert [Path(script.path).name for script in report.scripts] == ["train.py", "other.py"]
 
 
 def test_an_encoding_that_is_declared_is_read(tmp_path, faulty):
     path = tmp_path / "latin.py"
     path.write_bytes(b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + faulty.read_bytes())
-    (moved,), (found,) = (judged([str(script)]).findings for script in (path, faulty))
+    (moved,), (found,) = (judge_files([str(script)]).findings for script in (path, faulty))
     assert moved.evidence["line"] - 2 == found.evidence["line"]
 
 
@@ -141,7 +141,7 @@ def test_a_script_is_not_overwritten(faulty, golden):
 def test_what_is_none_of_ours_is_not_called_clean(golden, tmp_path, source):
     path = tmp_path / "other.py"
     path.write_text(source)
-    report = judged([str(path)])
+    report = judge_files([str(path)])
     assert report.scripts[0].not_judged
     golden(text(report).replace(str(path), "other.py"))
 
@@ -175,7 +175,7 @@ def test_loops_in_a_script_end(source):
     [((), (), {"LNT010"}), (("lnt01",), (), {"LNT010"}), (("LNT001,LNT002",), (), set()), ((), ("LNT010",), set())],
 )
 def test_rules_are_chosen_by_code_or_prefix(faulty, select, ignore, found):
-    assert {finding.code for finding in judged([str(faulty)], chosen(select, ignore)).findings} == found
+    assert {finding.code for finding in judge_files([str(faulty)], select_rules(select, ignore)).findings} == found
 
 
 @pytest.mark.parametrize("option", ["select", "ignore"])
@@ -217,7 +217,7 @@ def helped(tmp_path):
 
 
 def test_a_finding_is_at_the_call_in_the_branch_and_its_helper_is_a_note(helped, golden):
-    report = judged([str(helped)])
+    report = judge_files([str(helped)])
     (finding,) = report.findings
     found = finding.evidence
     # Columns are characters, where Python counts bytes.
@@ -229,7 +229,7 @@ def test_a_finding_is_at_the_call_in_the_branch_and_its_helper_is_a_note(helped,
 @pytest.mark.parametrize("line", ["    save(0)", '\tname = "日本"; dist.barrier()'])
 def test_a_comment_at_the_call_or_in_the_helper_keeps_both_quiet(helped, line):
     helped.write_text(HELPER.replace(line, f"{line}  # ddpdiag: ignore[LNT018] "), encoding="utf-8")
-    assert judged([str(helped)]).findings == ()
+    assert judge_files([str(helped)]).findings == ()
 
 
 def test_a_script_is_read_from_a_pipe(helped, monkeypatch, capsys):

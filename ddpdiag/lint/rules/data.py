@@ -1,16 +1,16 @@
-"""Rules on how the data is distributed among the ranks."""
+"""Rules on the distribution of data among the ranks."""
 
 import ast
 from collections.abc import Iterator
 
 from ddpdiag.lint import Hit, rule
-from ddpdiag.lint.reading import RANKS, Kind, Reading, path_or_text
-from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains, variables_in
+from ddpdiag.lint.analysis import RANKS, Analysis, Kind, name_or_code
+from ddpdiag.lint.script import argument, has_backward, has_unpacking, is_constant, is_function, variables_in
 from ddpdiag.model import Severity
 
 
 @rule("LNT008", Severity.ERROR)
-def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
+def shuffle_beside_sampler(script: Analysis) -> Iterator[Hit]:
     """A DataLoader gets both shuffle=True and a sampler.
 
     What: a DataLoader gets a DistributedSampler and shuffle=True.
@@ -24,9 +24,9 @@ def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
 
     Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader.
     """
-    for loader in read.loaders:
-        shuffled = is_constant(keyword(loader, "shuffle", 2), True)
-        if shuffled and read.maybe(keyword(loader, "sampler", 3), Kind.SAMPLER):
+    for loader in script.loaders:
+        is_shuffled = is_constant(argument(loader, "shuffle", 2), True)
+        if is_shuffled and script.may_be(argument(loader, "sampler", 3), Kind.SAMPLER):
             yield Hit(
                 loader,
                 "DataLoader refuses shuffle=True together with a sampler",
@@ -35,7 +35,7 @@ def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
 
 
 @rule("LNT009", Severity.WARNING)
-def no_sampler(read: Reading) -> Iterator[Hit]:
+def no_sampler(script: Analysis) -> Iterator[Hit]:
     """Every rank trains on all of the data.
 
     What: a DataLoader with shuffle=True and without any sampler feeds the training of a DistributedDataParallel;
@@ -49,11 +49,11 @@ def no_sampler(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html ("does not
     chunk or otherwise shard the input").
     """
-    if not read.wrappings or not read.groups or _speaks_of_samplers(read):
+    if not script.wrappings or not script.groups or _mentions_sampler(script):
         return
-    for loader in read.loaders:
-        shuffled = is_constant(keyword(loader, "shuffle", 2), True) and not has_unpacking(loader)
-        if shuffled and _is_plain(read, keyword(loader, "dataset", 0)) and _feeds_training(read, loader):
+    for loader in script.loaders:
+        is_shuffled = is_constant(argument(loader, "shuffle", 2), True) and not has_unpacking(loader)
+        if is_shuffled and _is_unsharded(script, argument(loader, "dataset", 0)) and _feeds_training(script, loader):
             yield Hit(
                 loader,
                 "every rank goes through all of the data: DistributedDataParallel does not split it among the ranks",
@@ -61,8 +61,8 @@ def no_sampler(read: Reading) -> Iterator[Hit]:
             )
 
 
-def _speaks_of_samplers(read: Reading) -> bool:
-    for node in read.nodes:
+def _mentions_sampler(script: Analysis) -> bool:
+    for node in script.nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)) | ast.alias(name=name):
                 if "sampler" in name.lower() or "shard" in name.lower() or name == "IterableDataset":
@@ -70,28 +70,28 @@ def _speaks_of_samplers(read: Reading) -> bool:
     return False
 
 
-def _is_plain(read: Reading, dataset: ast.expr | None) -> bool:
-    """Whether the dataset is surely a whole one, made without regard to the rank."""
-    if dataset is None or read.may_be_own(dataset):
+def _is_unsharded(script: Analysis, dataset: ast.expr | None) -> bool:
+    """Whether the dataset is surely complete on every rank: one of torchvision or a TensorDataset, without the rank."""
+    if dataset is None or script.may_differ_by_rank(dataset):
         return False
     return all(
         isinstance(origin, ast.Call)
-        and read.callee(origin).startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset"))
-        for origin in read.origins(dataset)
+        and script.callee_name(origin).startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset"))
+        for origin in script.origins(dataset)
     )
 
 
-def _feeds_training(read: Reading, loader: ast.Call) -> bool:
-    loops = (node for node in read.nodes if isinstance(node, ast.For) and trains(node))
+def _feeds_training(script: Analysis, loader: ast.Call) -> bool:
+    loops = (node for node in script.nodes if isinstance(node, ast.For) and has_backward(node))
     iterated = (name for loop in loops for name in variables_in(loop.iter))
-    return any(origin is loader for name in iterated for origin in read.origins(name))
+    return any(origin is loader for name in iterated for origin in script.origins(name))
 
 
-_DEPTH = 4
+_MAX_DEPTH = 4
 
 
 @rule("LNT010", Severity.WARNING)
-def no_set_epoch(read: Reading) -> Iterator[Hit]:
+def no_set_epoch(script: Analysis) -> Iterator[Hit]:
     """set_epoch is not called in the loop over epochs.
 
     What: every epoch iterates over a DataLoader with a shuffling DistributedSampler, and nothing in the script calls
@@ -109,12 +109,12 @@ def no_set_epoch(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (its
     warning); https://github.com/pytorch/pytorch/issues/31771.
     """
-    shuffling = [each for each in read.samplers if not is_constant(keyword(each, "shuffle", 3), False)]
-    if not shuffling or "set_epoch" in read.attributes:
+    shuffling = [each for each in script.samplers if not is_constant(argument(each, "shuffle", 3), False)]
+    if not shuffling or "set_epoch" in script.read_attributes:
         return
-    loops = (node for node in read.nodes if isinstance(node, ast.For) and _trains(read, node))
-    sampled = (loop for loop in loops if any(read.maybe(name, Kind.SAMPLED) for name in variables_in(loop.iter)))
-    if any(_is_repeated(read, loop, _DEPTH) for loop in sampled):
+    loops = (node for node in script.nodes if isinstance(node, ast.For) and _is_training_loop(script, node))
+    epoch_loops = (loop for loop in loops if any(script.may_be(name, Kind.LOADER) for name in variables_in(loop.iter)))
+    if any(_is_repeated(script, loop, _MAX_DEPTH) for loop in epoch_loops):
         yield Hit(
             shuffling[0],
             "set_epoch is never called: the sampler gives the same order in every epoch",
@@ -122,21 +122,21 @@ def no_set_epoch(read: Reading) -> Iterator[Hit]:
         )
 
 
-def _trains(read: Reading, loop: ast.For) -> bool:
-    if trains(loop) or any(isinstance(node, ast.Yield) for node in ast.walk(loop)):
-        return True  # a generator that begins again and again feeds a training
+def _is_training_loop(script: Analysis, loop: ast.For) -> bool:
+    if has_backward(loop) or any(isinstance(node, ast.Yield) for node in ast.walk(loop)):
+        return True  # a loop that yields batches is the generator of a training
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    return any(trains(function) for call in calls for function in read.targets(call))
+    return any(has_backward(function) for call in calls for function in script.callees(call))
 
 
-def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
-    """Whether a loop is around `node`, in its function or around a call of this function."""
-    for outer in read.around(node):
+def _is_repeated(script: Analysis, node: ast.AST, depth: int) -> bool:
+    """Whether a loop encloses `node` in its function, or encloses a call of that function."""
+    for outer in script.ancestors(node):
         if isinstance(outer, (ast.For, ast.While)):
             return True
         if is_function(outer):
-            sites = read.sites.get(outer, ())
-            return depth > 0 and any(_is_repeated(read, site, depth - 1) for site in sites)
+            call_sites = script.call_sites.get(outer, ())
+            return depth > 0 and any(_is_repeated(script, site, depth - 1) for site in call_sites)
     return False
 
 
@@ -144,7 +144,7 @@ _FIX = "Remove this argument: the sampler asks the process group."
 
 
 @rule("LNT011", Severity.WARNING)
-def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
+def sampler_of_wrong_rank(script: Analysis) -> Iterator[Hit]:
     """A DistributedSampler gets the wrong rank, number of ranks, or seed.
 
     What: `rank=` is a local rank, `num_replicas=` is the number of this host's GPUs, or `seed=` differs between ranks.
@@ -162,19 +162,19 @@ def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (rank within
     num_replicas; seed: "should be identical across all processes").
     """
-    for sampler in read.samplers:
+    for sampler in script.samplers:
         if has_unpacking(sampler):
             continue
-        replicas, rank = keyword(sampler, "num_replicas", 1), keyword(sampler, "rank", 2)
-        per_host = replicas is not None and read.surely(replicas, Kind.LOCAL_WORLD_SIZE)
-        if rank is not None and read.surely(rank, Kind.LOCAL_RANK) and not per_host:
-            message = f"{path_or_text(rank)} is a local rank: all hosts train on the same parts of the data"
-            yield Hit(rank, message, _FIX, read.wrong_on_several_hosts)
-        if replicas is not None and per_host and (rank is None or read.surely(rank, Kind.RANK)):
-            message = f"{path_or_text(replicas)} counts the GPUs of one host, not the ranks of the job"
-            yield Hit(replicas, message, _FIX, read.wrong_on_several_hosts)
-        seed = keyword(sampler, "seed", 4)
-        if seed is not None and read.surely_within(seed, *RANKS):
+        replicas, rank = argument(sampler, "num_replicas", 1), argument(sampler, "rank", 2)
+        counts_one_host = replicas is not None and script.is_surely(replicas, Kind.LOCAL_WORLD_SIZE)
+        if rank is not None and script.is_surely(rank, Kind.LOCAL_RANK) and not counts_one_host:
+            message = f"{name_or_code(rank)} is a local rank: all hosts train on the same parts of the data"
+            yield Hit(rank, message, _FIX, script.several_hosts_severity)
+        if replicas is not None and counts_one_host and (rank is None or script.is_surely(rank, Kind.RANK)):
+            message = f"{name_or_code(replicas)} counts the GPUs of one host, not the ranks of the job"
+            yield Hit(replicas, message, _FIX, script.several_hosts_severity)
+        seed = argument(sampler, "seed", 4)
+        if seed is not None and script.contains_surely(seed, *RANKS):
             yield Hit(seed, "the seed differs between ranks: their parts of the data overlap", _FIX, Severity.ERROR)
 
 
@@ -187,7 +187,7 @@ _GENERATOR = "generator=torch.Generator().manual_seed(0)."
 
 
 @rule("LNT012", Severity.ERROR)
-def split_differs(read: Reading) -> Iterator[Hit]:
+def split_differs(script: Analysis) -> Iterator[Hit]:
     """Each rank splits the data differently.
 
     What: random_split without a generator (or scikit-learn's train_test_split without random_state) on every rank,
@@ -204,13 +204,13 @@ def split_differs(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.random_split (generator);
     https://docs.pytorch.org/docs/stable/notes/randomness.html; https://github.com/TensorAuto/OpenTau/pull/498.
     """
-    seeds = [call for call in read.calls if "seed" in read.last_name(call).lower()]
-    if not all(any(read.surely_within(arg, *RANKS) for arg in call.args) for call in seeds):
+    seeds = [call for call in script.calls if "seed" in script.last_name(call).lower()]
+    if not all(any(script.contains_surely(arg, *RANKS) for arg in call.args) for call in seeds):
         return
-    for call in read.calls_of(*_SPLITS):
-        name, position = _SPLITS[read.callee(call)]
-        drawn = keyword(call, name, position) is None and not is_constant(keyword(call, "shuffle"), False)
-        if drawn and not has_unpacking(call) and read.surely_on_all_ranks(call):
+    for call in script.calls_of(*_SPLITS):
+        name, position = _SPLITS[script.callee_name(call)]
+        is_random = argument(call, name, position) is None and not is_constant(argument(call, "shuffle"), False)
+        if is_random and not has_unpacking(call) and script.runs_on_all_ranks(call):
             yield Hit(
                 call,
                 "each rank splits by different random numbers: one rank trains on data that another validates on",
@@ -219,7 +219,7 @@ def split_differs(read: Reading) -> Iterator[Hit]:
 
 
 @rule("LNT014", Severity.WARNING)
-def uneven_inputs(read: Reading) -> Iterator[Hit]:
+def uneven_inputs(script: Analysis) -> Iterator[Hit]:
     """Ranks may train for different numbers of steps.
 
     What: the training loop iterates over every n-th element, `items[rank::world_size]` or `range(rank, n, world_size)`,
@@ -235,17 +235,17 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.join;
     https://github.com/pytorch/pytorch/issues/38174.
     """
-    contexts = [item.context_expr for node in read.nodes if isinstance(node, ast.With) for item in node.items]
-    entered = [ast.unparse(each.func) for each in contexts if isinstance(each, ast.Call)]
-    is_evened_out = any("Join" in each or each.endswith(".join") for each in entered) or any(
-        is_constant(keyword(loader, "drop_last"), True) for loader in read.loaders
+    contexts = [item.context_expr for node in script.nodes if isinstance(node, ast.With) for item in node.items]
+    context_names = [ast.unparse(each.func) for each in contexts if isinstance(each, ast.Call)]
+    is_evened_out = any("Join" in each or each.endswith(".join") for each in context_names) or any(
+        is_constant(argument(loader, "drop_last"), True) for loader in script.loaders
     )
-    if not read.wrappings or is_evened_out:
+    if not script.wrappings or is_evened_out:
         return
-    for loop in read.nodes:
-        if not isinstance(loop, ast.For) or not trains(loop):
+    for loop in script.nodes:
+        if not isinstance(loop, ast.For) or not has_backward(loop):
             continue
-        if read.surely_within(loop.iter, Kind.SHARD):
+        if script.contains_surely(loop.iter, Kind.SHARD):
             yield Hit(
                 loop,
                 "this loop trains on every n-th element: if their number is not a multiple of the world size, some "

@@ -1,15 +1,16 @@
-"""Rules on ranks and devices: which rank uses which GPU, and where its numbers come from."""
+"""Rules on ranks and devices: which GPU a rank uses, and where the script gets the rank's numbers from."""
 
 import ast
 import re
 from collections.abc import Iterator
 
 from ddpdiag.lint import Hit, rule
-from ddpdiag.lint.reading import NUMBERS, Kind, Reading, is_bare_cuda, moved, path_or_text
-from ddpdiag.lint.script import is_constant, keyword, text_of, words_in
+from ddpdiag.lint.analysis import INT_KINDS, Analysis, Kind, is_bare_cuda, moved_object, name_or_code
+from ddpdiag.lint.script import argument, is_constant, text_of, words_in
 from ddpdiag.model import Severity
 
-_TAKES_NUMBER = {
+# The argument of each function that must be a number: its name, and its position if it can be passed by position.
+_NUMBER_ARGUMENTS = {
     "torch.cuda.set_device": ("device", 0),
     "torch.cuda.device": ("device", 0),
     "torch.distributed.init_process_group": ("rank", None),
@@ -19,7 +20,7 @@ _TAKES_NUMBER = {
 
 
 @rule("LNT001", Severity.ERROR)
-def rank_as_text(read: Reading) -> Iterator[Hit]:
+def rank_as_text(script: Analysis) -> Iterator[Hit]:
     """RANK, LOCAL_RANK or WORLD_SIZE is used as text.
 
     What: environment variables are text. `os.environ["LOCAL_RANK"]` is "0", not 0.
@@ -36,23 +37,23 @@ def rank_as_text(read: Reading) -> Iterator[Hit]:
     Source: https://docs.python.org/3/library/os.html#os.environ (keys and values are strings);
     https://docs.pytorch.org/docs/stable/elastic/run.html (the variables).
     """
-    seen: set[ast.expr] = set()  # places at which variables are read; each is reported once
-    for node in read.nodes:
-        for used in _used_as_number(read, node):
-            if not read.surely(used, *NUMBERS):
+    reported: set[ast.expr] = set()  # expressions that read variables; each is reported once
+    for node in script.nodes:
+        for used in _used_as_number(script, node):
+            if not script.is_surely(used, *INT_KINDS):
                 continue
-            place = next((each for each in read.origins(used) if each is not None), used)
-            if place not in seen:
-                seen.add(place)
-                what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
+            origin = next((each for each in script.origins(used) if each is not None), used)
+            if origin not in reported:
+                reported.add(origin)
+                what = "this" if origin is used else f"{name_or_code(used)} in line {used.lineno}"
                 outcome = "the call fails, because it expects a number"
                 if isinstance(node, ast.Compare):
                     outcome = "the comparison is never true"
                 message = f"an environment variable is text: with {what}, {outcome}"
-                yield Hit(place, message, "Write int(...) around it.")
+                yield Hit(origin, message, "Write int(...) around it.")
 
 
-def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
+def _used_as_number(script: Analysis, node: ast.AST) -> Iterator[ast.expr]:
     match node:
         case ast.Compare(left=left, ops=[_], comparators=[ast.Constant(value=int())]):
             yield left
@@ -61,13 +62,13 @@ def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
         case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
             yield from devices
         case ast.Call():
-            name, position = _TAKES_NUMBER.get(read.callee(node), (None, None))
-            if name is not None and (given := keyword(node, name, position)) is not None:
-                yield given
+            name, position = _NUMBER_ARGUMENTS.get(script.callee_name(node), (None, None))
+            if name is not None and (value := argument(node, name, position)) is not None:
+                yield value
 
 
 @rule("LNT002", Severity.WARNING)
-def device_of_global_rank(read: Reading) -> Iterator[Hit]:
+def device_of_global_rank(script: Analysis) -> Iterator[Hit]:
     """A GPU is chosen by the global rank.
 
     What: `torch.cuda.set_device(rank)`, `f"cuda:{rank}"` or `device_ids=[rank]` with the rank in the whole job.
@@ -85,19 +86,19 @@ def device_of_global_rank(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html (LOCAL_RANK, RANK);
     https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group.
     """
-    for node in read.nodes:
-        for device in _devices(read, node):
-            if read.surely(device, Kind.RANK):
+    for node in script.nodes:
+        for device in _devices(script, node):
+            if script.is_surely(device, Kind.RANK):
                 yield Hit(
                     node if isinstance(node, (ast.Call, ast.JoinedStr)) else device,
-                    f"the GPU is chosen by the global rank ({path_or_text(device)}): the second host has no GPU of "
+                    f"the GPU is chosen by the global rank ({name_or_code(device)}): the second host has no GPU of "
                     "that number",
                     'Use the local rank: int(os.environ["LOCAL_RANK"]).',
-                    read.wrong_on_several_hosts,
+                    script.several_hosts_severity,
                 )
 
 
-def _devices(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
+def _devices(script: Analysis, node: ast.AST) -> Iterator[ast.expr]:
     """The expressions in `node` that give the number of a GPU."""
     match node:
         case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
@@ -105,20 +106,20 @@ def _devices(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
         case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=device)]):
             yield device
         case ast.Call():
-            name, given = read.callee(node), None
-            if name in ("torch.cuda.set_device", "torch.cuda.device") or moved(node) is not None:
-                given = keyword(node, "device", 0)
-            elif name == "torch.device" and text_of(keyword(node, "type", 0)) == "cuda":
-                given = keyword(node, "index", 1)
-            if given is not None and not isinstance(given, ast.JoinedStr):
-                yield given
+            name, value = script.callee_name(node), None
+            if name in ("torch.cuda.set_device", "torch.cuda.device") or moved_object(node) is not None:
+                value = argument(node, "device", 0)
+            elif name == "torch.device" and text_of(argument(node, "type", 0)) == "cuda":
+                value = argument(node, "index", 1)
+            if value is not None and not isinstance(value, ast.JoinedStr):
+                yield value
 
 
-_CHOOSES = {"set_device", "set_device_index", "device_index"}
+_GPU_CHOOSERS = {"set_device", "set_device_index", "device_index"}
 
 
 @rule("LNT003", Severity.ERROR)
-def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
+def one_gpu_for_all(script: Analysis) -> Iterator[Hit]:
     """All ranks of a host use GPU 0.
 
     What: the process group is opened over NCCL, tensors go to "cuda" without a number, and nothing chooses a GPU for a
@@ -132,9 +133,9 @@ def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/distributed.html#which-backend-to-use (each process needs exclusive
     access to every GPU it uses); https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html.
     """
-    if _chooses(read) or not _takes_current(read):
+    if _chooses_gpu(script) or not _uses_current_gpu(script):
         return
-    for call in read.groups:
+    for call in script.groups:
         if any(word == "nccl" or word.endswith(":nccl") for word in words_in(call)):
             yield Hit(
                 call,
@@ -143,27 +144,27 @@ def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
             )
 
 
-def _chooses(read: Reading) -> bool:
-    if read.attributes & _CHOOSES or "CUDA_VISIBLE_DEVICES" in read.texts:
+def _chooses_gpu(script: Analysis) -> bool:
+    if script.read_attributes & _GPU_CHOOSERS or "CUDA_VISIBLE_DEVICES" in script.strings:
         return True
-    for node in read.nodes:
+    for node in script.nodes:
         match node:
             case ast.keyword(arg="device_ids" | "device_id" | "output_device", value=value):
                 if not is_constant(value, None):
                     return True
             case ast.Constant(value=str(text)) if text.startswith("cuda:"):
                 return True
-            case ast.Call() if _has_index(read, node):
+            case ast.Call() if _names_gpu(script, node):
                 return True
-    # A helper from another file of the user may choose the GPU.
+    # A function from another file of the project may choose the GPU.
     known = ("torch", "os.", "nn.", "argparse", "parser")
-    own = (call for call in read.calls if not read.callee(call).startswith(known) and not read.targets(call))
-    names = (read.last_name(call).lower() for call in own)
+    others = (call for call in script.calls if not script.callee_name(call).startswith(known))
+    names = (script.last_name(call).lower() for call in others if not script.callees(call))
     return any("device" in name or "distributed" in name for name in names)
 
 
-def _has_index(read: Reading, call: ast.Call) -> bool:
-    name = read.callee(call)
+def _names_gpu(script: Analysis, call: ast.Call) -> bool:
+    name = script.callee_name(call)
     if name in ("torch.device", "torch.cuda.device"):
         return len(call.args) > 1 or bool(call.args and not isinstance(call.args[0], (ast.Constant, ast.IfExp)))
     if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda":
@@ -171,10 +172,10 @@ def _has_index(read: Reading, call: ast.Call) -> bool:
     return False
 
 
-def _takes_current(read: Reading) -> bool:
-    """Whether any tensor or module goes to the current GPU."""
-    for call in read.calls:
-        device = keyword(call, "device", 0)
+def _uses_current_gpu(script: Analysis) -> bool:
+    """Whether the script puts any tensor or module on the current GPU."""
+    for call in script.calls:
+        device = argument(call, "device", 0)
         if isinstance(device, ast.IfExp):
             device = device.body
         if is_bare_cuda(call) or is_constant(device, "cuda"):
@@ -182,11 +183,11 @@ def _takes_current(read: Reading) -> bool:
     return False
 
 
-_SETS_UP = re.compile(r"dist|setup|set_up|init", re.IGNORECASE)
+_SETUP_NAME = re.compile(r"dist|setup|set_up|init", re.IGNORECASE)
 
 
 @rule("LNT004", Severity.ERROR)
-def local_rank_option(read: Reading) -> Iterator[Hit]:
+def local_rank_option(script: Analysis) -> Iterator[Hit]:
     """The local rank is expected as an option that no launcher passes.
 
     What: argparse knows `--local_rank`, the script reads args.local_rank, and nothing reads the variable LOCAL_RANK.
@@ -204,8 +205,8 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
     https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun;
     https://github.com/huggingface/pytorch-image-models/issues/1724.
     """
-    option = read.options.get("local_rank")
-    if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & read.texts or not _is_needed(read):
+    option = script.options.get("local_rank")
+    if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & script.strings or not _is_read_but_not_set(script):
         return
     spellings = {text_of(arg) for arg in option.args}
     if "--local-rank" not in spellings:
@@ -224,15 +225,15 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
         )
 
 
-def _is_needed(read: Reading) -> bool:
-    """Whether args.local_rank is read and never set, neither here nor by a set-up function of another file."""
-    uses = [node for node in read.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
-    holders = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
-    if not uses or read.starts or any(isinstance(node.ctx, ast.Store) for node in uses):
+def _is_read_but_not_set(script: Analysis) -> bool:
+    """Whether args.local_rank is read and never set, neither by this file nor by a set-up function of another file."""
+    uses = [node for node in script.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
+    namespaces = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
+    if not uses or script.process_starts or any(isinstance(node.ctx, ast.Store) for node in uses):
         return False
-    # Such as init_distributed_mode(args).
-    setups = (call for call in read.calls if _SETS_UP.search(read.last_name(call)) and not read.targets(call))
-    return not any(isinstance(given, ast.Name) and given.id in holders for call in setups for given in call.args)
+    # Calls such as init_distributed_mode(args).
+    setups = (call for call in script.calls if _SETUP_NAME.search(script.last_name(call)) and not script.callees(call))
+    return not any(isinstance(arg, ast.Name) and arg.id in namespaces for call in setups for arg in call.args)
 
 
 RULES = (rank_as_text, device_of_global_rank, one_gpu_for_all, local_rank_option)

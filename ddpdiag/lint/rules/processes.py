@@ -4,25 +4,25 @@ import ast
 from collections.abc import Iterator
 
 from ddpdiag.lint import Hit, rule
-from ddpdiag.lint.reading import Reading, is_bare_cuda
+from ddpdiag.lint.analysis import Analysis, is_bare_cuda
 from ddpdiag.lint.script import (
+    argument,
     attribute_path,
     calls_method,
     has_unpacking,
     is_constant,
-    keyword,
     names_in,
-    own_nodes,
+    scope_nodes,
     text_of,
     words_in,
 )
 from ddpdiag.model import Severity
 
-_HOME = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 @rule("LNT005", Severity.ERROR)
-def coordinator_at_home(read: Reading) -> Iterator[Hit]:
+def coordinator_at_home(script: Analysis) -> Iterator[Hit]:
     """MASTER_ADDR is this host, in a script for several hosts.
 
     What: the script sets MASTER_ADDR to localhost or 127.0.0.1 and overrides the launcher's value, or opens the process
@@ -36,10 +36,10 @@ def coordinator_at_home(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization (address of rank
     0).
     """
-    if not read.means_several_hosts:
+    if not script.mentions_several_hosts:
         return
-    for node in read.nodes:
-        if _sets_home(read, node) and not any(read.conditions(node)):
+    for node in script.nodes:
+        if _sets_loopback(script, node) and not any(script.conditions(node)):
             yield Hit(
                 node,
                 "every host looks for rank 0 on itself: a job on several hosts never starts",
@@ -47,22 +47,22 @@ def coordinator_at_home(read: Reading) -> Iterator[Hit]:
             )
 
 
-def _sets_home(read: Reading, node: ast.AST) -> bool:
+def _sets_loopback(script: Analysis, node: ast.AST) -> bool:
     match node:
         case ast.Assign(targets=[ast.Subscript(value=whole, slice=key)], value=value):
-            is_variable = text_of(key) == "MASTER_ADDR" and read.name(whole) == "os.environ"
-            return is_variable and text_of(value) in _HOME
-        case ast.Call() if node in read.groups:
-            address = text_of(keyword(node, "init_method", 1)) or ""
-            return address.startswith(tuple(f"tcp://{home}" for home in _HOME))
+            is_variable = text_of(key) == "MASTER_ADDR" and script.name(whole) == "os.environ"
+            return is_variable and text_of(value) in _LOOPBACK
+        case ast.Call() if node in script.groups:
+            address = text_of(argument(node, "init_method", 1)) or ""
+            return address.startswith(tuple(f"tcp://{host}" for host in _LOOPBACK))
     return False
 
 
-_SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
+_SPAWN_FUNCTIONS = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 
 
 @rule("LNT006", Severity.ERROR)
-def spawn_at_import(read: Reading) -> Iterator[Hit]:
+def spawn_at_import(script: Analysis) -> Iterator[Hit]:
     """Processes are spawned when the script is imported.
 
     What: mp.spawn is called at the top of the script, outside of `if __name__ == "__main__":`, or gets a lambda or a
@@ -77,17 +77,17 @@ def spawn_at_import(read: Reading) -> Iterator[Hit]:
     Source: https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods (safe
     importing of main module); https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses.
     """
-    for call in read.calls_of(*_SPAWN):
-        target = keyword(call, "fn", 0)
-        named = read.functions.get(target.id, ()) if isinstance(target, ast.Name) else ()
-        is_inner = bool(named) and all(read.function_of(each) is not None for each in named)
-        if read.function_of(call) is None and not any(read.conditions(call)):
+    for call in script.calls_of(*_SPAWN_FUNCTIONS):
+        target = argument(call, "fn", 0)
+        functions = script.functions.get(target.id, ()) if isinstance(target, ast.Name) else ()
+        is_nested = bool(functions) and all(script.function_of(each) is not None for each in functions)
+        if script.function_of(call) is None and not any(script.conditions(call)):
             yield Hit(
                 call,
                 "every spawned process imports this script, and would spawn again",
                 'Move the call into `if __name__ == "__main__":`.',
             )
-        elif target is not None and (is_inner or isinstance(target, ast.Lambda)):
+        elif target is not None and (is_nested or isinstance(target, ast.Lambda)):
             yield Hit(
                 target,
                 'a spawned process cannot find this function by its name, and fails with "Can\'t pickle"',
@@ -96,7 +96,7 @@ def spawn_at_import(read: Reading) -> Iterator[Hit]:
 
 
 @rule("LNT007", Severity.ERROR)
-def fork_after_cuda(read: Reading) -> Iterator[Hit]:
+def fork_after_cuda(script: Analysis) -> Iterator[Hit]:
     """CUDA is used in a forked process.
 
     What: a Dataset puts its items on a GPU in `__getitem__` while its DataLoader has workers, or the script requests
@@ -112,8 +112,8 @@ def fork_after_cuda(read: Reading) -> Iterator[Hit]:
     https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading (not recommended to return CUDA tensors);
     https://github.com/pytorch/pytorch/issues/40403.
     """
-    for function in read.functions.get("__getitem__", ()) if any(map(_forks_workers, read.loaders)) else ():
-        owner = read.class_of(function)
+    for function in script.functions.get("__getitem__", ()) if any(map(_forks_workers, script.loaders)) else ():
+        owner = script.class_of(function)
         if owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases):
             for call in filter(_uses_gpu, ast.walk(function)):
                 yield Hit(
@@ -121,32 +121,32 @@ def fork_after_cuda(read: Reading) -> Iterator[Hit]:
                     "a DataLoader's workers are forked, and CUDA cannot be used in a forked process",
                     "Return CPU tensors from the Dataset, and move the batch in the training loop.",
                 )
-    yield from _forks(read)
+    yield from _fork_starts_after_cuda(script)
 
 
 def _forks_workers(loader: ast.Call) -> bool:
-    workers = keyword(loader, "num_workers", 5)
-    spawned = text_of(keyword(loader, "multiprocessing_context")) in ("spawn", "forkserver")
-    return workers is not None and not is_constant(workers, 0) and not spawned and not has_unpacking(loader)
+    workers = argument(loader, "num_workers", 5)
+    is_spawned = text_of(argument(loader, "multiprocessing_context")) in ("spawn", "forkserver")
+    return workers is not None and not is_constant(workers, 0) and not is_spawned and not has_unpacking(loader)
 
 
 def _uses_gpu(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    return is_bare_cuda(node) or (text_of(keyword(node, "device", 0)) or "").startswith("cuda")
+    return is_bare_cuda(node) or (text_of(argument(node, "device", 0)) or "").startswith("cuda")
 
 
-def _forks(read: Reading) -> Iterator[Hit]:
-    """Find the start method `fork` after a line of the same function (or of the script's top) that uses a GPU."""
-    for call in read.calls:
-        last = read.last_name(call)
-        method = keyword(call, "start_method") or keyword(call, "method", 0)
-        if last not in ("set_start_method", "get_context", "start_processes") or text_of(method) != "fork":
+def _fork_starts_after_cuda(script: Analysis) -> Iterator[Hit]:
+    """Find requests for the start method `fork` below a line that uses a GPU, in the same function or at top level."""
+    for call in script.calls:
+        name = script.last_name(call)
+        method = argument(call, "start_method") or argument(call, "method", 0)
+        if name not in ("set_start_method", "get_context", "start_processes") or text_of(method) != "fork":
             continue
-        here = read.function_of(call)
+        function = script.function_of(call)
         if any(
-            _uses_gpu(each) and each.lineno < call.lineno and read.function_of(each) in (None, here)
-            for each in read.calls
+            _uses_gpu(each) and each.lineno < call.lineno and script.function_of(each) in (None, function)
+            for each in script.calls
         ):
             yield Hit(
                 call,
@@ -155,11 +155,11 @@ def _forks(read: Reading) -> Iterator[Hit]:
             )
 
 
-_LIBRARIES = ("torchvision.datasets.", "torchaudio.datasets.")
+_DATASET_LIBRARIES = ("torchvision.datasets.", "torchaudio.datasets.")
 
 
 @rule("LNT013", Severity.WARNING)
-def download_race(read: Reading) -> Iterator[Hit]:
+def download_race(script: Analysis) -> Iterator[Hit]:
     """All ranks download the dataset at once.
 
     What: a dataset of torchvision or torchaudio with download=True on every rank, with one root directory, and no
@@ -178,14 +178,15 @@ def download_race(read: Reading) -> Iterator[Hit]:
 
     Source: https://github.com/pytorch/examples/issues/1411; https://github.com/pytorch/tutorials/issues/3065.
     """
-    for call in read.calls:
-        if not read.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
+    for call in script.calls:
+        is_dataset = script.callee_name(call).startswith(_DATASET_LIBRARIES)
+        if not is_dataset or not is_constant(argument(call, "download"), True):
             continue
-        root = keyword(call, "root", 0)
-        # A barrier in the same function, or a lock or a context such as local_main_process_first around it.
-        inside = any(isinstance(outer, ast.With) for outer in read.around(call))
-        is_ordered = inside or calls_method(read.scope_of(call), "barrier")
-        if not is_ordered and (root is None or not read.may_be_own(root)) and read.surely_on_all_ranks(call):
+        root = argument(call, "root", 0)
+        # The function calls a barrier, or a lock or a context such as local_main_process_first encloses the download.
+        is_in_context = any(isinstance(outer, ast.With) for outer in script.ancestors(call))
+        is_ordered = is_in_context or calls_method(script.scope_of(call), "barrier")
+        if not is_ordered and (root is None or not script.may_differ_by_rank(root)) and script.runs_on_all_ranks(call):
             yield Hit(
                 call,
                 "all ranks download into one directory at once, and read each other's half-written files",
@@ -194,7 +195,7 @@ def download_race(read: Reading) -> Iterator[Hit]:
 
 
 @rule("LNT022", Severity.WARNING)
-def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
+def save_on_all_ranks(script: Analysis) -> Iterator[Hit]:
     """All ranks save to one file.
 
     What: torch.save writes to one path on every rank.
@@ -210,20 +211,20 @@ def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
 
     Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
     """
-    if not read.wrappings:
+    if not script.wrappings:
         return
-    for call in read.calls_of("torch.save"):
-        path = keyword(call, "f", 1)
-        # Each rank may have a path of its own; this is unknown for a buffer, or a path that some function makes.
-        is_own = path is None or isinstance(path, ast.Call) or read.may_be_own(path)
-        if is_own or has_unpacking(call) or not read.surely_on_all_ranks(call):
+    for call in script.calls_of("torch.save"):
+        path = argument(call, "f", 1)
+        # Whether the ranks' paths differ is unknown for a buffer, and for a path that a function returns.
+        may_differ = path is None or isinstance(path, ast.Call) or script.may_differ_by_rank(path)
+        if may_differ or has_unpacking(call) or not script.runs_on_all_ranks(call):
             continue
         message = "all ranks write to one file at once, and corrupt it"
         yield Hit(call, message, "Save on rank 0 only: if dist.get_rank() == 0.")
 
 
 @rule("LNT023", Severity.WARNING)
-def load_without_map_location(read: Reading) -> Iterator[Hit]:
+def load_without_map_location(script: Analysis) -> Iterator[Hit]:
     """A checkpoint is loaded without map_location.
 
     What: on every rank, torch.load is called without map_location, and load_state_dict gets its result.
@@ -242,19 +243,19 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
     https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
     """
-    uses_gpus = bool({"nccl", "cuda"} & read.texts) or any(
-        read.callee(call).startswith("torch.cuda.") or is_bare_cuda(call) for call in read.calls
+    uses_gpus = bool({"nccl", "cuda"} & script.strings) or any(
+        script.callee_name(call).startswith("torch.cuda.") or is_bare_cuda(call) for call in script.calls
     )
-    if not read.wrappings or not uses_gpus:
+    if not script.wrappings or not uses_gpus:
         return
-    for call in read.calls_of("torch.load"):
-        if keyword(call, "map_location", 1) is not None or has_unpacking(call):
+    for call in script.calls_of("torch.load"):
+        if argument(call, "map_location", 1) is not None or has_unpacking(call):
             continue
-        # Weights that others publish are saved from the CPU, as a rule.
-        parts = [origin for arg in call.args for origin in (arg, *read.origins(arg)) if origin is not None]
+        # Published weights are usually saved from the CPU.
+        parts = [origin for arg in call.args for origin in (arg, *script.origins(arg)) if origin is not None]
         if any("pretrain" in word.lower() for part in parts for word in words_in(part)):
             continue
-        if _becomes_state(read, call) and read.surely_on_all_ranks(call):
+        if _is_loaded_as_state(script, call) and script.runs_on_all_ranks(call):
             yield Hit(
                 call,
                 "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory",
@@ -262,11 +263,11 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
             )
 
 
-def _becomes_state(read: Reading, call: ast.Call) -> bool:
-    """Whether the result of `call` goes to load_state_dict, directly or by a name of the same function."""
-    statement = read.statement_of(call)
+def _is_loaded_as_state(script: Analysis, call: ast.Call) -> bool:
+    """Whether the result of `call` is passed to load_state_dict, directly or through a variable of the function."""
+    statement = script.statement_of(call)
     names = {attribute_path(target) for target in statement.targets} if isinstance(statement, ast.Assign) else set()
-    for node in own_nodes(read.scope_of(call)):
+    for node in scope_nodes(script.scope_of(call)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load_state_dict":
             inner = [each for arg in node.args for each in ast.walk(arg)]
             if call in inner or any(attribute_path(each) in names - {None} for each in inner):
@@ -275,7 +276,7 @@ def _becomes_state(read: Reading, call: ast.Call) -> bool:
 
 
 @rule("LNT024", Severity.NOTE)
-def no_destroy(read: Reading) -> Iterator[Hit]:
+def no_destroy(script: Analysis) -> Iterator[Hit]:
     """The process group is never destroyed.
 
     What: the script opens a process group and does not call destroy_process_group. This is a note (`--details`).
@@ -287,10 +288,10 @@ def no_destroy(read: Reading) -> Iterator[Hit]:
 
     Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown.
     """
-    closing = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
-    if read.groups and not closing & set(names_in(read.tree)) and not closing & set(read.imports):
+    cleanup_names = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
+    if script.groups and not cleanup_names & set(names_in(script.tree)) and not cleanup_names & set(script.imports):
         yield Hit(
-            read.groups[0],
+            script.groups[0],
             "the process group is never destroyed: torch warns, and ranks that end early may leave others hanging",
             "Call dist.destroy_process_group() at the end.",
         )

@@ -1,24 +1,24 @@
-"""Rules on the training: collectives and the model on some ranks only, and effects of the number of ranks."""
+"""Rules on training: collectives or the model called on some ranks only, and effects of the number of ranks."""
 
 import ast
 import re
 from collections.abc import Iterator
 
 from ddpdiag.lint import Hit, rule
-from ddpdiag.lint.reading import Kind, Reading, path_or_text
-from ddpdiag.lint.script import has_unpacking, is_constant, keyword, trains, words_in
+from ddpdiag.lint.analysis import Analysis, Kind, name_or_code
+from ddpdiag.lint.script import argument, has_backward, has_unpacking, is_constant, words_in
 from ddpdiag.model import Severity
 
-_NAMES = (
+_COLLECTIVE_NAMES = (
     "new_group barrier monitored_barrier broadcast broadcast_object_list all_reduce reduce all_gather "
     "all_gather_into_tensor all_gather_object gather gather_object scatter scatter_object_list reduce_scatter "
     "reduce_scatter_tensor all_to_all all_to_all_single"
 )
-_COLLECTIVES = tuple(f"torch.distributed.{name}" for name in _NAMES.split())
+_COLLECTIVES = tuple(f"torch.distributed.{name}" for name in _COLLECTIVE_NAMES.split())
 
 
 @rule("LNT018", Severity.ERROR)
-def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
+def collective_on_some_ranks(script: Analysis) -> Iterator[Hit]:
     """A collective runs on some ranks only.
 
     What: a barrier, all_reduce, broadcast or another collective of torch.distributed, or the construction of a
@@ -32,52 +32,52 @@ def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
 
     Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions (all processes of the group).
     """
-    for call in (*read.calls_of(*_COLLECTIVES), *read.wrappings):
-        group = keyword(call, "group") or keyword(call, "process_group")
+    for call in (*script.calls_of(*_COLLECTIVES), *script.wrappings):
+        group = argument(call, "group") or argument(call, "process_group")
         has_group = has_unpacking(call) or (group is not None and not is_constant(group, None))
-        branch = None if has_group or _has_partner(read, call) else read.branch_of_some_ranks(call)
+        branch = None if has_group or _has_matching_call(script, call) else script.node_under_rank_test(call)
         if branch is None:
             continue
-        name = read.last_name(call)
+        name = script.last_name(call)
         if branch is call:
             message = f"only some ranks reach this {name}, and all ranks must call it: they will hang"
         else:
             message = (
-                f"only some ranks call {_called(branch)}, and all ranks must call the {name} in it: they will hang"
+                f"only some ranks call {_call_text(branch)}, and all ranks must call the {name} in it: they will hang"
             )
         yield Hit(
             branch,
             message,
-            f"Let every rank call {name if branch is call else _called(branch)}, or pass a group of the ranks that "
+            f"Let every rank call {name if branch is call else _call_text(branch)}, or pass a group of the ranks that "
             f"call {'it' if branch is call else name}.",
             helper=None if branch is call else call,
         )
 
 
-def _called(node: ast.AST) -> str:
-    """The function of a call, as it is named in a sentence: "save()"."""
-    return f"{path_or_text(node.func)}()" if isinstance(node, ast.Call) else path_or_text(node)
+def _call_text(node: ast.AST) -> str:
+    """The called function, as a sentence names it: "save()"; the text of any other node."""
+    return f"{name_or_code(node.func)}()" if isinstance(node, ast.Call) else name_or_code(node)
 
 
-def _has_partner(read: Reading, call: ast.Call) -> bool:
-    """`if rank != 0: barrier() ... if rank == 0: barrier()`, or the same collective in both branches: they match."""
-    here = read.scope_of(call)
-    name = read.callee(call)
+def _has_matching_call(script: Analysis, call: ast.Call) -> bool:
+    """Whether this scope calls the same collective under a rank test again, so that the ranks' calls may match."""
+    scope = script.scope_of(call)
+    name = script.callee_name(call)
     return any(
         other is not call
-        and read.callee(other) == name
-        and read.scope_of(other) is here
-        and any(map(read.is_rank_test, read.conditions(other)))
-        for other in read.calls
+        and script.callee_name(other) == name
+        and script.scope_of(other) is scope
+        and any(map(script.is_rank_test, script.conditions(other)))
+        for other in script.calls
     )
 
 
-# torchvision's families with BatchNorm in them.
+# The model families of torchvision that contain BatchNorm.
 _WITH_BATCHNORM = ("resnet", "resnext", "wide_resnet", "densenet", "mobilenet", "efficientnet", "regnet", "mnasnet")
 
 
 @rule("LNT019", Severity.ERROR)
-def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
+def model_on_some_ranks(script: Analysis) -> Iterator[Hit]:
     """A DistributedDataParallel is called on some ranks only.
 
     What: under `if rank == 0:`, the wrapped model is trained, or it contains BatchNorm and is called for evaluation.
@@ -96,51 +96,52 @@ def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
     (broadcast_buffers);
     seen with torch 2.13 over gloo.
     """
-    buffers = has_batchnorm(read) and not any(
-        is_constant(keyword(wrapping, "broadcast_buffers"), False) for wrapping in read.wrappings
+    sends_buffers = has_batchnorm(script) and not any(
+        is_constant(argument(wrapping, "broadcast_buffers"), False) for wrapping in script.wrappings
     )
-    for call in read.calls:
-        if not read.surely(call.func, Kind.WRAPPED, Kind.OTHER, Kind.NONE) or not read.is_wrapped(call.func):
+    for call in script.calls:
+        is_ddp = script.may_be(call.func, Kind.WRAPPED)
+        if not is_ddp or not script.is_surely(call.func, Kind.WRAPPED, Kind.OTHER, Kind.NONE):
             continue
-        branch = read.branch_of_some_ranks(call)
-        if branch is not None and (buffers or _goes_backward(read, call)):
-            where = "" if branch is call else f", in {_called(branch)}"
+        branch = script.node_under_rank_test(call)
+        if branch is not None and (sends_buffers or _is_trained(script, call)):
+            where = "" if branch is call else f", in {_call_text(branch)}"
             yield Hit(
                 branch,
-                f"{path_or_text(call.func)} is a DistributedDataParallel, and only some ranks call it{where}: they "
+                f"{name_or_code(call.func)} is a DistributedDataParallel, and only some ranks call it{where}: they "
                 "will hang",
                 "Call the bare model (.module) to evaluate on one rank, or let every rank call it.",
                 helper=None if branch is call else call,
             )
 
 
-def has_batchnorm(read: Reading) -> bool:
-    """Whether the script itself makes a model with BatchNorm."""
-    for call in read.calls:
-        last = read.last_name(call)
+def has_batchnorm(script: Analysis) -> bool:
+    """Whether the script makes a model or layer with BatchNorm."""
+    for call in script.calls:
+        last = script.last_name(call)
         is_family = last.lower().startswith(_WITH_BATCHNORM) or last.endswith("_bn")
-        if last.startswith("BatchNorm") or (is_family and read.callee(call).startswith("torchvision.models.")):
+        if last.startswith("BatchNorm") or (is_family and script.callee_name(call).startswith("torchvision.models.")):
             return True
-    return "BatchNorm2d" in set(words_in(read.tree))
+    return "BatchNorm2d" in set(words_in(script.tree))
 
 
-def _goes_backward(read: Reading, call: ast.Call) -> bool:
-    """Whether the block of the call has a backward pass."""
-    function = read.function_of(call)
-    for outer in read.around(call):
-        if isinstance(outer, (ast.For, ast.While, ast.If)) and trains(outer):
-            contexts = [item for each in read.around(call) if isinstance(each, ast.With) for item in each.items]
+def _is_trained(script: Analysis, call: ast.Call) -> bool:
+    """Whether a loop or `if` around the call, in its function, has a backward pass, and no_grad does not enclose it."""
+    function = script.function_of(call)
+    for outer in script.ancestors(call):
+        if isinstance(outer, (ast.For, ast.While, ast.If)) and has_backward(outer):
+            contexts = [item for each in script.ancestors(call) if isinstance(each, ast.With) for item in each.items]
             return not any("no_grad" in ast.unparse(item.context_expr) for item in contexts)
         if outer is function:
             return False
     return False
 
 
-_SYNCED = re.compile(r"sync_?(batch|bn)|bn_?sync", re.IGNORECASE)
+_SYNC_BATCHNORM_NAME = re.compile(r"sync_?(batch|bn)|bn_?sync", re.IGNORECASE)
 
 
 @rule("LNT021", Severity.NOTE)
-def batchnorm_local(read: Reading) -> Iterator[Hit]:
+def batchnorm_local(script: Analysis) -> Iterator[Hit]:
     """BatchNorm sees the batch of its own rank only.
 
     What: a model with BatchNorm is wrapped, and nothing converts it to SyncBatchNorm. This is a note (`--details`).
@@ -153,8 +154,8 @@ def batchnorm_local(read: Reading) -> Iterator[Hit]:
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html.
     """
-    if has_batchnorm(read) and not any(_SYNCED.search(word) for word in words_in(read.tree)):
-        for wrapping in read.wrappings[:1]:
+    if has_batchnorm(script) and not any(_SYNC_BATCHNORM_NAME.search(word) for word in words_in(script.tree)):
+        for wrapping in script.wrappings[:1]:
             yield Hit(
                 wrapping,
                 "BatchNorm computes its statistics from one rank's batch only",
@@ -163,13 +164,13 @@ def batchnorm_local(read: Reading) -> Iterator[Hit]:
 
 
 _OPTIMIZER = re.compile(r"torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*")
-_SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
-_RANKS = re.compile(r"world_?size|num_?replicas|n_?gpus|num_?gpus|n_?procs|num_processes|device_count", re.IGNORECASE)
-_SIZED = re.compile(r"(^|_)lrs?($|_)|learning_?rate|batch|accum", re.IGNORECASE)
+_SIMPLE_STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
+_COUNTS = re.compile(r"world_?size|num_?replicas|n_?gpus|num_?gpus|n_?procs|num_processes|device_count", re.IGNORECASE)
+_SCALED_NAME = re.compile(r"(^|_)lrs?($|_)|learning_?rate|batch|accum", re.IGNORECASE)
 
 
 @rule("LNT025", Severity.NOTE)
-def learning_rate(read: Reading) -> Iterator[Hit]:
+def learning_rate(script: Analysis) -> Iterator[Hit]:
     """The learning rate does not depend on the number of ranks.
 
     What: each rank has a batch of a fixed size, and neither the learning rate nor the batch is computed from the number
@@ -189,14 +190,14 @@ def learning_rate(read: Reading) -> Iterator[Hit]:
     square root); https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     (gradients are averaged over the ranks).
     """
-    optimizers = [call for call in read.calls if _OPTIMIZER.fullmatch(read.callee(call))]
-    # The simple statements, one at a time: a whole function names everything.
-    for statement in (node for node in read.nodes if isinstance(node, _SIMPLE)):
+    optimizers = [call for call in script.calls if _OPTIMIZER.fullmatch(script.callee_name(call))]
+    # Only single statements are searched, because a function contains both words by chance.
+    for statement in (node for node in script.nodes if isinstance(node, _SIMPLE_STATEMENTS)):
         options = (node.arg for node in ast.walk(statement) if isinstance(node, ast.keyword) and node.arg)
         words = [*words_in(statement), *options]
-        if any(map(_RANKS.search, words)) and any(map(_SIZED.search, words)):
+        if any(map(_COUNTS.search, words)) and any(map(_SCALED_NAME.search, words)):
             return
-    if read.wrappings and optimizers:
+    if script.wrappings and optimizers:
         yield Hit(
             optimizers[0],
             "the learning rate is the same for any number of ranks, although the batches of all ranks add up",
