@@ -1,4 +1,4 @@
-"""The report's tables and texts for trainings by strategies, and for a comparison of launchers."""
+"""The tables and texts that a report shows for trainings by strategies, and for a comparison of launchers."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,23 +18,23 @@ _MARKS = {
 }
 
 
-def ended(value: Ended) -> Cell:
-    """The cell for an outcome; `reasons` gives its reason below the table."""
+def ended_cell(value: Ended) -> Cell:
+    """The cell that shows an outcome in a table. `reason_texts` gives the reasons below the table."""
     return Cell("not here" if value is Ended.NOT_POSSIBLE else value.value, _MARKS[value])
 
 
-def reasons(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
-    """A text for each outcome and reason of the rows (name, outcome, reason) that do not work, with their names."""
-    names: dict[tuple[Ended, str], list[str]] = {}
+def reason_texts(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
+    """Yield the reasons why some of `rows` (name, outcome, reason) do not work, each with all names that share it."""
+    names_by_outcome: dict[tuple[Ended, str], list[str]] = {}
     for name, outcome, reason in rows:
         if outcome is not Ended.WORKS:
-            names.setdefault((outcome, reason), []).append(name)
-    for (outcome, reason), group in names.items():
-        yield Text(f"{', '.join(group)} {outcome.value}: {reason}", mark=_MARKS[outcome])
+            names_by_outcome.setdefault((outcome, reason), []).append(name)
+    for (outcome, reason), failed_names in names_by_outcome.items():
+        yield Text(f"{', '.join(failed_names)} {outcome.value}: {reason}", mark=_MARKS[outcome])
 
 
 def blocks(report: Report) -> Iterator[Section]:
-    """The section with the table of strategies, and why some do not work; nothing if the report has no training."""
+    """Yield the section with the table of strategies and the reasons why some do not work, if the run trained any."""
     train = report.train
     if train is not None:
         torch = f"torch {train.torch_version}" if train.torch_version else ""
@@ -46,14 +46,14 @@ def blocks(report: Report) -> Iterator[Section]:
                     f"A ConvNet learns MNIST digits: {count(train.asked.steps, 'step')} of "
                     f"{count(train.batch_size, 'image')} over all ranks; {setting}."
                 ),
-                _strategies(train),
-                *reasons((row.strategy.value, row.ended, row.reason) for row in train.rows),
+                _strategy_table(train),
+                *reason_texts((row.strategy.value, row.ended, row.reason) for row in train.rows),
             ),
             name="strategies",
         )
 
 
-def _strategies(train: TrainReport) -> Table:
+def _strategy_table(train: TrainReport) -> Table:
     return Table(
         columns=(
             Column("strategy"),
@@ -65,16 +65,16 @@ def _strategies(train: TrainReport) -> Table:
             Column("peak", "peak_bytes"),
             Column("state", "state_bytes"),
         ),
-        rows=tuple(map(_row, train.rows)),
+        rows=tuple(map(_strategy_row, train.rows)),
         note="x: times as fast as single; eff.: that for each device; peak, state: memory of a rank. A strategy works "
         f"if each loss is within {train.tolerance:.2g} of single's.",
     )
 
 
-def _row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
+def _strategy_row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
     return (
         row.strategy.value,
-        ended(row.ended),
+        ended_cell(row.ended),
         len(row.ranks) or None,
         row.samples_per_second,
         row.speedup,
@@ -85,7 +85,7 @@ def _row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
 
 
 def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:
-    """The table of launchers, why some of them do not work, and the verdict."""
+    """Yield the table of launchers, the reasons why some of them do not work, and the verdict."""
     training, rows = report.training, report.rows
     ranks = f"{count(training.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
     facts = ", ".join(filter(None, (ranks, report.setting)))
@@ -100,22 +100,22 @@ def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:
             Column("x"),
             Column("threads"),
         ),
-        rows=tuple(_launcher(row, rows[0]) for row in rows),
+        rows=tuple(_launcher_row(row, rows[0]) for row in rows),
         note=f"The same training, started by each launcher: {count(training.steps, 'step')} of "
         f"{count(training.batch_size, 'image')} over all ranks in DistributedDataParallel. "
         "start: from the command to the group of all ranks; step: the median of the slowest rank; "
         "x: times torchrun's; threads: of each rank.",
     )
-    yield from reasons((row.method.value, row.ended, row.reason) for row in rows)
+    yield from reason_texts((row.method.value, row.ended, row.reason) for row in rows)
     mark = {0: Mark.GOOD, 1: Mark.ERROR}.get(report.exit_code, Mark.WARNING)
     yield Text(report.sentence, mark=mark)
 
 
-def _launcher(row: LauncherRow, torchrun: LauncherRow) -> tuple[str | float | Cell | None, ...]:
+def _launcher_row(row: LauncherRow, torchrun: LauncherRow) -> tuple[str | float | Cell | None, ...]:
     threads = sorted({min(row.threads), max(row.threads)}) if row.threads else []
     return (
         row.method.value,
-        ended(row.ended),
+        ended_cell(row.ended),
         row.start_seconds,
         _ratio(row.start_seconds, torchrun.start_seconds),
         row.step_seconds,

@@ -36,14 +36,14 @@ from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.options import Figure, Sampling
 from ddpdiag.model.train import Strategy
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.judge import findings, train_of
+from ddpdiag.strategies.judge import findings, train_report
 from ddpdiag.strategies.trainings import (
     Data,
-    asked_of,
-    batch_of,
-    hidden_of,
+    batch_size_of,
+    hidden_width_of,
     ranks_of,
     strategies_of,
+    train_options,
     trial_of,
 )
 
@@ -62,65 +62,65 @@ FINDINGS = {
     ),
 }
 
-# The part of torch that a strategy needs, under the name that users search for.
-_NEEDS = {
+# The part of torch that a strategy needs and an older torch lacks, under its public name.
+_TORCH_PARTS = {
     Strategy.FSDP: "torch.distributed.fsdp.fully_shard",
     Strategy.TENSOR_PARALLEL: "torch.distributed.tensor.parallel",
     Strategy.PIPELINE: "torch.distributed.pipelining",
 }
-# The shortest deadline of a strategy, even if strategies that hung before it have used up the budget.
-_LEAST_SECONDS = 8.0
+# The shortest deadline of a strategy, even if earlier strategies that hung have used up the budget.
+_MIN_SECONDS = 8.0
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The trial of the next strategy, with an equal share of the time that the budget leaves; empty after the last."""
-    to_come = [strategy for strategy in strategies_of(seen.world) if trial_of(seen, strategy) is None]
-    if not to_come:
+    """The trial of the next strategy, with an equal share of the remaining budget as deadline; empty after the last."""
+    remaining = [strategy for strategy in strategies_of(seen.world) if trial_of(seen, strategy) is None]
+    if not remaining:
         return ()
-    strategy, share_seconds = to_come[0], seen.left_seconds / len(to_come)
+    strategy, share_seconds = remaining[0], seen.left_seconds / len(remaining)
     params = {
         "strategy": strategy.value,
         "backend": seen.world.backend,
-        "batch": batch_of(seen.world),
-        "hidden": hidden_of(seen.world),
+        "batch": batch_size_of(seen.world),
+        "hidden": hidden_width_of(seen.world),
     }
     groups = (ranks_of(strategy, seen.world),)
     trial = new_trial(seen, groups=groups, params=params, fresh=True, may_fail=True)
     if "TRN002.deadline_seconds" in seen.options.settings:
         return (trial,)
-    deadline = min(trial.deadline_seconds, max(_LEAST_SECONDS, share_seconds))
+    deadline = min(trial.deadline_seconds, max(_MIN_SECONDS, share_seconds))
     return (structs.replace(trial, deadline_seconds=deadline),)
 
 
 def measure(ctx: Context) -> Data:
-    """Train by the trial's strategy, if this torch has it."""
+    """Train by the trial's strategy. If this torch lacks the strategy, return the reason as `not_possible`."""
     import torch
 
-    from ddpdiag.strategies.workloads.trainer import Task, exact
+    from ddpdiag.strategies.workloads.trainer import Task, use_exact_float32
     from ddpdiag.workloads import mnist
 
-    params, asked = ctx.trial.params, asked_of(ctx.options)
-    task = Task(steps=asked.steps, batch=int(params["batch"]), hidden=int(params["hidden"]))
-    exact()
+    params, train_args = ctx.trial.params, train_options(ctx.options)
+    task = Task(steps=train_args.steps, batch_size=int(params["batch"]), hidden=int(params["hidden"]))
+    use_exact_float32()
     strategy = Strategy(params["strategy"])
     ctx.report(Data(device=""), f"{strategy.value} on {len(ctx.group)} of {ctx.place.world_size} ranks")
     ctx.step("read the digits")
     digits = mnist.load()
     try:
-        # Raises ImportError if this torch lacks the strategy; then nothing was trained.
+        # If this torch lacks the strategy, its module raises ImportError before anything is trained.
         backend = str(ctx.trial.params["backend"])
-        more = (asked.group_size,) if strategy is Strategy.MODEL_PARALLEL else ()
-        code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
-        data: Data = code.train(ctx, task, digits, backend, *more)
+        arguments = (train_args.group_size,) if strategy is Strategy.MODEL_PARALLEL else ()
+        module = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
+        data: Data = module.train(ctx, task, digits, backend, *arguments)
         return data
     except ImportError as error:
-        if strategy not in _NEEDS:
+        if strategy not in _TORCH_PARTS:
             raise
-        return Data(device="", not_possible=f"torch {torch.__version__} has no {_NEEDS[strategy]} ({error.msg})")
+        return Data(device="", not_possible=f"torch {torch.__version__} has no {_TORCH_PARTS[strategy]} ({error.msg})")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Yield a finding for each training that does not work, with the ranks to blame."""
+    """Yield a finding for each training that does not work, with the blamed ranks."""
     yield from findings(seen)
 
 
@@ -130,7 +130,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """Images per second of each strategy that had a trial."""
-    rows = train_of(seen).rows
+    rows = train_report(seen).rows
     return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
 
 
@@ -138,7 +138,7 @@ def section(seen: Seen[Data]) -> Section | None:
     """The section with the table of strategies; None unless this is a run of `ddpdiag train`."""
     if seen.options.train is None:
         return None
-    train = train_of(seen)
+    train = train_report(seen)
     return Section(
         question="Which strategies {} can train with",
         sentence=train.sentence,
@@ -159,7 +159,7 @@ def section(seen: Seen[Data]) -> Section | None:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
+    """The figures and the section that this check adds to the report."""
     return Contribution(figures=figures(seen), section=section(seen))
 
 

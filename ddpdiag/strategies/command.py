@@ -1,5 +1,5 @@
-"""`ddpdiag train`: a run that only measures trainings by strategies. With --compare-launchers, start one training by
-each launcher.
+"""`ddpdiag train`: run the check TRN002, which trains by several strategies, and the checks that it needs. With
+--compare-launchers, start one training by each launcher instead.
 """
 
 import os
@@ -23,47 +23,47 @@ from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.strategies.blocks import launcher_blocks
 from ddpdiag.strategies.launchers import Training, judge
-from ddpdiag.strategies.launching import Starts
+from ddpdiag.strategies.launching import LauncherComparison
 
 # The checks of a run: membership and versions (LCH), cores, the trainings, and the events of the run (RUN).
 CODES = ("LCH", "HST001", "TRN002", "RUN")
 
 
 def run(launch: LaunchArgs, train: Train, options: CheckOptions, outputs: Outputs) -> int:
-    """Run as a rank of a launched job, or start all ranks on this host; the exit code."""
+    """Run this process as a rank of a launched job, else start all ranks on this host. Returns the exit code."""
     refuse_nccl_without_gpus(options.backend)
     return check.run(launch, replace(options, select=CODES, budget=train.budget), outputs, train=train)
 
 
-# The first three steps are not timed, and a median of fewer than three is unreliable.
-_LEAST_STEPS = 6
-_LEAST_BUDGET = 60.0
+# The first three steps are not timed, and a median of fewer than three timed steps is unreliable.
+_MIN_STEPS = 6
+_MIN_BUDGET_SECONDS = 60.0
 
 
 def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptions, outputs: Outputs) -> int:
-    """Start the training by each launcher, show the table, and write the JSON report if requested; the exit code."""
+    """Start one training by each launcher, show the table, and write JSON if requested. Returns the exit code."""
     launch = check.launched(launch_args)
     refuse_launched(launch)
-    training = training_of(train, options, len(launch.ranks))
+    training = training_to_compare(train, options, len(launch.ranks))
     json = outputs.json
     if json is not None:
         files.check_writable(json)
-    begin = time.monotonic()
+    began_at = time.monotonic()
     signals = Signals(children=True)
     # Only this user may read the folder. It is removed afterwards with all files that launchers left in it.
     with (
         counter(quiet=outputs.quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
     ):
-        starts = Starts(training, folder, signals, train.budget)
-        starts.run(lambda method: progress.tell(f"{method.value} ..."))
+        comparison = LauncherComparison(training, folder, signals, train.budget)
+        comparison.run(lambda method: progress.tell(f"{method.value} ..."))
     report = judge(
         training,
-        starts.rows,
+        comparison.rows,
         host=launch.place.host,
         cores=len(os.sched_getaffinity(0)),
-        seconds=time.monotonic() - begin,
-        setting=starts.setting,
+        seconds=time.monotonic() - began_at,
+        setting=comparison.setting,
         stop_signal=signals.received,
     )
     stream = sys.stderr if json == "-" else sys.stdout
@@ -79,7 +79,7 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
 
 
 def refuse_launched(launch: Launch) -> None:
-    """Raise UsageError in a process that a launcher started, since every rank would start all ranks."""
+    """Raise UsageError if a launcher started this process, because then every rank would start all ranks."""
     place = launch.place
     if place.launcher == "standalone":
         return
@@ -90,15 +90,15 @@ def refuse_launched(launch: Launch) -> None:
     )
 
 
-def training_of(train: Train, options: CheckOptions, ranks: int) -> Training:
-    """The training to start by each launcher on `ranks` ranks. UsageError for options that make no comparison."""
-    for name, value, least in (
-        ("--steps", train.steps, _LEAST_STEPS),
+def training_to_compare(train: Train, options: CheckOptions, ranks: int) -> Training:
+    """The training that each launcher starts with `ranks` ranks. UsageError if the options do not suit a comparison."""
+    for name, value, minimum in (
+        ("--steps", train.steps, _MIN_STEPS),
         ("--batch-size", train.batch_size, ranks),
-        ("--budget", train.budget, _LEAST_BUDGET),
+        ("--budget", train.budget, _MIN_BUDGET_SECONDS),
     ):
-        if not value >= least:
-            raise UsageError(f"{name} {value:g}: expected {least:g} or more with --compare-launchers")
+        if not value >= minimum:
+            raise UsageError(f"{name} {value:g}: expected {minimum:g} or more with --compare-launchers")
     check_backend(options.backend)
     refuse_nccl_without_gpus(options.backend)
     return Training(ranks=ranks, steps=train.steps, batch_size=train.batch_size, backend=options.backend)

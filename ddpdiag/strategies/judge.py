@@ -1,4 +1,4 @@
-"""The outcome of each training of TRN002, the table, and the findings with the ranks to blame."""
+"""The judgement of TRN002: the outcome of each training, the table of strategies, and the findings."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,25 +15,25 @@ from ddpdiag.model.train import Ended, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.strategies.trainings import (
     Data,
-    asked_of,
-    batch_of,
+    batch_size_of,
     devices_of,
     strategies_of,
+    train_options,
     trial_of,
-    why_not,
+    why_impossible,
 )
 from ddpdiag.text import begun
 
 
-class Run(NamedTuple):
-    """One training by a strategy, with its outcome.
+class StrategyRun(NamedTuple):
+    """One training by a strategy, with its outcome (`ended`) and the reason for the outcome.
 
     `blame` is set if a rank failed or hung, `deviation` (the largest difference of a loss from that of single) if the
-    losses were compared. `bad_step` is the first step beyond the tolerance.
+    losses were compared. `bad_step` is the index, from 0, of the first step beyond the tolerance.
     """
 
     strategy: Strategy
-    batch: int
+    batch_size: int
     trial: Trial
     data: Mapping[int, Data]
     outcomes: Sequence[Outcome]
@@ -45,50 +45,50 @@ class Run(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """Images per second of all ranks, by the time of the slowest rank; None if no rank trained to the end."""
+        """Images per second of all ranks together, by the slowest rank's time; None if the training did not end."""
         seconds = max((data.seconds for data in self.data.values()), default=0.0)
         if self.ended not in (Ended.WORKS, Ended.WRONG) or seconds <= 0:
             return None
-        return self.batch * next(iter(self.data.values())).timed_steps / seconds
+        return self.batch_size * next(iter(self.data.values())).timed_steps / seconds
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The mean loss over all images in each step: the ranks' losses, weighted by their numbers of images."""
+        """The mean loss over all images of each step: the mean of the ranks' losses, weighted by their image counts."""
         trained = [data for data in self.data.values() if data.losses]
         images = sum(data.images for data in trained)
         steps = range(min((len(data.losses) for data in trained), default=0))
         return tuple(sum(data.losses[step] * data.images for data in trained) / images for step in steps)
 
 
-def run_of(seen: Seen[Data], strategy: Strategy) -> Run | None:
-    """The training by a strategy with its outcome; None if there was none."""
+def run_of(seen: Seen[Data], strategy: Strategy) -> StrategyRun | None:
+    """The training by a strategy, with its outcome; None if no trial of the strategy was started."""
     if (trial := trial_of(seen, strategy)) is None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
-    run = Run(strategy, int(trial.params["batch"]), trial, data, outcomes, Ended.WORKS)
-    return _compared_with_single(seen, _with_end(seen, run))
+    run = StrategyRun(strategy, int(trial.params["batch"]), trial, data, outcomes, Ended.WORKS)
+    return _compared_with_single(seen, _with_outcome(seen, run))
 
 
-def runs(seen: Seen[Data]) -> tuple[Run, ...]:
+def runs(seen: Seen[Data]) -> tuple[StrategyRun, ...]:
     """All trainings with their outcomes, in the order in which they ran."""
     found = (run_of(seen, Strategy(trial.params["strategy"])) for trial in seen.trials)
     return tuple(run for run in found if run is not None)
 
 
-def _with_end(seen: Seen[Data], run: Run) -> Run:
-    """The run with its outcome before any comparison of losses, with the reason and the blame."""
-    lacks = [data.not_possible for data in run.data.values() if data.not_possible]
-    if lacks := lacks or [*without_backend(run.outcomes).values()]:
-        return run._replace(ended=Ended.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(lacks)))
-    if why := _why_ended_early(seen, run):
-        return run._replace(ended=Ended.UNFINISHED, reason=why)
+def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
+    """`run` with its outcome, reason and blame, without a comparison of losses."""
+    reasons = [data.not_possible for data in run.data.values() if data.not_possible]
+    if reasons := reasons or [*without_backend(run.outcomes).values()]:
+        return run._replace(ended=Ended.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
+    if reason := _why_ended_early(seen, run):
+        return run._replace(ended=Ended.UNFINISHED, reason=reason)
     blame = blamed(run.outcomes)
     if blame is None:
         return run
     if unfinished(run.trial, blame, run.outcomes):
-        still = next(o for o in run.outcomes if o.status is Status.HUNG)
-        reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{still.at}'"
+        hung = next(o for o in run.outcomes if o.status is Status.HUNG)
+        reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{hung.at}'"
         return run._replace(ended=Ended.UNFINISHED, reason=reason, blame=blame)
     if blame.status is Status.HUNG:
         return run._replace(ended=Ended.HANGS, reason=blame.why, blame=blame)
@@ -98,8 +98,8 @@ def _with_end(seen: Seen[Data], run: Run) -> Run:
     return run._replace(ended=Ended.FAILS, reason=reason, blame=blame)
 
 
-def _why_ended_early(seen: Seen[Data], run: Run) -> str:
-    """The reason if the run, not the training, caused its early end (a rank left, no time); empty if there is none."""
+def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
+    """The reason if the training was ended from outside: a rank left the run, or the time was over; else empty."""
     lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
     if lost:
         return f"{ranks_text(lost)} left the run before the training ended"
@@ -112,8 +112,8 @@ def _why_ended_early(seen: Seen[Data], run: Run) -> str:
     return ""
 
 
-def _compared_with_single(seen: Seen[Data], run: Run) -> Run:
-    """The run with its losses compared with those of single. The losses of single need only be finite."""
+def _compared_with_single(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
+    """`run` with the outcome of comparing its losses with those of single. The losses of single must only be finite."""
     if run.ended is not Ended.WORKS:
         return run
     losses = run.losses
@@ -123,9 +123,9 @@ def _compared_with_single(seen: Seen[Data], run: Run) -> Run:
         return run._replace(ended=Ended.WRONG, deviation=math.inf, bad_step=bad, reason=reason)
     if run.strategy is Strategy.SINGLE:
         return run
-    if not (alone := reference(seen)):
+    if not (single_losses := reference_losses(seen)):
         return run._replace(ended=Ended.UNFINISHED, reason="single gave no losses to compare with")
-    differences = [abs(loss - right) for loss, right in zip(losses, alone, strict=False)]
+    differences = [abs(loss - expected) for loss, expected in zip(losses, single_losses, strict=False)]
     run = run._replace(deviation=max(differences, default=math.inf))
     bad_step = next((step for step, each in enumerate(differences) if each > seen.number("tolerance")), None)
     if bad_step is None:
@@ -134,23 +134,23 @@ def _compared_with_single(seen: Seen[Data], run: Run) -> Run:
     return run._replace(ended=Ended.WRONG, bad_step=bad_step, reason=reason)
 
 
-def reference(seen: Seen[Data]) -> tuple[float, ...]:
-    """The losses of single; empty if it did not train, or a loss is not finite."""
+def reference_losses(seen: Seen[Data]) -> tuple[float, ...]:
+    """The loss of each step of single; empty if single did not train, or if a loss is not finite."""
     trial = trial_of(seen, Strategy.SINGLE)
     found = (row.data.losses for row in seen.rows if trial is not None and row.trial.number == trial.number)
     return next((losses for losses in found if all(map(math.isfinite, losses))), ())
 
 
-def train_of(seen: Seen[Data]) -> TrainReport:
-    """The table with a row for each requested strategy, and one for single if it ran."""
-    asked = asked_of(seen.options)
-    alone = run_of(seen, Strategy.SINGLE)
-    names = dict.fromkeys((Strategy.SINGLE, *asked.strategy) if alone is not None else asked.strategy)
-    rows = tuple(_row(seen, strategy, alone) for strategy in names)
+def train_report(seen: Seen[Data]) -> TrainReport:
+    """The report of `ddpdiag train`: a row for each requested strategy, and a row for single if it ran."""
+    asked = train_options(seen.options)
+    single = run_of(seen, Strategy.SINGLE)
+    strategies = dict.fromkeys((Strategy.SINGLE, *asked.strategy) if single is not None else asked.strategy)
+    rows = tuple(_row(seen, strategy, single) for strategy in strategies)
     versions = seen.of(lch003.CHECK).by_rank
     return TrainReport(
         asked=asked,
-        batch_size=batch_of(seen.world),
+        batch_size=batch_size_of(seen.world),
         device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
         rows=rows,
         tolerance=seen.number("tolerance"),
@@ -159,15 +159,15 @@ def train_of(seen: Seen[Data]) -> TrainReport:
     )
 
 
-def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow:
-    if reason := why_not(strategy, seen.world):
+def _row(seen: Seen[Data], strategy: Strategy, single: StrategyRun | None) -> StrategyRow:
+    if reason := why_impossible(strategy, seen.world):
         return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
     run = run_of(seen, strategy)
     if run is None:
         reason = "the run ended before this strategy was tried"
         return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=reason)
     devices = devices_of(strategy, seen.world)
-    speedup = run.rate / alone.rate if run.rate is not None and alone and alone.rate else None
+    speedup = run.rate / single.rate if run.rate is not None and single and single.rate else None
     return StrategyRow(
         strategy=strategy,
         ended=run.ended,
@@ -184,24 +184,24 @@ def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow
 
 
 def _sentence(rows: Sequence[StrategyRow]) -> str:
-    """A sentence that names the strategies that work, and the fastest one with several processes."""
-    worked = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
-    if not worked:
+    """The summary: which strategies work, and which of those with several processes is the fastest."""
+    working = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
+    if not working:
         return "No strategy trained to the end."
-    works = f"{', '.join(row.strategy.value for row in worked)} {'works' if len(worked) == 1 else 'work'} here"
-    several = [row for row in worked if row.strategy is not Strategy.SINGLE]
+    sentence = f"{', '.join(row.strategy.value for row in working)} {'works' if len(working) == 1 else 'work'} here"
+    several = [row for row in working if row.strategy is not Strategy.SINGLE]
     if not several:
-        return f"{works}."
+        return f"{sentence}."
     best = max(several, key=lambda row: row.samples_per_second or 0.0)
     speed = (
         f"{best.strategy.value} is the fastest of several processes, {best.samples_per_second or 0.0:,.0f} samples/s"
     )
     if best.speedup is not None:
         speed = f"{speed}: {best.speedup:.2f} x one process alone on {best.devices} devices"
-    return f"{works}; {speed}."
+    return f"{sentence}; {speed}."
 
 
-_CHECK = (
+_CHECK_FIX = (
     "Run `ddpdiag check` with the same ranks: it tests hosts, GPUs, rendezvous and all-reduce one by one, and names "
     "what is faulty."
 )
@@ -213,43 +213,44 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
     for run in trainings:
         match run.ended:
             case Ended.WRONG:
-                yield _wrong(seen, run)
+                yield _wrong_finding(seen, run)
             case Ended.HANGS | Ended.FAILS:
-                yield _broken(seen, run)
+                yield _broken_finding(seen, run)
             case Ended.UNFINISHED:
                 fix = (
                     f"Run again with more time (--set {run.trial.code}.deadline_seconds="
                     f"{2 * run.trial.deadline_seconds:.0f} and a larger --budget), or with fewer steps (--steps)."
                 )
-                yield _unmeasured(seen, f"{run.strategy.value} was not finished", run.reason, fix)
+                yield _unmeasured_finding(seen, f"{run.strategy.value} was not finished", run.reason, fix)
             case _:
                 pass
-    lacking = {run.strategy: run.reason for run in trainings if run.ended is Ended.NOT_POSSIBLE}
-    whys = {each: why_not(each, seen.world) or lacking.get(each) for each in asked_of(seen.options).strategy}
+    impossible = {run.strategy: run.reason for run in trainings if run.ended is Ended.NOT_POSSIBLE}
+    requested = train_options(seen.options).strategy
+    whys = {each: why_impossible(each, seen.world) or impossible.get(each) for each in requested}
     is_known = bool(trainings) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
-    absent = [text for run in trainings for text in without_backend(run.outcomes).values()]
+    missing_backend = [text for run in trainings for text in without_backend(run.outcomes).values()]
     if is_known and all(whys.values()):
         reasons = "; ".join(f"{why} ({strategy.value})" for strategy, why in whys.items())
         fix = "Choose other strategies (--strategy), or run this where these are possible."
-        yield _unmeasured(seen, "no requested strategy is possible here", reasons, fix)
-    elif seen.options.backend != "auto" and absent:
+        yield _unmeasured_finding(seen, "no requested strategy is possible here", reasons, fix)
+    elif seen.options.backend != "auto" and missing_backend:
         fix = "Install a torch that was built with this backend, or use another one (--backend)."
-        yield _unmeasured(seen, f"no training over {seen.world.backend} was tested", absent[0], fix)
+        yield _unmeasured_finding(seen, f"no training over {seen.world.backend} was tested", missing_backend[0], fix)
 
 
-def _unmeasured(seen: Seen[Data], title: str, reason: str, fix: str) -> Finding:
+def _unmeasured_finding(seen: Seen[Data], title: str, reason: str, fix: str) -> Finding:
     return seen.finding("unmeasured", title, f"{begun(reason)}.", fix=fix, of_the_run=True)
 
 
-def _wrong(seen: Seen[Data], run: Run) -> Finding:
-    alone = run.strategy is Strategy.SINGLE
-    sentences, odd_ranks = _other_weights(run)
+def _wrong_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
+    is_single = run.strategy is Strategy.SINGLE
+    sentences, odd_ranks = _different_weights(run)
     return seen.finding(
         "wrong",
         "one process alone does not train"
-        if alone
+        if is_single
         else f"{run.strategy.value} does not give the same result as one process",
-        " ".join((_numbers(seen, run), *sentences)),
+        " ".join((_loss_sentence(seen, run), *sentences)),
         ranks=odd_ranks,
         evidence={
             "trial": run.trial.number,
@@ -257,33 +258,30 @@ def _wrong(seen: Seen[Data], run: Run) -> Finding:
             "deviation": run.deviation,
             "tolerance": seen.number("tolerance"),
         },
-        fix=_CHECK,
+        fix=_CHECK_FIX,
     )
 
 
-def _numbers(seen: Seen[Data], run: Run) -> str:
+def _loss_sentence(seen: Seen[Data], run: StrategyRun) -> str:
     """A sentence with the loss in the first bad step, that of single, and the tolerance."""
-    losses, alone, step = run.losses, reference(seen), run.bad_step
+    losses, single_losses, step = run.losses, reference_losses(seen), run.bad_step
     loss = f"{losses[step]:.6g}" if step < len(losses) else "missing"
-    where = f"In step {step + 1} of {asked_of(seen.options).steps}"
-    if not alone or run.strategy is Strategy.SINGLE:
+    where = f"In step {step + 1} of {train_options(seen.options).steps}"
+    if not single_losses or run.strategy is Strategy.SINGLE:
         return f"{where} its loss is {loss}; a finite number is expected."
     return (
         f"{where} the loss of {ranks_text(run.trial.ranks)} is {loss}; in one process (single) it is "
-        f"{alone[step]:.6g}. The largest difference of any step is {run.deviation:.2g}; at most "
+        f"{single_losses[step]:.6g}. The largest difference of any step is {run.deviation:.2g}; at most "
         f"{seen.number('tolerance'):.2g} is expected."
     )
 
 
-def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Sentences on the ranks that began or ended with other parameters than most, and these ranks, to be blamed.
-
-    Averaged gradients are the same on all ranks, so in ddp all ranks must end with the same parameters.
-    """
+def _different_weights(run: StrategyRun) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Sentences on ranks that began, or in ddp ended, with other parameters than most ranks; and these ranks."""
     sentences: list[str] = []
     for word, values in (
-        ("began", {rank: data.start for rank, data in run.data.items() if data.start}),
-        ("ended", {rank: data.end for rank, data in run.data.items() if data.end}),
+        ("began", {rank: data.start_checksum for rank, data in run.data.items() if data.start_checksum}),
+        ("ended", {rank: data.end_checksum for rank, data in run.data.items() if data.end_checksum}),
     ):
         odd = odd_ones_out(values)
         if odd is not None and odd.ranks:
@@ -294,27 +292,28 @@ def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(sentences), ()
 
 
-def _broken(seen: Seen[Data], run: Run) -> Finding:
+def _broken_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
     ranks = run.blame.ranks if run.blame is not None else ()
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
-    what, verb = run.strategy.value, run.ended.value
-    who = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
+    strategy, outcome = run.strategy.value, run.ended.value
+    blamed_text = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
     at = f" (last step '{first.at}')" if first.at else ""
-    until = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.ended is Ended.HANGS else ""
+    deadline = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.ended is Ended.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
+    reason = run.reason.rstrip(".")
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
     evidence |= bundle(ranks, run.outcomes)
     if output := last_words(first.detail):
         evidence["output"] = output
     host = seen.world.host_of(first.rank)
-    alone = f"Run `ddpdiag check` on {host} alone: no other host took part."
+    alone_fix = f"Run `ddpdiag check` on {host} alone: no other host took part."
     return seen.finding(
-        verb,
-        f"{what} {verb}{f': {who}' if who else ''}",
-        f"{what} on {ranks_text(run.trial.ranks)} {verb}{until}: {run.reason.rstrip('.')}{at}. {waits}".strip(),
+        outcome,
+        f"{strategy} {outcome}{f': {blamed_text}' if blamed_text else ''}",
+        f"{strategy} on {ranks_text(run.trial.ranks)} {outcome}{deadline}: {reason}{at}. {waits}".strip(),
         ranks=ranks,
         evidence=evidence,
-        fix=alone if run.strategy is Strategy.SINGLE else _CHECK,
+        fix=alone_fix if run.strategy is Strategy.SINGLE else _CHECK_FIX,
         known=cause_of(guilty) if run.ended is Ended.FAILS else None,
     )

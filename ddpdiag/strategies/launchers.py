@@ -1,6 +1,6 @@
-"""The launchers of PyTorch training: the times of a training started by each, and the table with a verdict.
+"""The comparison of launchers: what each rank measured, a row for each launcher, and the report with its verdict.
 
-Times are in seconds; None is a time that was not measured.
+Times are in seconds. None is a time that was not measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ LAUNCHERS_SCHEMA = "ddpdiag.launchers/1"
 
 
 class LaunchMethod(Enum):
-    """The ways to start the ranks of one host, under the names that users know; torchrun, first, is the reference."""
+    """A way to start the ranks of one host, under the name that users know. The first, torchrun, is the reference."""
 
     TORCHRUN = "torchrun"
     RUN = "torch.distributed.run"
@@ -27,7 +27,7 @@ class LaunchMethod(Enum):
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """The training that every launcher starts. `batch_size` is the number of images of a step over all ranks."""
+    """The training that every launcher starts. `batch_size` is the number of images of a step, over all ranks."""
 
     ranks: int
     steps: int
@@ -36,10 +36,10 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 class RankTimes(Struct, frozen=True, kw_only=True):
-    """One rank's record of a training.
+    """What one rank measured in a training.
 
-    `group_at` is the end of the first all-reduce, when all ranks are in the group, by time.monotonic(), one clock for
-    all processes of a host. `step_seconds` is the median of the timed steps, `threads` is torch.get_num_threads().
+    `group_ready_at` is the end of the first all-reduce, when all ranks have joined the group; all processes of a host
+    share its clock, time.monotonic(). `step_seconds` is the median of the timed steps.
     """
 
     rank: int
@@ -48,15 +48,15 @@ class RankTimes(Struct, frozen=True, kw_only=True):
     backend: str
     device: str
     torch_version: str
-    group_at: float
+    group_ready_at: float
     step_seconds: float
 
 
 class LauncherRow(Struct, frozen=True, kw_only=True):
-    """A line of the table: one start of the training.
+    """A row of the table: the training as started by one launcher. `reason` says why it did not work.
 
-    `start_seconds` pass from the start of the command until the last rank is in the group. `step_seconds` is the median
-    step of the slowest rank. `threads` has the number of threads of each rank, by rank.
+    `start_seconds` is the time from the start of the command until the last rank has joined the group. `step_seconds`
+    is the median step of the slowest rank. `threads` has the number of threads of each rank, in the order of ranks.
     """
 
     method: LaunchMethod
@@ -68,7 +68,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
 
 class LaunchersReport(Struct, frozen=True, kw_only=True):
-    """The table with its verdict. `setting` names the backend, the device and torch's version."""
+    """The rows with their verdict. `setting` names the backend, the device and torch's version; empty if none ran."""
 
     training: Training
     host: str
@@ -83,7 +83,7 @@ class LaunchersReport(Struct, frozen=True, kw_only=True):
 
 def judge(
     training: Training,
-    starts: Mapping[LaunchMethod, LauncherRow],
+    rows_by_method: Mapping[LaunchMethod, LauncherRow],
     *,
     host: str,
     cores: int,
@@ -91,12 +91,12 @@ def judge(
     setting: str,
     stop_signal: int | None,
 ) -> LaunchersReport:
-    """The report of the starts on this host; `stop_signal` is the signal that ended the comparison early, or None."""
-    no_start = "no time was left; give more --budget"
+    """Make the report. Launchers without a row were not started; `stop_signal` ended the comparison early, if set."""
+    not_started = "no time was left; give more --budget"
     if stop_signal is not None:
-        no_start = "the run was interrupted before its turn"
+        not_started = "the run was interrupted before its turn"
     rows = tuple(
-        starts.get(method) or LauncherRow(method=method, ended=Ended.UNFINISHED, reason=no_start)
+        rows_by_method.get(method) or LauncherRow(method=method, ended=Ended.UNFINISHED, reason=not_started)
         for method in LaunchMethod
     )
     sentence, code = _verdict(rows, training)
@@ -113,12 +113,12 @@ def judge(
 
 
 def _verdict(rows: Sequence[LauncherRow], training: Training) -> tuple[str, ExitCode]:
-    """The sentence and the exit code: UNFIT if a start failed or hung, else UNKNOWN if one is unfinished, else FIT."""
+    """The verdict, and the exit code: UNFIT if a start failed or hung, else UNKNOWN if one is unfinished, else FIT."""
     failed = [row.method.value for row in rows if row.ended in (Ended.FAILS, Ended.HANGS)]
     unfinished = [row.method.value for row in rows if row.ended is Ended.UNFINISHED]
-    good = len(rows) - len(failed) - len(unfinished)
-    ranks, work = count(training.ranks, "rank"), "works" if good == 1 else "work"
-    parts = [f"{good or 'none'} of {len(rows)} launch methods {work} for {ranks}"]
+    working = len(rows) - len(failed) - len(unfinished)
+    ranks, verb = count(training.ranks, "rank"), "works" if working == 1 else "work"
+    parts = [f"{working or 'none'} of {len(rows)} launch methods {verb} for {ranks}"]
     if failed and len(failed) < len(rows):
         parts.append(f"{', '.join(failed)} {'does' if len(failed) == 1 else 'do'} not")
     if unfinished:

@@ -1,7 +1,7 @@
 """Start a training by each launcher, wait for its end, and leave no process and no file behind.
 
-torchrun puts every rank into a separate session, so ending a process group is not enough. All descendants of a command
-inherit a mark in their environment, by which they are found and ended.
+torchrun puts every rank into a separate session, so ending a process group is not enough. Instead a variable (the mark)
+is set for each command. All its descendants inherit the mark, by which they are found and ended.
 """
 
 import contextlib
@@ -30,35 +30,33 @@ from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
 from ddpdiag.strategies.launchers import LauncherRow, LaunchMethod, RankTimes, Training
 
-# The times for ending a training: from SIGTERM to SIGKILL, in which torchrun ends its ranks, and after SIGKILL.
+# Time limits for ending a training: after SIGTERM, in which torchrun ends its ranks, and after SIGKILL.
 _GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
 END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
-# After a failure the other commands have this time to exit. By hand no launcher ends them, but their process group may.
+# The time that the other commands have to exit after one has failed, such as by an error of the process group.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-_MARK = "DDPDIAG_LAUNCHED"
+_MARK_VARIABLE = "DDPDIAG_LAUNCHED"
 # A line with an error. torch's hook for exceptions puts the prefix [rank0] before it.
 _ERROR_LINE = re.compile(r"(?:\[rank\d+\]: )?((?:[\w.]*(Error|Exception|Interrupt): \S|.*: error: ).*)")
-_LONGEST_REASON = 300
+_MAX_REASON_CHARACTERS = 300
 
 Processes = Sequence[subprocess.Popen[bytes]]
-
-
 MODULE = "ddpdiag.strategies.workloads.launched"
 LOOPBACK = "127.0.0.1"
 # Variables that an earlier job may have left in the shell. They are removed, and the launcher sets new ones.
-_STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_STALE_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Command(Struct, frozen=True):
-    """One process to start: its arguments, and the variables that its launch method adds to the user's."""
+    """One process to start: its command line, and the variables that its launch method adds to the environment."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     variables: dict[str, str] = {}
 
 
 def find_torchrun() -> str:
-    """The path of `torchrun` in the folder of this Python, else of the one on PATH, else just its name."""
+    """The path of `torchrun`: in the folder of this Python, else on PATH, else only the name."""
     sibling = Path(sys.executable).with_name("torchrun")
     return str(sibling) if os.access(sibling, os.X_OK) else shutil.which("torchrun") or "torchrun"
 
@@ -66,29 +64,32 @@ def find_torchrun() -> str:
 def commands(
     method: LaunchMethod, torchrun: str, training: Training, *, port: int, out: str, seconds: float
 ) -> tuple[Command, ...]:
-    """The commands to start, in order: one for each rank by hand, else one. `seconds` is the group's time-out."""
+    """The commands that start a training: one for each rank if started by hand, else a single one.
+
+    The ranks write their times into the folder `out`. `seconds` is the time-out of their process group.
+    """
     program = (MODULE, out, f"{seconds:.0f}", encode(training).decode())
-    where = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     match method:
         case LaunchMethod.SPAWN:
-            return (Command(tuple(python_command(*program, "--spawn")), where),)
+            return (Command(tuple(python_command(*program, "--spawn")), address),)
         case LaunchMethod.BY_HAND:
             ranks = ({"RANK": str(rank), "WORLD_SIZE": str(training.ranks)} for rank in range(training.ranks))
-            return tuple(Command(tuple(python_command(*program)), {**rank, **where}) for rank in ranks)
+            return tuple(Command(tuple(python_command(*program)), {**rank, **address}) for rank in ranks)
         case LaunchMethod.TORCHRUN:
-            head = [torchrun]
+            launcher = [torchrun]
         case LaunchMethod.LAUNCH_USE_ENV:
-            head = python_command("torch.distributed.launch", "--use-env")
+            launcher = python_command("torch.distributed.launch", "--use-env")
         case LaunchMethod.RUN | LaunchMethod.LAUNCH:
-            head = python_command(method.value)
-    return (Command((*head, "--nproc-per-node", str(training.ranks), "--master-port", str(port), "-m", *program)),)
+            launcher = python_command(method.value)
+    return (Command((*launcher, "--nproc-per-node", str(training.ranks), "--master-port", str(port), "-m", *program)),)
 
 
 def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
-    """The user's environment without variables of an earlier launch, and with `folder` for temporary files."""
+    """`env` without the variables of an earlier launch, and with `folder` for temporary files."""
     return {
-        **{name: value for name, value in env.items() if name not in _STALE},
-        # A module in the user's current directory must not replace one of the standard library.
+        **{name: value for name, value in env.items() if name not in _STALE_VARIABLES},
+        # A file in the current directory must not replace a module of the standard library.
         "PYTHONSAFEPATH": "1",
         # torchrun's ranks run under this Python, even if torchrun belongs to another one.
         "PYTHON_EXEC": sys.executable,
@@ -96,8 +97,8 @@ def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
     }
 
 
-class Starts:
-    """The trainings of a comparison. `run` fills `rows` and `setting`; launchers write their files into `folder`."""
+class LauncherComparison:
+    """Starts a training by each launcher. `run` fills `rows` and `setting`; launchers write files into `folder`."""
 
     def __init__(self, training: Training, folder: str, signals: Signals, budget_seconds: float) -> None:
         self.rows: dict[LaunchMethod, LauncherRow] = {}
@@ -106,29 +107,29 @@ class Starts:
         self._torchrun = find_torchrun()
         self._end = time.monotonic() + budget_seconds
 
-    def run(self, tell: Callable[[LaunchMethod], None]) -> None:
-        """Run a training by each method. The first one runs twice, since the very first start reads torch's files."""
+    def run(self, report_start: Callable[[LaunchMethod], None]) -> None:
+        """Run a training by each method. The first runs twice, because the very first start loads torch's files."""
         order = (LaunchMethod.TORCHRUN, *LaunchMethod)
         for index, method in enumerate(order):
-            tell(method)
+            report_start(method)
             self._start(method, (self._end - time.monotonic()) / (len(order) - index))
 
     def _start(self, method: LaunchMethod, seconds: float) -> None:
-        """Run one training, and set its row; neither if there is no time, or if a signal asked to stop."""
+        """Run one training and set its row. Do nothing if no time is left, or after a signal to stop."""
         seconds -= END_SECONDS
         if seconds <= 0 or self._signals.received is not None:
             return
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
-        to_run = commands(
+        to_start = commands(
             method, self._torchrun, self._training, port=free_port(LOOPBACK), out=str(out), seconds=seconds
         )
         begin = time.monotonic()
-        ended, reason = self._run(to_run, out, seconds)
-        ranks = _read_all(out)
-        if ended is Ended.WORKS and {(times.rank, times.world_size) for times in ranks} != {
+        ended, reason = self._run(to_start, out, seconds)
+        rank_times = _read_rank_times(out)
+        if ended is Ended.WORKS and {(times.rank, times.world_size) for times in rank_times} != {
             (rank, self._training.ranks) for rank in range(self._training.ranks)
         }:
-            trained = ", ".join(f"{times.rank} of {times.world_size}" for times in ranks) or "none"
+            trained = ", ".join(f"{times.rank} of {times.world_size}" for times in rank_times) or "none"
             ended = Ended.FAILS
             reason = f"there was no error, but the ranks that trained are {trained}; expected {self._training.ranks}"
         if self._signals.received is not None:  # this process ended the training, so the outcome is not known
@@ -136,55 +137,57 @@ class Starts:
         if ended is not Ended.WORKS:
             self.rows[method] = LauncherRow(method=method, ended=ended, reason=with_meaning(reason))
             return
-        self.setting = f"{ranks[0].backend}, {ranks[0].device}, torch {ranks[0].torch_version}"
+        first = rank_times[0]
+        self.setting = f"{first.backend}, {first.device}, torch {first.torch_version}"
         self.rows[method] = LauncherRow(
             method=method,
             ended=ended,
-            threads=tuple(times.threads for times in ranks),
-            start_seconds=max(times.group_at for times in ranks) - begin,
-            step_seconds=max(times.step_seconds for times in ranks),
+            threads=tuple(times.threads for times in rank_times),
+            start_seconds=max(times.group_ready_at for times in rank_times) - begin,
+            step_seconds=max(times.step_seconds for times in rank_times),
         )
 
-    def _run(self, to_run: Sequence[Command], out: Path, limit: float) -> tuple[Ended, str]:
-        """Run the commands for `limit` seconds at most, and end all processes: the outcome, and why it did not work."""
-        environ = environment(with_home(os.environ), folder=self._folder)
+    def _run(self, to_start: Sequence[Command], out: Path, limit_seconds: float) -> tuple[Ended, str]:
+        """Run the commands for at most `limit_seconds`, then end all processes. Returns the outcome and its reason."""
+        env = environment(with_home(os.environ), folder=self._folder)
         log = Log()
         processes: list[subprocess.Popen[bytes]] = []
         in_time, reason = True, ""
         try:
-            for command in to_run:
-                # In a new session, Ctrl-C reaches only this process. If it is killed, the kernel sends SIGTERM.
+            for command in to_start:
+                # Ctrl-C must reach only this process, so the session is new. If it is killed, the kernel sends SIGTERM.
                 process = subprocess.Popen(
-                    command.words,
+                    command.arguments,
                     stdin=subprocess.DEVNULL,
                     stdout=log.fileno(),
                     stderr=log.fileno(),
-                    env={**environ, **command.variables, _MARK: out.name},
+                    env={**env, **command.variables, _MARK_VARIABLE: out.name},
                     start_new_session=True,
                     preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
                 )
                 processes.append(process)
-            in_time = _wait(processes, time.monotonic() + limit, self._signals)
+            in_time = _wait(processes, time.monotonic() + limit_seconds, self._signals)
         except OSError as error:
             reason = f"it cannot be started: {error}"
         finally:
             output = log.tail(1 << 16)  # read before the processes are ended, which makes them print messages
             failed = next((process.returncode for process in processes if process.returncode), 0)
-            left = _end_all(processes, out.name)
+            surviving_pids = _end_all(processes, out.name)
         log.close()
-        if left:
-            reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
+        if surviving_pids:
+            pids = ", ".join(map(str, surviving_pids))
+            reason = f"processes {pids} survive SIGKILL: they are stuck in the kernel or a driver"
         error_text = first_error(output)
         if not in_time and not reason:
             last = f"; its last output: {error_text}" if error_text else ""
-            return Ended.HANGS, f"it did not end within {limit:.3g} s, its share of --budget{last}"
+            return Ended.HANGS, f"it did not end within {limit_seconds:.3g} s, its share of --budget{last}"
         if reason or failed:
             return Ended.FAILS, reason or error_text or how_it_ended(failed)
         return Ended.WORKS, ""
 
 
 def _wait(processes: Processes, end: float, signals: Signals) -> bool:
-    """Wait for all processes: False if `end` or a signal comes first. After a failure, wait _ECHO_SECONDS at most."""
+    """Wait for all processes, after a failure of one at most _ECHO_SECONDS. False if `end` or a signal comes first."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
@@ -200,7 +203,7 @@ def _wait(processes: Processes, end: float, signals: Signals) -> bool:
 
 
 def _end_all(processes: Processes, mark: str) -> list[int]:
-    """End the commands with SIGTERM, then all marked processes with SIGKILL; the pids that survive."""
+    """End the commands with SIGTERM, then all marked processes with SIGKILL. Returns the pids that survive."""
     for process in processes:
         if process.poll() is None:
             signal_process(process.pid, signal.SIGTERM)
@@ -208,34 +211,34 @@ def _end_all(processes: Processes, mark: str) -> list[int]:
     while any(process.poll() is None for process in processes) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
     end = time.monotonic() + _KILL_SECONDS
-    while (left := list(_marked(mark))) and time.monotonic() < end:
-        for pid in left:
+    while (surviving_pids := list(_marked_pids(mark))) and time.monotonic() < end:
+        for pid in surviving_pids:
             signal_process(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
         for process in processes:
             process.poll()
-    return left
+    return surviving_pids
 
 
-def _marked(mark: str) -> Iterator[int]:
-    """The pids of living processes with this mark in their environment. A zombie has no environment."""
+def _marked_pids(mark: str) -> Iterator[int]:
+    """Yield the pids of processes with this mark in their environment. A zombie has none, so it is not found."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(_MARK) == mark:
+            if process.environ().get(_MARK_VARIABLE) == mark:
                 yield process.pid
 
 
 def first_error(output: str) -> str:
     """The text of a known error in the output, else the first line that looks like an error, else the last line."""
     if (known := known_error(output)) is not None:
-        return known.quote[:_LONGEST_REASON]
+        return known.quote[:_MAX_REASON_CHARACTERS]
     lines = [line.strip() for line in output.splitlines() if line.strip(" \t=-")]
     errors = (match.group(1) for line in lines if (match := _ERROR_LINE.match(line)))
-    return next(errors, lines[-1] if lines else "")[:_LONGEST_REASON]
+    return next(errors, lines[-1] if lines else "")[:_MAX_REASON_CHARACTERS]
 
 
-def _read_all(out: Path) -> list[RankTimes]:
-    """Read the records that the ranks wrote, in the order of ranks. A truncated file is ignored."""
+def _read_rank_times(out: Path) -> list[RankTimes]:
+    """Read what the ranks have written into the folder `out`, in the order of ranks. A truncated file is ignored."""
     records: list[RankTimes] = []
     for path in out.glob("rank-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -11,16 +11,16 @@ from ddpdiag.model.train import BLOCKS, Strategy, Train
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's results of one trial. `not_possible` says what this torch lacks; then nothing was trained.
+    """One rank's results of one trial. If this torch cannot train by the strategy, only `not_possible` says why.
 
-    `losses` has the mean loss of each step over the `images` that this rank saw. `start` and `end` are the SHA-256 of
-    the first and the last weights. `seconds` is the time of all `timed_steps`.
+    `losses` has the mean loss of each step, over the `images` that this rank gets in a step. The checksums are the
+    SHA-256 of the weights before the first and after the last step. `seconds` is the time of all `timed_steps`.
     """
 
     device: str
     not_possible: str = ""
-    start: str = ""
-    end: str = ""
+    start_checksum: str = ""
+    end_checksum: str = ""
     losses: tuple[float, ...] = ()
     images: int = 0
     timed_steps: int = 0
@@ -29,26 +29,26 @@ class Data(Struct, frozen=True, kw_only=True):
     state_bytes: int | None = None
 
 
-def asked_of(options: Options) -> Train:
+def train_options(options: Options) -> Train:
     """The options of `ddpdiag train`, or their defaults if `ddpdiag check` selected TRN002."""
     return options.train if options.train is not None else Train()
 
 
-# The width of the last layers, as in `Task`, before it is rounded up for tensor-parallel.
-_HIDDEN = 128
+# The smallest width of the last layers, as in `Task`. `hidden_width_of` rounds it up for tensor-parallel.
+_HIDDEN_WIDTH = 128
 
 
 def strategies_of(world: World) -> tuple[Strategy, ...]:
-    """The strategies to train by, in order: single first, for comparison. Empty if no requested one is possible."""
-    asked = asked_of(world.options).strategy
-    if all(why_not(each, world) for each in asked):
+    """The possible strategies in order: single for comparison, then the requested ones; empty if none of these is."""
+    asked = train_options(world.options).strategy
+    if all(why_impossible(each, world) for each in asked):
         return ()
-    return tuple(each for each in dict.fromkeys((Strategy.SINGLE, *asked)) if not why_not(each, world))
+    return tuple(each for each in dict.fromkeys((Strategy.SINGLE, *asked)) if not why_impossible(each, world))
 
 
 def ranks_of(strategy: Strategy, world: World) -> tuple[int, ...]:
-    """The ranks that train by a strategy; empty if it is not possible here."""
-    if why_not(strategy, world):
+    """The ranks that train by a strategy; empty if the strategy is not possible in this world."""
+    if why_impossible(strategy, world):
         return ()
     match strategy:
         case Strategy.SINGLE | Strategy.DP:
@@ -56,23 +56,23 @@ def ranks_of(strategy: Strategy, world: World) -> tuple[int, ...]:
         case Strategy.PIPELINE:
             return world.living[:BLOCKS]
         case Strategy.MODEL_PARALLEL if world.backend == "nccl":
-            return _with_own_devices(world)
+            return _ranks_with_device_group(world)
         case _:
             return world.living
 
 
-def batch_of(world: World) -> int:
-    """The number of images of a step: the requested one, but at least one for each rank."""
-    return max(asked_of(world.options).batch_size, world.size)
+def batch_size_of(world: World) -> int:
+    """The number of images of a step over all ranks: the requested number, or the number of ranks if that is larger."""
+    return max(train_options(world.options).batch_size, world.size)
 
 
-def hidden_of(world: World) -> int:
-    """The width of the last layers: a multiple of the number of ranks, so that tensor-parallel cuts it evenly."""
-    return math.ceil(_HIDDEN / world.size) * world.size
+def hidden_width_of(world: World) -> int:
+    """The width of the last layers: a multiple of the number of ranks, so that tensor-parallel can cut them evenly."""
+    return math.ceil(_HIDDEN_WIDTH / world.size) * world.size
 
 
 def trial_of(seen: Seen[Data], strategy: Strategy) -> Trial | None:
-    """The trial of a strategy, if there was one."""
+    """The trial of a strategy, or None if none was planned yet."""
     return next((trial for trial in seen.trials if trial.params["strategy"] == strategy.value), None)
 
 
@@ -83,28 +83,28 @@ def devices_of(strategy: Strategy, world: World) -> int:
         case Strategy.DP:
             return world.arrivals[ranks[0]].gpus
         case Strategy.MODEL_PARALLEL if world.backend == "nccl":
-            return len(ranks) * asked_of(world.options).group_size
+            return len(ranks) * train_options(world.options).group_size
         case _:
             return len(ranks)
 
 
-def _with_own_devices(world: World) -> tuple[int, ...]:
-    """The ranks that get a group of GPUs (--group-size): on each host, as many ranks as its GPUs form groups."""
-    groups = {rank: world.arrivals[rank].gpus // asked_of(world.options).group_size for rank in world.living}
+def _ranks_with_device_group(world: World) -> tuple[int, ...]:
+    """The ranks whose local rank is below the number of groups of --group-size GPUs on their host."""
+    groups = {rank: world.arrivals[rank].gpus // train_options(world.options).group_size for rank in world.living}
     return tuple(rank for rank in world.living if (world.places[rank].local_rank or 0) < groups[rank])
 
 
-def why_not(strategy: Strategy, world: World) -> str | None:
-    """The reason why a strategy is not possible here, or None."""
+def why_impossible(strategy: Strategy, world: World) -> str | None:
+    """The reason why a strategy is not possible in this world, or None."""
     match strategy:
         case Strategy.DP:
             if world.backend != "nccl":
                 return f"it copies the network to GPUs, and over {world.backend} ranks train on the CPU"
             gpus = world.arrivals[world.living[0]].gpus if world.living else 0
             return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
-        case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _with_own_devices(world):
+        case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _ranks_with_device_group(world):
             most = max((arrival.gpus for arrival in world.arrivals.values()), default=0)
-            least = asked_of(world.options).group_size
+            least = train_options(world.options).group_size
             return f"a rank needs {least} GPUs (--group-size), and no rank sees more than {most}"
         case Strategy.SINGLE | Strategy.MODEL_PARALLEL:
             return None

@@ -19,7 +19,7 @@ from ddpdiag.workloads import mnist
 from ddpdiag.workloads.training import checksum
 
 CPU = torch.device("cpu")
-TASK = Task(steps=6, batch=16)
+TASK = Task(steps=6, batch_size=16)
 DIGITS = mnist.load()
 
 
@@ -92,7 +92,7 @@ def test_a_cut_network_gives_the_same():
 
 @pytest.mark.parametrize(("batch", "pieces"), [(64, 8), (12, 6), (13, 1), (1, 1), (7, 7)])
 def test_pieces_are_equal(batch, pieces):
-    assert pipeline.pieces(batch) == pieces
+    assert pipeline.piece_count(batch) == pieces
 
 
 class Asked(Alone):
@@ -129,7 +129,7 @@ def test_gradients_that_are_added_and_not_averaged_are_what_torch_lacks(monkeypa
 
     monkeypatch.setattr(fsdp, "fully_shard", shard)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    lack = fsdp.lack_of(SimpleNamespace(size=lambda: 2, device_type="cpu"))
+    lack = fsdp.why_impossible(SimpleNamespace(size=lambda: 2, device_type="cpu"))
     assert lack == ("over gloo fully_shard adds the ranks' gradients and does not average them" if lacks else "")
 
 
@@ -138,11 +138,11 @@ def test_stages_that_connect_by_messages_of_two_sizes_abort_over_gloo(monkeypatc
     # As in torch 2.9: an int64 is sent, and a float32 is received.
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
     sizes = [SimpleNamespace(tensor=SimpleNamespace(element_size=lambda size=size: size)) for size in (4, sent)]
-    lack = pipeline.lack_of(SimpleNamespace(_get_init_p2p_neighbors_ops=lambda: sizes))
+    lack = pipeline.why_impossible(SimpleNamespace(_get_init_p2p_neighbors_ops=lambda: sizes))
     assert lack == ("PipelineStage sends 8 bytes where 4 are received, at which gloo aborts" if lacks else "")
 
 
 def test_what_it_has_is_measured():
     data = strategies.measure(Asked())
     assert (data.device, len(data.losses), data.images, data.not_possible) == ("CPU", 2, 8, "")
-    assert data.start == checksum(Task(steps=1, batch=1).network())
+    assert data.start_checksum == checksum(Task(steps=1, batch_size=1).network())

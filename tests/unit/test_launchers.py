@@ -14,7 +14,7 @@ from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.strategies.blocks import launcher_blocks
-from ddpdiag.strategies.command import refuse_launched, training_of
+from ddpdiag.strategies.command import refuse_launched, training_to_compare
 from ddpdiag.strategies.launchers import LauncherRow, LaunchersReport, LaunchMethod, Training, judge
 from ddpdiag.strategies.launching import commands, environment, first_error
 
@@ -29,7 +29,7 @@ def of(method: LaunchMethod):
 
 
 # By hand the command is this Python and the training, nothing else.
-PROGRAM = of(LaunchMethod.BY_HAND)[0].words[2:]
+PROGRAM = of(LaunchMethod.BY_HAND)[0].arguments[2:]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ PROGRAM = of(LaunchMethod.BY_HAND)[0].words[2:]
 )
 def test_each_method_starts_the_same_training(method, words, variables):
     started = of(method)
-    assert {command.words for command in started} == {words}
+    assert {command.arguments for command in started} == {words}
     assert [command.variables for command in started] == variables
     assert PROGRAM[:-1] == ("-m", "ddpdiag.strategies.workloads.launched", "/out", "15")
     assert decode(PROGRAM[-1].encode(), Training) == TRAINING
@@ -147,7 +147,7 @@ def test_json_has_its_schema_and_every_row():
 
 
 def test_the_defaults_are_taken():
-    training = training_of(Train(), CheckOptions(backend="gloo"), 4)
+    training = training_to_compare(Train(), CheckOptions(backend="gloo"), 4)
     assert training == Training(ranks=4, steps=30, batch_size=64, backend="gloo")
 
 
@@ -160,7 +160,7 @@ def test_a_value_that_makes_no_sense_is_refused(changed):
     (name,) = changed
     of_run = name == "backend"
     with pytest.raises(UsageError, match=rf"^--{name.replace('_', '-')}.*: "):
-        training_of(Train(**{} if of_run else changed), CheckOptions(**changed if of_run else {}), 4)
+        training_to_compare(Train(**{} if of_run else changed), CheckOptions(**changed if of_run else {}), 4)
 
 
 def test_a_process_that_was_launched_is_refused(golden):

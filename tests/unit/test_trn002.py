@@ -16,8 +16,8 @@ from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Outcome, Severity, Status
 from ddpdiag.model.train import Ended, Strategy, Train
 from ddpdiag.strategies.check import CHECK, plan
-from ddpdiag.strategies.judge import train_of
-from ddpdiag.strategies.trainings import Data, batch_of, devices_of, hidden_of, ranks_of, why_not
+from ddpdiag.strategies.judge import train_report
+from ddpdiag.strategies.trainings import Data, batch_size_of, devices_of, hidden_width_of, ranks_of, why_impossible
 
 STEPS = 4
 CURVE = (2.3, 2.0, 1.5, 1.0)
@@ -45,7 +45,7 @@ def data(strategy: Strategy, ranks: tuple[int, ...], rank: int, off=()) -> Data:
     images = len(range(ranks.index(rank), 64, len(ranks))) if shared else 64
     return Data(
         device="CPU",
-        start="a",
+        start_checksum="a",
         losses=() if silent else tuple(map(sum, zip(CURVE, [*off, *[0.0] * STEPS], strict=False))),
         images=0 if silent else images,
         timed_steps=3,
@@ -86,7 +86,7 @@ def findings(seen: Seen[Data]) -> list[Finding]:
 
 
 def rows(seen: Seen[Data]) -> dict[Strategy, Ended]:
-    return {row.strategy: row.ended for row in train_of(seen).rows}
+    return {row.strategy: row.ended for row in train_report(seen).rows}
 
 
 # What is tried -------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_trial_takes_its_share_of_what_is_left_or_the_deadline_that_was_set(le
     ],
 )
 def test_a_strategy_needs_its_gpus(golden, strategy, here):
-    golden(why_not(strategy, here))
+    golden(why_impossible(strategy, here))
 
 
 def test_which_ranks_and_devices_a_strategy_takes():
@@ -135,17 +135,17 @@ def test_which_ranks_and_devices_a_strategy_takes():
 
 
 def test_one_rank_alone_has_nobody_to_train_with():
-    why = {strategy: why_not(strategy, world(1)) for strategy in Strategy}
+    why = {strategy: why_impossible(strategy, world(1)) for strategy in Strategy}
     assert [strategy for strategy, reason in why.items() if reason is None] == [S.SINGLE, S.MODEL_PARALLEL]
 
 
 def test_every_rank_has_an_image():
-    assert batch_of(world(8, batch_size=3)) == 8
+    assert batch_size_of(world(8, batch_size=3)) == 8
 
 
 @given(st.integers(1, 5000))
 def test_the_hidden_layer_can_be_cut(size):
-    hidden = hidden_of(structs.replace(world(1), size=size))
+    hidden = hidden_width_of(structs.replace(world(1), size=size))
     assert hidden % size == 0
     assert hidden >= 128
 
@@ -162,15 +162,15 @@ def test_what_agrees_works(size):
 
 
 def test_a_row_has_its_numbers():
-    row = train_of(ran(world(4, S.DDP))).rows[1]
+    row = train_report(ran(world(4, S.DDP))).rows[1]
     assert row.samples_per_second == pytest.approx(64 * 3 / 0.5)
     assert (row.speedup, row.efficiency) == (1.0, 0.25)
     assert row.deviation == pytest.approx(0.0, abs=1e-12)
 
 
 HALF = (0, 0.5, 0.5, 0.5)
-ENDS = {(S.DDP, rank): {"end": "b" if rank == 2 else "a"} for rank in range(4)}
-TIED = {(S.DDP, rank): {"end": str(rank % 2)} for rank in range(4)}
+ENDS = {(S.DDP, rank): {"end_checksum": "b" if rank == 2 else "a"} for rank in range(4)}
+TIED = {(S.DDP, rank): {"end_checksum": str(rank % 2)} for rank in range(4)}
 WRONG = {
     "a rank that ended with other parameters": (S.DDP, {2: HALF}, ENDS, (2,)),
     "a rank whose own loss alone is off": (S.DDP, {2: HALF}, {}, ()),
@@ -178,7 +178,7 @@ WRONG = {
     "a rank that began with other parameters": (
         S.FSDP,
         dict.fromkeys(range(4), (0.5,) * 4),
-        {(S.FSDP, 1): {"start": "b"}},
+        {(S.FSDP, 1): {"start_checksum": "b"}},
         (1,),
     ),
     "the last stage of a pipeline alone has a loss": (S.PIPELINE, {3: (0, 0, 0.5)}, {}, ()),
@@ -242,7 +242,7 @@ def test_what_torch_lacks_is_not_possible(strategies, lacks, reason, codes):
     changed = {(S.FSDP, rank): {"not_possible": own} for rank, own in enumerate(lacks)}
     seen = ran(world(2, *strategies), changed=changed)
     assert [finding.code for finding in findings(seen)] == codes
-    assert (train_of(seen).rows[-1].ended, train_of(seen).rows[-1].reason) == (Ended.NOT_POSSIBLE, reason)
+    assert (train_report(seen).rows[-1].ended, train_report(seen).rows[-1].reason) == (Ended.NOT_POSSIBLE, reason)
 
 
 def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
@@ -251,7 +251,7 @@ def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
     (found,) = findings(seen)
     assert (found.code, found.severity) == ("TRN002.unmeasured", Severity.WARNING)
     golden(found)
-    assert {row.ended for row in train_of(empty(world(2, S.DDP))).rows} == {Ended.UNFINISHED}
+    assert {row.ended for row in train_report(empty(world(2, S.DDP))).rows} == {Ended.UNFINISHED}
 
 
 def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
@@ -264,7 +264,7 @@ def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
 
 @pytest.mark.parametrize("seconds", [0.5, 0.25], ids=["no-faster", "faster"])
 def test_the_sentence_says_what_pays(golden, seconds):
-    own = train_of(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
+    own = train_report(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
     assert own.rows[1].speedup == pytest.approx(0.5 / seconds)
     assert CHECK.explained("wrong").effect is Effect.UNFIT
     golden(own.sentence)

@@ -13,7 +13,7 @@ from ddpdiag.workloads.training import checksum
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
-    """Train on this rank's share, together with the other ranks of the group."""
+    """Train on this rank's share of the images, together with the other ranks of the group."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         ctx.step("build DistributedDataParallel")
@@ -25,10 +25,10 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         for images, labels in trainer:
             losses = cross_entropy(model(images), labels, reduction="none")
             # DDP averages the gradients over the ranks. So each rank divides the sum over its images by the mean number
-            # of images of a rank, which is right even if the batch does not divide evenly.
-            loss = losses.sum() * world_size / task.batch
+            # of images of a rank. That is correct even if the ranks have different numbers of images.
+            loss = losses.sum() * world_size / task.batch_size
             optimizer.zero_grad()
             loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
             optimizer.step()
-            trainer.note(losses.mean())
-        return trainer.trained(list(model.parameters()), optimizer, checksum(model))
+            trainer.keep_loss(losses.mean())
+        return trainer.measurements(list(model.parameters()), optimizer, checksum(model))

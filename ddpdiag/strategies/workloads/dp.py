@@ -1,6 +1,6 @@
-"""nn.DataParallel: one process cuts each batch over all its GPUs, and copies the network to them in every step.
+"""nn.DataParallel: one process divides each batch among its GPUs, and copies the network to them in every step.
 
-torch's manual recommends DistributedDataParallel instead, even on one host: this strategy shows the difference.
+torch's manual recommends DistributedDataParallel instead, even on one host. This strategy shows the difference.
 """
 
 import torch
@@ -25,5 +25,5 @@ def train(ctx: Context, task: Task, digits: Digits, _backend: str) -> Data:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        trainer.note(loss)
-    return trainer.trained(list(model.parameters()), optimizer)
+        trainer.keep_loss(loss)
+    return trainer.measurements(list(model.parameters()), optimizer)

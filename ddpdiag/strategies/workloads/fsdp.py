@@ -1,6 +1,5 @@
-"""Fully sharded data parallel: as ddp, but each rank keeps only a part of every parameter, of its gradient and of its
-optimizer state. The ranks gather a whole parameter shortly before they need it.
-"""
+"""Fully sharded data parallel: as ddp, but each rank keeps only a part of each parameter, gradient and optimizer state.
+The ranks gather a complete parameter shortly before they use it."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.trainings import Data
-from ddpdiag.strategies.workloads.trainer import Task, Trainer, agreed_lack, local_part
+from ddpdiag.strategies.workloads.trainer import Task, Trainer, local_part, shared_reason
 from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
@@ -23,27 +22,27 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         mesh = init_device_mesh(device.type, (world_size,))
         ctx.step("try fully_shard on one layer")
-        if lack := agreed_lack(ctx, lack_of(mesh)):
-            return Data(device=describe(device).name, not_possible=lack)
+        if reason := shared_reason(ctx, why_impossible(mesh)):
+            return Data(device=describe(device).name, not_possible=reason)
         ctx.step("shard the network")
         model = task.network().to(device)
         for block in model:
             fully_shard(block, mesh=mesh)  # each block is gathered separately, and freed after use
         fully_shard(model, mesh=mesh)
-        optimizer = task.optimizer(model.parameters())  # created after sharding, since it must see the parts
+        optimizer = task.optimizer(model.parameters())  # after sharding, because it must update this rank's parts
         trainer = Trainer(ctx, task, digits, [device], rank, world_size)
         for images, labels in trainer:
             losses = cross_entropy(model(images), labels, reduction="none")
-            loss = losses.sum() * world_size / task.batch  # as in ddp: gradients are averaged over the ranks
+            loss = losses.sum() * world_size / task.batch_size  # as in ddp: gradients are averaged over the ranks
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            trainer.note(losses.mean())
-        return trainer.trained(list(model.parameters()), optimizer)
+            trainer.keep_loss(losses.mean())
+        return trainer.measurements(list(model.parameters()), optimizer)
 
 
-def lack_of(mesh: DeviceMesh) -> str:
-    """Shard one layer whose gradient is 1 on every rank: what this torch lacks for fully_shard, or "".
+def why_impossible(mesh: DeviceMesh) -> str:
+    """Shard and train one layer, whose gradient is 1 on every rank. Returns why this torch cannot do so, or "".
 
     torch.cpu.Stream of torch 2.6 lacks methods that fully_shard calls. Over gloo reduce_scatter ignores ReduceOp.AVG in
     torch 2.6 to 2.8 (measured: it gives the sum, and no error).

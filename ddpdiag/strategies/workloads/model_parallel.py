@@ -1,7 +1,7 @@
-"""A network that is cut over several devices of one process, and copied over the processes by DistributedDataParallel.
+"""Model parallelism: each process distributes the network over several devices, under DistributedDataParallel.
 
 The first blocks are on the first device, the next blocks on the next one, and images pass through them in this order.
-Only one device of a process is busy at a time: this is for networks that do not fit on one device, not for speed.
+Only one device of a process is busy at a time. The strategy is for networks that do not fit on one device.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ddpdiag.workloads.training import checksum
 
 
 class SplitNetwork(nn.Module):
-    """A network of blocks that are spread over devices in order. The output of each device is copied to the next."""
+    """A network whose blocks are distributed over devices in order. The output of each device is copied to the next."""
 
     def __init__(self, blocks: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class SplitNetwork(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits, on the last device, of images on any device."""
+        """Compute the logits of images, which may be on any device. The logits are on the last device."""
         for part, device in zip(self.parts, self._devices, strict=True):
             images = part(images.to(device))
         return images
 
 
 def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device]:
-    """Select the devices of a rank: each rank of a host takes the next `group_size` of its devices, or only the CPU."""
+    """The devices of type `kind` for a rank: the next `group_size` of its host, or the CPU. Makes the first current."""
     if kind == "cpu":
         return [torch.device("cpu")] * group_size
     module = torch.get_device_module(kind)
@@ -56,15 +56,15 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str, group_size: in
         rank, world_size = dist.get_rank(), dist.get_world_size()
         devices = devices_of(device.type, ctx.place.local_rank or 0, group_size)
         ctx.step("build DistributedDataParallel over several devices")
-        # No device_ids: the network moves its inputs to its devices.
+        # device_ids is None because the network itself moves its inputs to its devices.
         model = DistributedDataParallel(SplitNetwork(list(task.network()), devices), device_ids=None)
         optimizer = task.optimizer(model.parameters())
         trainer = Trainer(ctx, task, digits, devices, rank, world_size)
         for images, labels in trainer:
             losses = cross_entropy(model(images), labels.to(devices[-1]), reduction="none")
-            loss = losses.sum() * world_size / task.batch  # as in ddp: gradients are averaged over the ranks
+            loss = losses.sum() * world_size / task.batch_size  # as in ddp: gradients are averaged over the ranks
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            trainer.note(losses.mean())
-        return trainer.trained(list(model.parameters()), optimizer, checksum(model))
+            trainer.keep_loss(losses.mean())
+        return trainer.measurements(list(model.parameters()), optimizer, checksum(model))

@@ -19,5 +19,5 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        trainer.note(loss)
-    return trainer.trained(list(model.parameters()), optimizer)
+        trainer.keep_loss(loss)
+    return trainer.measurements(list(model.parameters()), optimizer)

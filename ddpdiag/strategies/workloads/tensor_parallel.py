@@ -1,7 +1,7 @@
 """Tensor parallelism: every rank computes all images, but has only a part of each of the two large matrices.
 
-The first matrix is cut by columns, so each rank computes some of the hidden values. The second is cut by rows, so each
-rank computes the part of the output that comes from its hidden values, and one all-reduce adds the parts.
+The first matrix is cut by columns, so each rank computes some of the hidden values. The second matrix is cut by rows,
+so each rank computes what its hidden values contribute to the output. One all-reduce adds these contributions.
 """
 
 import torch.distributed as dist
@@ -30,5 +30,5 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            trainer.note(loss)
-        return trainer.trained(list(model.parameters()), optimizer)
+            trainer.keep_loss(loss)
+        return trainer.measurements(list(model.parameters()), optimizer)

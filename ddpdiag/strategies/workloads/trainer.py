@@ -1,6 +1,5 @@
-"""The training that all strategies share: one network, the same first weights, the same images in the same order.
-
-Losses, time and memory are measured around its steps.
+"""What all strategies share: one network with the same first weights, the same images in the same order (`Task`), and
+the measurement of losses, time and memory (`Trainer`).
 """
 
 import resource
@@ -20,26 +19,26 @@ from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepare
 
-# The width of the last layers: large enough that cutting a matrix is useful, and quick on a CPU.
+# The width of the last layers: large enough for tensor parallelism to be useful, and quick on a CPU.
 HIDDEN = 128
 # Found by trial: 30 steps are enough to see the loss fall to a tenth.
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """The network and its batches. `batch` counts images of a step over all ranks; `hidden` is the last layers' width.
+    """The network and its batches. `batch_size` is over all ranks; `hidden` is the width of the last layers.
 
     The network has GroupNorm and not BatchNorm, because GroupNorm normalises each image separately, so the division of
-    the images over the ranks does not matter. Nothing is random after the first weights.
+    the images over the ranks does not matter. Only the first weights and the order of the images are drawn, by `seed`.
     """
 
     steps: int
-    batch: int
+    batch_size: int
     hidden: int = HIDDEN
     seed: int = 0
 
     def network(self) -> nn.Sequential:
-        """Create the network: images [n, 1, 28, 28] to logits [n, 10], in four blocks. All calls give equal weights."""
+        """Seed torch, and create the network of four blocks: images [n, 1, 28, 28] to logits [n, 10]."""
         torch.manual_seed(self.seed)
         blocks = OrderedDict[str, nn.Module](
             near=nn.Sequential(nn.Conv2d(1, 16, 5, padding=2), nn.GroupNorm(4, 16), nn.GELU(), nn.AvgPool2d(2)),
@@ -54,47 +53,46 @@ class Task(Struct, frozen=True, kw_only=True):
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM, foreach=False)
 
     def batches(self, digits: Digits, part: int, parts: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the images and labels of one part of each step, prepared for the network, without end.
+        """Yield the images and labels of one part of each step on `device`, prepared for the network, without end.
 
-        The images of a step do not depend on the number of parts: part r takes images r, r + parts, ...
+        The images of a step do not depend on the number of parts: part r has images r, r + parts, ...
         """
         count = len(digits.train_images)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))
         step = 0
         while True:
-            chosen = order[torch.arange(step * self.batch, (step + 1) * self.batch) % count][part::parts]
+            chosen = order[torch.arange(step * self.batch_size, (step + 1) * self.batch_size) % count][part::parts]
             yield prepare(digits.train_images[chosen], digits.train_labels[chosen], device)
             step += 1
 
 
-def exact() -> None:
-    """Compute float32 as float32, for the rest of this process.
+def use_exact_float32() -> None:
+    """Switch TF32 off for the rest of this process.
 
-    GPUs round the inputs of convolutions to TF32's 10 bits. That is right for a job, but would hide differences.
+    With TF32, GPUs round the inputs of convolutions to 10 bits. A job may accept that, but here it would hide faults.
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
 
 
-def agreed_lack(ctx: Context, lack: str) -> str:
-    """Compare what each rank's torch lacks: the reason why the ranks cannot train by a strategy, or "" if all can.
+def shared_reason(ctx: Context, reason: str) -> str:
+    """The reason why some rank cannot train by a strategy, or "". `reason` is this rank's; all ranks must call this.
 
-    Without this, a rank that can train would wait for the others until the deadline, and be reported as hung.
+    Otherwise a rank that can train would wait for the others until the deadline, and be reported as hung.
     """
-    elsewhere = is_true_on_any_rank(ctx, bool(lack))
-    return f"torch {torch.__version__}: {lack}" if lack else "another rank's torch cannot" if elsewhere else ""
+    is_impossible = is_true_on_any_rank(ctx, bool(reason))
+    return f"torch {torch.__version__}: {reason}" if reason else "another rank's torch cannot" if is_impossible else ""
 
 
-# Not timed: the first steps load kernels, open connections and allocate memory.
+# The first steps are not timed, because they load kernels, open connections and allocate memory.
 WARMUP_STEPS = 3
 
 
 class Trainer:
-    """The steps of a training, with measurements. Iterate over a trainer for the images and labels of each step, call
-    `note` with the loss in each step, and `trained` after the last one.
+    """Gives the images and labels of each step to a training loop, and measures the steps.
 
-    `part` of `parts` selects this rank's images of a step; if `parts` is 1, these are all images. They are on the first
-    of `devices`.
+    Iterate over a trainer, call `keep_loss` in each step, and `measurements` after the last step. This rank trains on
+    `part` (from 0) of the `parts` parts of each step's images, which are put on the first of `devices`.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Trainer:
     ) -> None:
         self._ctx, self._task, self._devices = ctx, task, devices
         self._batches = task.batches(digits, part, parts, devices[0])
-        self._images = len(range(part, task.batch, parts))
+        self._images = len(range(part, task.batch_size, parts))
         self._losses: list[Tensor] = []
         self._warmup = min(WARMUP_STEPS, task.steps - 1)
         self._seconds = 0.0
@@ -113,47 +111,44 @@ class Trainer:
         for step in range(self._task.steps):
             self._ctx.step(f"training step {step + 1} of {self._task.steps}")
             if step == self._warmup:
-                self._finish()
+                self._synchronize()
                 begin = time.perf_counter()
             yield next(self._batches)
-        self._finish()
+        self._synchronize()
         self._seconds = time.perf_counter() - begin
         if self._devices[0].type == "cuda":
             self._peak_bytes = sum(torch.cuda.max_memory_allocated(device) for device in dict.fromkeys(self._devices))
         else:
             self._peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
 
-    def note(self, loss: Tensor) -> None:
-        """Keep the mean loss over this rank's images of this step.
-
-        The loss is not read from the device, because reading would wait for the device in every step.
-        """
+    def keep_loss(self, loss: Tensor) -> None:
+        """Keep the mean loss of this rank's images of this step, on the device, as reading would wait for it."""
         if len(self._losses) < self._task.steps:
             self._losses.append(loss.detach())
 
-    def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Data:
-        """The measurements. `parameters` are those that this rank holds; `end` is their checksum if it holds all."""
+    def measurements(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end_checksum: str = "") -> Data:
+        """This rank's measurements. `end_checksum` is that of its `parameters` if they are the complete network's."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return Data(
-            start=checksum(self._task.network()),
+            start_checksum=checksum(self._task.network()),
             device=describe(self._devices[0]).name,
             losses=tuple(losses),
             images=self._images if losses else 0,
             timed_steps=self._task.steps - self._warmup,
             seconds=self._seconds,
             peak_bytes=self._peak_bytes,
-            state_bytes=held_bytes(parameters, optimizer),
-            end=end,
+            state_bytes=state_size(parameters, optimizer),
+            end_checksum=end_checksum,
         )
 
-    def _finish(self) -> None:
-        """Wait until the devices have finished their work."""
+    def _synchronize(self) -> None:
+        """Wait until the devices have done all work that was queued."""
         for device in self._devices:
             synchronize(device)
 
 
-def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
-    """Bytes on this rank of the parameters, their gradients and the optimizer's state."""
+def state_size(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
+    """The size in bytes of the parameters, gradients and optimizer state that are on this rank."""
     tensors: list[Tensor] = []
     for parameter in parameters:
         state = (value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
@@ -162,6 +157,6 @@ def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank: the shard of a DTensor, or the whole of a plain tensor."""
+    """The part of a tensor that is on this rank: the local shard of a DTensor, or a plain tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
