@@ -1,4 +1,4 @@
-"""`ddpdiag watch`: start a training unchanged, and report which rank holds it up when it is silent. The options."""
+"""Options of `ddpdiag watch`, which starts a training unchanged and reports which rank holds it up if it is silent."""
 
 from dataclasses import dataclass
 

@@ -1,17 +1,16 @@
 """Evidence on a rank, read from outside: Python stacks by py-spy, and collectives from NCCL's flight recorder.
 
-py-spy (https://github.com/benfred/py-spy) reads the memory of a process. By default it stops the process with ptrace
-meanwhile. If py-spy is killed then, or if the process was stopped already, the process may stay stopped for ever
-(py-spy issues 390 and 565). So it is called with --nonblocking. A process that runs meanwhile may give a torn stack or
-none; then py-spy is called again. A call takes 30 ms (measured, 0.4.3), for a stopped process, too.
+py-spy (https://github.com/benfred/py-spy) reads the memory of a process. By default py-spy stops the process with
+ptrace meanwhile. If py-spy is killed then, or if the process was stopped already, the process may stay stopped for ever
+(py-spy issues 390 and 565). So py-spy is called with --nonblocking. Then the stack of a running process may be torn or
+missing, and py-spy is called again. A call takes 30 ms (measured, 0.4.3), also for a stopped process.
 
-With TORCH_NCCL_DEBUG_INFO_PIPE_FILE and a size of the recorder, a process makes a named pipe STEM<rank>.pipe. The
-thread that watches NCCL's heartbeat reads it each second. Once something was written into the pipe, the thread writes
-the recorder to TORCH_FR_DUMP_TEMP_FILE<rank> (TORCH_NCCL_DEBUG_INFO_TEMP_FILE before torch 2.9), and the job goes on.
-This needs no GIL, and works while the main thread hangs. NCCL's watchdog writes the same file at its time-out. gloo's
-recorder can be read inside of the process only. (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, FlightRecorder.cpp)
-The class of process groups that torch 2.15 uses for NCCL makes no pipe (c10d/nccl2/ProcessGroupNCCL.cpp).
-The file is a pickle. It is read by a loader of plain data, which never looks up a name, so no code of it can run.
+With TORCH_NCCL_DEBUG_INFO_PIPE_FILE and a size of the recorder, a process makes a named pipe STEM<rank>.pipe. Once
+something was written into this pipe, the thread that watches NCCL's heartbeat dumps the recorder into the file
+TORCH_FR_DUMP_TEMP_FILE<rank> (TORCH_NCCL_DEBUG_INFO_TEMP_FILE before torch 2.9), and the job continues. This needs no
+GIL, and works while the main thread hangs. NCCL's watchdog writes the same file at its time-out. gloo's recorder can be
+read only inside of the process (torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp, FlightRecorder.cpp). The process
+groups of torch 2.15 make no pipe (nccl2/ProcessGroupNCCL.cpp). The dump is a pickle; its unpickler runs no code.
 """
 
 import contextlib
@@ -37,23 +36,24 @@ from ddpdiag.probes.host.programs import run_bounded
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.05
-_MOST_CHARACTERS = 160
-_LATE = "py-spy did not respond in time"
+_MAX_CHARACTERS = 160
+_TOO_LATE = "py-spy did not respond in time"
 NO_PY_SPY = "py-spy is not installed (python -m pip install py-spy)"
-_ASK = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
+_PERMIT = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
 
 
 class Stacks(NamedTuple):
     """The stacks of the main thread and of the other threads: frames as "function (file:line)", innermost first.
 
-    `holds_gil`: the main thread holds the GIL. `trouble`: why there is no stack. `refused`: reading is not permitted.
+    `holds_gil` is whether the main thread holds the GIL (None: not known). `why_missing` says why `main` is empty.
+    `is_refused` is whether py-spy was not permitted to read the process.
     """
 
     main: tuple[str, ...] = ()
     others: tuple[tuple[str, ...], ...] = ()
     holds_gil: bool | None = None
-    refused: bool = False
-    trouble: str = ""
+    is_refused: bool = False
+    why_missing: str = ""
 
 
 class _Frame(Struct, frozen=True):
@@ -69,28 +69,28 @@ class _Thread(Struct, frozen=True):
     owns_gil: bool = False
 
 
-_threads: msgspec.json.Decoder[tuple[_Thread, ...]] = msgspec.json.Decoder(tuple[_Thread, ...])
+_threads_decoder: msgspec.json.Decoder[tuple[_Thread, ...]] = msgspec.json.Decoder(tuple[_Thread, ...])
 
 
 def find_py_spy() -> str | None:
-    """The path of py-spy: in the folder of this Python, where pip installs it, else in PATH. None if not installed."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    """The path of py-spy in the folder of this Python, where pip installs it, else in PATH. None: not installed."""
+    sibling = Path(sys.executable).with_name("py-spy")
+    return str(sibling) if os.access(sibling, os.X_OK) else shutil.which("py-spy")
 
 
 def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
-    """Read the stacks of a rank by `program` (py-spy) until `end` of the monotonic clock; or say why it failed."""
+    """Read the stacks of a process by py-spy (`program`) until `end` (time.monotonic), or say what py-spy needs."""
     if program is None:
-        return Stacks(trouble=NO_PY_SPY)
-    seen = dump_stacks(program, pid, end)
-    if seen.main or not (PROC / str(pid)).exists():
-        return seen
-    refused = seen.refused or not _readable(pid)
-    return seen._replace(trouble=f"reading its memory is not permitted: {refusal(pid)}") if refused else seen
+        return Stacks(why_missing=NO_PY_SPY)
+    stacks = dump_stacks(program, pid, end)
+    if stacks.main or not (PROC / str(pid)).exists():
+        return stacks
+    is_refused = stacks.is_refused or not _has_readable_memory(pid)
+    return stacks._replace(why_missing=f"reading its memory is not permitted: {refusal(pid)}") if is_refused else stacks
 
 
-def _readable(pid: int) -> bool:
-    """Whether the memory mappings of a process are readable. If not, that is why py-spy fails, whatever it prints."""
+def _has_readable_memory(pid: int) -> bool:
+    """Whether the memory mappings of a process are readable. If they are not, py-spy fails for this reason."""
     try:
         with (PROC / str(pid) / "maps").open("rb") as file:
             return bool(file.read(1))
@@ -99,92 +99,92 @@ def _readable(pid: int) -> bool:
 
 
 def dump_stacks(program: str, pid: int, end: float) -> Stacks:
-    """Read the stacks of a process by py-spy, with a few tries, until `end` of the monotonic clock."""
-    seen = Stacks(trouble=_LATE)
+    """Read the stacks of a process by py-spy, with at most _TRIES calls, until `end` (time.monotonic)."""
+    stacks = Stacks(why_missing=_TOO_LATE)
     for _ in range(_TRIES):
-        seen = _dump_once(program, pid, end)
-        if seen.main or seen.refused or time.monotonic() > end:
+        stacks = _dump_once(program, pid, end)
+        if stacks.main or stacks.is_refused or time.monotonic() > end:
             break
         time.sleep(_PAUSE_SECONDS)
-    return seen
+    return stacks
 
 
 def _dump_once(program: str, pid: int, end: float) -> Stacks:
     try:
         completed = run_bounded([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
     except OSError as error:
-        return Stacks(trouble=f"py-spy could not be started: {error.strerror or error}")
+        return Stacks(why_missing=f"py-spy could not be started: {error.strerror or error}")
     if completed is None:
-        return Stacks(trouble=_LATE)
+        return Stacks(why_missing=_TOO_LATE)
     if completed.code != 0:
-        refused = re.search(r"ermission [dD]enied|EPERM|not permitted", completed.err) is not None
+        is_refused = re.search(r"ermission [dD]enied|EPERM|not permitted", completed.err) is not None
         first = next((line.strip() for line in completed.err.splitlines() if line.strip()), "it failed")
-        return Stacks(refused=refused, trouble=f"py-spy: {first.removeprefix('Error: ')[:_MOST_CHARACTERS]}")
+        return Stacks(is_refused=is_refused, why_missing=f"py-spy: {first.removeprefix('Error: ')[:_MAX_CHARACTERS]}")
     try:
-        threads = _threads.decode(completed.out)
+        threads = _threads_decoder.decode(completed.out)
         main = next((thread for thread in threads if thread.os_thread_id == pid), None)
         others = tuple(_frames(thread) for thread in threads if thread is not main and thread.frames)
         if main is None or not main.frames:
-            return Stacks(others=others, trouble="its main thread runs no Python")
+            return Stacks(others=others, why_missing="its main thread runs no Python")
         return Stacks(_frames(main), others, main.owns_gil)
     except msgspec.DecodeError as error:
-        return Stacks(trouble=f"unexpected output of py-spy: {error}")
+        return Stacks(why_missing=f"unexpected output of py-spy: {error}")
 
 
 def _frames(thread: _Thread) -> tuple[str, ...]:
-    return tuple(f"{f.name} ({os.path.basename(f.filename)}:{f.line})"[:_MOST_CHARACTERS] for f in thread.frames)
+    return tuple(f"{f.name} ({os.path.basename(f.filename)}:{f.line})"[:_MAX_CHARACTERS] for f in thread.frames)
 
 
 def refusal(pid: int, root: Path = PROC) -> str:
-    """Name the reason why the memory of a process may not be read, and the setting that helps, without a full stop.
+    """The reason why the memory of a process may not be read, and the setting that permits it, without a full stop.
 
-    The kernel requires CAP_SYS_PTRACE, or the same user, a process that is dumpable, and no capabilities beyond those
-    of this process. Yama, if enabled, requires an ancestor, too (ptrace(2), "Ptrace access mode checking").
+    Without CAP_SYS_PTRACE the process must belong to the same user, be dumpable, and have no more capabilities than
+    this process. Yama, if enabled, also requires a descendant (ptrace(2), "Ptrace access mode checking").
     """
     users = read_pairs(root / str(pid) / "status", ":").get("Uid", "").split()
     if users and set(users) != {str(os.geteuid())}:
-        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: start both as one user, or {_ASK}"
+        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: start both as one user, or {_PERMIT}"
     scope = read_int(root / "sys" / "kernel" / "yama" / "ptrace_scope")
     if scope:
-        helps = "" if scope == 3 else f" (as root: sysctl kernel.yama.ptrace_scope=0), or {_ASK}"
-        return f"kernel.yama.ptrace_scope is {scope}: expected 0{helps}"
-    return f"it is not dumpable, has capabilities of its own, or a container's seccomp profile forbids it: {_ASK}"
+        hint = "" if scope == 3 else f" (as root: sysctl kernel.yama.ptrace_scope=0), or {_PERMIT}"
+        return f"kernel.yama.ptrace_scope is {scope}: expected 0{hint}"
+    return f"it is not dumpable, has capabilities of its own, or a container's seccomp profile forbids it: {_PERMIT}"
 
 
 PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PIPE_STEM, _FILE_STEM = "ask-", "rank-"
 _NO_PIPE = "its process group has no recorder that can be read; in torch 2.15 and newer it needs TORCH_DIST_USE_NCCL2=0"
-_LARGEST_BYTES = 16 << 20
-# Entries that NCCL's flight recorder keeps; torch's tutorials use it.
+_MAX_BYTES = 16 << 20
+# The number of entries that NCCL's flight recorder keeps, as in torch's tutorials.
 _BUFFER_ENTRIES = "2000"
 
 
 def recorder_variables(folder: str) -> dict[str, str]:
-    """The variables by which NCCL's flight recorder can be requested, except those that the user has set."""
+    """The variables that make NCCL put its recorder's pipes and dumps into `folder`, without those that are set."""
     pipe, file = f"{folder}/{_PIPE_STEM}", f"{folder}/{_FILE_STEM}"
-    wanted = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
-    wanted["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    variables = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
+    variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 class Request(NamedTuple):
-    """A request for a flight recorder: the file that the process will write, and when it was written before."""
+    """A request for a dump: the file that the process will write, and when it was written before (0: never)."""
 
     file: Path
-    before_ns: int
+    previous_ns: int
 
 
-def ask_recorder(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Request | str:
-    """Request the flight recorder of a process. Returns a sentence without its full stop if that fails."""
+def request_dump(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Request | str:
+    """Ask a process to dump its flight recorder. Returns a sentence without full stop if it cannot be asked."""
     stem = env.get(PIPE_NAME)
     file = next((env[name] for name in FILE_NAMES if env.get(name)), None)
     if not stem or not file:
         return f"{PIPE_NAME} and {FILE_NAMES[0]} are not both set (--flight-recorder sets them)"
-    pipe, written = _seen_from(pid, f"{stem}{rank}.pipe", root), _seen_from(pid, f"{file}{rank}", root)
+    pipe, dump = _path_from_here(pid, f"{stem}{rank}.pipe", root), _path_from_here(pid, f"{file}{rank}", root)
     if not os.path.lexists(pipe):
         return _NO_PIPE
-    before_ns = _changed_ns(written)
+    previous_ns = _modified_ns(dump)
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
@@ -192,31 +192,31 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC)
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return f"{stem}{rank}.pipe is not a pipe"
-        with contextlib.suppress(BlockingIOError):  # full of requests that were not read
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of requests that the process has not read
             os.write(descriptor, b"1\n")
     finally:
         os.close(descriptor)
-    return Request(written, before_ns)
+    return Request(dump, previous_ns)
 
 
-def recorder_answer(request: Request, end: float) -> TraceDump | str:
-    """Wait until the process has written its whole recorder, or until `end` of the monotonic clock: a sentence."""
+def await_dump(request: Request, end: float) -> TraceDump | str:
+    """Wait until the process has written its dump, and return it; at `end` (time.monotonic) return a sentence."""
     while time.monotonic() < end:
-        if _changed_ns(request.file) > request.before_ns and (trace := _load(request.file)) is not None:
+        if _modified_ns(request.file) > request.previous_ns and (trace := _load_file(request.file)) is not None:
             return trace
         time.sleep(0.05)
     return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"
 
 
-def _seen_from(pid: int, path: str, root: Path) -> Path:
-    """The path at which this process finds `path` of another one, with its current directory and container."""
+def _path_from_here(pid: int, path: str, root: Path) -> Path:
+    """The path by which this process can open `path` of process `pid`, which may be in another folder or container."""
     if not path.startswith("/"):
         return root / str(pid) / "cwd" / path
     inside = Path(f"{root / str(pid) / 'root'}{path}")
     return inside if os.access(inside.parent, os.R_OK) else Path(path)
 
 
-def _changed_ns(file: Path) -> int:
+def _modified_ns(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
     except OSError:
@@ -224,12 +224,12 @@ def _changed_ns(file: Path) -> int:
 
 
 class _PlainData(pickle._Unpickler):
-    """An unpickler of numbers, texts, lists, tuples and dicts, which refuses whatever has a name.
+    """An unpickler of numbers, strings, lists, tuples and dicts. It refuses classes, functions and references.
 
-    It is the one in Python, because the one in C takes 3 GB for 9 bytes that name a large place in its memo.
+    It extends Python's unpickler written in Python. That in C allocates 3 GB for 9 bytes with a large memo index.
     """
 
-    # Sets take 200 times as much memory as bytes in the pickle, and no dump has any.
+    # A set takes 200 times as much memory as it has bytes in the pickle, and no dump contains sets.
     dispatch: ClassVar = {
         code: load
         for code, load in pickle._Unpickler.dispatch.items()
@@ -244,7 +244,7 @@ class _PlainData(pickle._Unpickler):
 
 
 def load_trace(data: bytes) -> TraceDump | None:
-    """The collectives in the dump of a flight recorder. None if `data` is something else, or cut off."""
+    """The collectives in the dump of a flight recorder. None if `data` is something else, or is truncated."""
     try:
         return read_dump(_PlainData(io.BytesIO(data)).load())
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
@@ -253,8 +253,8 @@ def load_trace(data: bytes) -> TraceDump | None:
         return None
 
 
-def _load(file: Path) -> TraceDump | None:
+def _load_file(file: Path) -> TraceDump | None:
     try:
-        return load_trace(read_bytes(file, _LARGEST_BYTES))
+        return load_trace(read_bytes(file, _MAX_BYTES))
     except OSError:
         return None

@@ -1,9 +1,9 @@
 """The judgement of a look at a silent training: which rank holds it up, and why.
 
-Rules name ranks in this order: ranks that have ended, are stopped or stuck in the kernel; that get no data; that posted
-another collective, or fewer; for which the others wait in a collective; that are elsewhere in the code than most. A
-rank that is named is the one for which the others wait, and may be without fault. If all wait alike, no rank of this
-host is named: the missing one runs on another host, or a message was lost.
+The rules name ranks in this order: ranks that have ended, are stopped or stuck in the kernel; ranks that get no data;
+ranks that posted another collective, or fewer; ranks for which the others wait in a collective; ranks that are
+elsewhere in the code than most. A named rank is one for which the others wait. It may be without fault. If all ranks
+wait in the same way, no rank of this host is named: the missing rank runs on another host, or a message was lost.
 """
 
 from collections import defaultdict
@@ -18,12 +18,12 @@ from ddpdiag.checks.posted import in_words, lag, last, split
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun
-from ddpdiag.watch.look import Activity, Look, Witness, subject
+from ddpdiag.watch.look import Activity, Look, RankState, subject
 from ddpdiag.watch.processes import LAUNCHERS
 
-# A GPU with an NCCL kernel that waits shows 100 %.
-_BUSY_GPU, _IDLE_GPU = 0.9, 0.05
-_MOST_STACKS = 4
+# NVML shows 100 % for a GPU with an NCCL kernel that waits.
+_BUSY_GPU_SHARE, _IDLE_GPU_SHARE = 0.9, 0.05
+_MAX_STACKS = 4
 _ELSEWHERE_FIX = "Look at its stack: the other ranks only wait for it."
 _PATHS_FIX = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
@@ -33,24 +33,24 @@ _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is s
 
 
 def judge(look: Look) -> Finding:
-    """Judge a look. The finding's ranks are those that hold up the others; none if the evidence cannot decide.
+    """Judge a look. The ranks of the finding hold up the others. It names no rank if the evidence cannot decide.
 
-    The finding's evidence has a line for each group of ranks that do the same, and the stacks of some ranks.
+    The evidence of the finding has a line for each group of ranks that do the same, and the stacks of some ranks.
     """
     finding = next(finding for rule in RULES if (finding := rule(look)) is not None)
-    lines: list[Scalar] = [f"{ranks_text(ranks)}: {text}" for ranks, text in groups(look, finding.ranks)]
-    stacks = [(seen.rank, seen.stack) for seen in look.ranks if seen.stack]
+    lines: list[Scalar] = [f"{ranks_text(ranks)}: {text}" for ranks, text in rank_groups(look, finding.ranks)]
+    stacks = [(state.rank, state.stack) for state in look.ranks if state.stack]
     # The stacks of some ranks that are named, and of one other rank.
-    named = [row for row in stacks if row[0] in finding.ranks][:_MOST_STACKS]
+    named = [row for row in stacks if row[0] in finding.ranks][:_MAX_STACKS]
     others = [row for row in stacks if row[0] not in finding.ranks][:1]
     return structs.replace(
         finding, evidence={"ranks": lines} | {f"stack_of_rank_{rank}": [*stack] for rank, stack in (*named, *others)}
     )
 
 
-def _finding(word: str, title: str, message: str, fix: str = "", ranks: Sequence[int] = ()) -> Finding:
+def _finding(code_word: str, title: str, message: str, fix: str = "", ranks: Sequence[int] = ()) -> Finding:
     return Finding(
-        code=f"watch.{word}",
+        code=f"watch.{code_word}",
         severity=Severity.ERROR if ranks else Severity.WARNING,
         title=title,
         message=message,
@@ -59,23 +59,23 @@ def _finding(word: str, title: str, message: str, fix: str = "", ranks: Sequence
     )
 
 
-def _gone(look: Look) -> Finding | None:
-    ranks = look.doing(Activity.GONE)
-    if not ranks or (len(ranks) < len(look.ranks) and not look.doing(Activity.WAITING)):
+def _ended_ranks(look: Look) -> Finding | None:
+    ranks = look.ranks_doing(Activity.GONE)
+    if not ranks or (len(ranks) < len(look.ranks) and not look.ranks_doing(Activity.WAITING)):
         return None
     return _finding(
         "gone",
         f"{subject(ranks, 'has', 'have')} ended, and the command still runs",
         f"The process of {ranks_text(ranks)} has ended; the launcher has not noticed, or waits for something else."
-        + look.others_waiting(ranks),
+        + look.others_waiting_text(ranks),
         "Look at its last output, and at the kernel log of the host (out of memory, segfault).",
         ranks,
     )
 
 
-def _last_to_end(look: Look) -> Finding | None:
-    """Name no rank if some have ended and none is known to wait for them: usually rank 0 saves the model."""
-    ended = look.doing(Activity.GONE)
+def _last_ranks(look: Look) -> Finding | None:
+    """Name no rank if some have ended and none is known to wait for them. Usually rank 0 then saves the model."""
+    ended = look.ranks_doing(Activity.GONE)
     left = tuple(sorted(rank for rank in look.by_rank if rank not in ended))
     if not ended or not left:
         return None
@@ -87,8 +87,8 @@ def _last_to_end(look: Look) -> Finding | None:
     )
 
 
-def _stopped(look: Look) -> Finding | None:
-    ranks = look.doing(Activity.STOPPED)
+def _stopped_ranks(look: Look) -> Finding | None:
+    ranks = look.ranks_doing(Activity.STOPPED)
     if not ranks:
         return None
     pids = ", ".join(str(look.by_rank[rank].pid) for rank in ranks)
@@ -96,13 +96,13 @@ def _stopped(look: Look) -> Finding | None:
         "stopped",
         f"{subject(ranks, 'is', 'are')} stopped",
         f"pid {pids} {'is' if len(ranks) == 1 else 'are'} in state T, after SIGSTOP or in a debugger."
-        + look.others_waiting(ranks),
+        + look.others_waiting_text(ranks),
         f"Find out what stopped it (a debugger, a job suspend); `kill -CONT {pids.replace(',', '')}` continues it.",
         ranks,
     )
 
 
-def _blocked(look: Look) -> Finding | None:
+def _unread_output(look: Look) -> Finding | None:
     if look.blocked_seconds < look.stall_seconds:
         return None
     return _finding(
@@ -114,8 +114,8 @@ def _blocked(look: Look) -> Finding | None:
     )
 
 
-def _stuck(look: Look) -> Finding | None:
-    ranks = look.doing(Activity.STUCK)
+def _stuck_ranks(look: Look) -> Finding | None:
+    ranks = look.ranks_doing(Activity.STUCK)
     if not ranks:
         return None
     places = {p.wchan for rank in ranks if (p := look.by_rank[rank].process) is not None and p.wchan}
@@ -123,17 +123,17 @@ def _stuck(look: Look) -> Finding | None:
     return _finding(
         "stuck",
         f"{subject(ranks, 'is', 'are')} stuck in the kernel",
-        f"State D{where}: a file system, a disk or a driver does not respond." + look.others_waiting(ranks),
+        f"State D{where}: a file system, a disk or a driver does not respond." + look.others_waiting_text(ranks),
         "Look at the kernel log of the host (NFS server not responding, NVRM: Xid), and at its mounts.",
         ranks,
     )
 
 
-def _starved(look: Look) -> Finding | None:
+def _ranks_without_data(look: Look) -> Finding | None:
     """Name ranks that wait for data from a worker process that is stopped, stuck or dead."""
     helpers = {
         rank: [helper for helper in look.by_rank[rank].helpers if helper.state in _HELPER_STATES]
-        for rank in look.doing(Activity.LOADING)
+        for rank in look.ranks_doing(Activity.LOADING)
     }
     ranks = tuple(rank for rank, failing in helpers.items() if failing)
     if not ranks:
@@ -144,7 +144,7 @@ def _starved(look: Look) -> Finding | None:
         "starved",
         f"{subject(ranks, 'waits', 'wait')} for data that does not arrive",
         f"A process that loads data for rank {ranks[0]} (pid {helper.pid}, {helper.name}) "
-        f"{_HELPER_STATES[helper.state or '']}{where}." + look.others_waiting(ranks),
+        f"{_HELPER_STATES[helper.state or '']}{where}." + look.others_waiting_text(ranks),
         f"Find out what stopped it; `kill -CONT {helper.pid}` continues it."
         if helper.state in ("T", "t")
         else "Look at that process first: /dev/shm full, out of memory, a file system that does not respond.",
@@ -152,9 +152,9 @@ def _starved(look: Look) -> Finding | None:
     )
 
 
-def _posted(look: Look) -> Finding | None:
+def _different_collectives(look: Look) -> Finding | None:
     """Name ranks that posted another collective than most ranks, or fewer collectives."""
-    traces = {seen.rank: seen.collectives for seen in look.ranks if seen.collectives is not None}
+    traces = {state.rank: state.collectives for state in look.ranks if state.collectives is not None}
     if found := split(traces):
         sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
         return _finding(
@@ -166,31 +166,31 @@ def _posted(look: Look) -> Finding | None:
             _PATHS_FIX,
             found.odd,
         )
-    behind = lag(traces)
-    ranks = tuple(rank for rank in behind.ranks if look.activities[rank] is not Activity.WAITING)
-    if not ranks or behind.lacking is None:
+    lagging = lag(traces)
+    ranks = tuple(rank for rank in lagging.ranks if look.activities[rank] is not Activity.WAITING)
+    if not ranks or lagging.lacking is None:
         return None
     return _finding(
         "behind",
-        f"the others wait for {ranks_text(ranks)} in {in_words(behind.lacking)}",
+        f"the others wait for {ranks_text(ranks)} in {in_words(lagging.lacking)}",
         f"{begun(ranks_text(ranks))} did not post it{look.where_text(ranks)}.",
         _ELSEWHERE_FIX,
         ranks,
     )
 
 
-def _alone(look: Look) -> Finding | None:
+def _single_process(look: Look) -> Finding | None:
     if len(look.ranks) != 1 or (look.world_size or 1) > 1:
         return None
-    seen = look.ranks[0]
-    if look.guessed and (launcher := look.command) in LAUNCHERS:
+    state = look.ranks[0]
+    if look.ranks_are_guessed and (launcher := look.command) in LAUNCHERS:
         return _finding(
             "remote",
             "no rank was found on this host",
             f"{launcher} started the ranks on other hosts, or not as its own children.",
             f"Start `ddpdiag watch` on each host: `{quote(launcher)} ddpdiag watch -- COMMAND`.",
         )
-    if seen.is_launching:
+    if state.is_launching:
         return _finding(
             "launcher",
             "the launcher waits for other hosts",
@@ -199,16 +199,16 @@ def _alone(look: Look) -> Finding | None:
         )
     return _finding(
         "alone",
-        f"the only process of the training {f'is {state_text(seen.process)}' if seen.process else 'has ended'}",
-        f"It is {seen.doing}.",
-        "Look at its stack." if seen.stack else "",
-        (seen.rank,),
+        f"the only process of the training {f'is {state_text(state.process)}' if state.process else 'has ended'}",
+        f"It is {state.activity_text}.",
+        "Look at its stack." if state.stack else "",
+        (state.rank,),
     )
 
 
-def _apart(look: Look) -> Finding | None:
-    """Name no rank if the training may continue, because rank 0 runs on another host."""
-    if not look.is_without_rank_0 or look.unmoved:
+def _without_rank_0(look: Look) -> Finding | None:
+    """Name no rank if rank 0 runs on another host and the training may continue there."""
+    if not look.is_without_rank_0 or look.all_unmoved:
         return None
     return _finding(
         "apart",
@@ -219,9 +219,9 @@ def _apart(look: Look) -> Finding | None:
     )
 
 
-def _awaited(look: Look) -> Finding | None:
-    """Name ranks that do something else while other ranks wait in a collective."""
-    waiting, away = look.doing(Activity.WAITING), look.doing(Activity.ELSEWHERE, Activity.LOADING)
+def _awaited_ranks(look: Look) -> Finding | None:
+    """Name ranks that are not in the collective in which other ranks wait."""
+    waiting, away = look.ranks_doing(Activity.WAITING), look.ranks_doing(Activity.ELSEWHERE, Activity.LOADING)
     if not waiting or not away:
         return None
     return _finding(
@@ -233,17 +233,17 @@ def _awaited(look: Look) -> Finding | None:
     )
 
 
-def _unseen(look: Look) -> Finding | None:
-    """Name ranks without a stack that use a core if all others sleep, as ranks do that wait over gloo."""
-    # If ranks may wait for GPUs, a rank that uses a core may be one that waits.
-    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in look.ranks)
-    if any(seen.holds_gpu for seen in look.ranks) or (hidden and bool(look.gpus or look.gpus_unseen)):
+def _busy_ranks_without_stack(look: Look) -> Finding | None:
+    """Name ranks without a stack that use a core if all others sleep, because ranks that wait over gloo sleep."""
+    # In a job with GPUs, a rank that uses a core may be waiting.
+    hides_gpus = any(state.holds_gpu is None and state.process is not None for state in look.ranks)
+    if any(state.holds_gpu for state in look.ranks) or (hides_gpus and bool(look.gpus or look.why_no_gpus)):
         return None
-    busy = tuple(rank for rank in look.doing(Activity.UNSEEN) if look.by_rank[rank].is_busy)
-    others = [seen.rank for seen in look.ranks if seen.rank not in busy]
+    busy = tuple(rank for rank in look.ranks_doing(Activity.NO_STACK) if look.by_rank[rank].is_busy)
+    others = [state.rank for state in look.ranks if state.rank not in busy]
     if not busy or not others or not all(look.by_rank[rank].is_idle for rank in others):
         return None
-    waiting = look.doing(Activity.WAITING)
+    waiting = look.ranks_doing(Activity.WAITING)
     doing = f"waits in {look.calls_text(waiting)}" if len(waiting) == len(others) == 1 else "sleeps"
     return _finding(
         "busy",
@@ -255,12 +255,12 @@ def _unseen(look: Look) -> Finding | None:
     )
 
 
-def _idle_gpus(look: Look) -> Finding | None:
-    """Name ranks whose GPU is idle if all other GPUs are busy, as in an NCCL kernel that waits for a rank."""
+def _ranks_with_idle_gpu(look: Look) -> Finding | None:
+    """Name ranks whose GPU is idle if all other GPUs are busy, because an NCCL kernel that waits keeps a GPU busy."""
     busy_shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
-    shares = {rank: busy_shares.get(look.by_rank[rank].pid) for rank in look.doing(Activity.OPEN)}
-    idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU)
-    busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU)
+    shares = {rank: busy_shares.get(look.by_rank[rank].pid) for rank in look.ranks_doing(Activity.MAY_WAIT)}
+    idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU_SHARE)
+    busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU_SHARE)
     if not idle or not busy or len(idle) + len(busy) != len(look.ranks):
         return None
     return _finding(
@@ -273,9 +273,9 @@ def _idle_gpus(look: Look) -> Finding | None:
     )
 
 
-def _odd(look: Look) -> Finding | None:
+def _ranks_elsewhere(look: Look) -> Finding | None:
     """Name ranks that are at another place in the code than most ranks, if no rank is known to wait."""
-    known = look.doing(Activity.ELSEWHERE, Activity.OPEN, Activity.LOADING)
+    known = look.ranks_doing(Activity.ELSEWHERE, Activity.MAY_WAIT, Activity.LOADING)
     places = {rank: look.by_rank[rank].place for rank in known}
     odd = odd_ones_out(places) if len(known) == len(look.ranks) else None
     if odd is None or not odd.ranks:
@@ -291,11 +291,11 @@ def _odd(look: Look) -> Finding | None:
     )
 
 
-def _all_wait(look: Look) -> Finding | None:
-    waiting = look.doing(Activity.WAITING)
+def _all_waiting(look: Look) -> Finding | None:
+    waiting = look.ranks_doing(Activity.WAITING)
     if not waiting or len(waiting) != len(look.ranks):
         return None
-    odd = odd_ones_out({seen.rank: seen.call for seen in look.ranks})
+    odd = odd_ones_out({state.rank: state.call for state in look.ranks})
     if odd is not None:
         parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in odd.groups.items()]
         return _finding(
@@ -322,11 +322,11 @@ def _all_wait(look: Look) -> Finding | None:
     )
 
 
-def _undecided(look: Look) -> Finding:
+def _no_rank_to_name(look: Look) -> Finding:
     if not look.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
         return _finding("no-rank", "no rank was found", message)
-    loading, unseen = look.doing(Activity.LOADING), look.doing(Activity.UNSEEN)
+    loading, unseen = look.ranks_doing(Activity.LOADING), look.ranks_doing(Activity.NO_STACK)
     if len(loading) == len(look.ranks):
         return _finding(
             "data",
@@ -335,7 +335,7 @@ def _undecided(look: Look) -> Finding:
             "Look at the source of the data: a file system, a download, memory; try num_workers=0.",
         )
     if unseen:
-        waiting = look.doing(Activity.WAITING)
+        waiting = look.ranks_doing(Activity.WAITING)
         waits = f"{look.waiting_text(waiting)}; " if waiting else ""
         return _finding(
             "no-stack",
@@ -352,66 +352,66 @@ def _undecided(look: Look) -> Finding:
 
 
 RULES: tuple[Callable[[Look], Finding | None], ...] = (
-    _gone,
-    _stopped,
-    _blocked,
-    _stuck,
-    _starved,
-    _last_to_end,
-    _posted,
-    _alone,
-    _apart,
-    _awaited,
-    _unseen,
-    _idle_gpus,
-    _odd,
-    _all_wait,
-    _undecided,
+    _ended_ranks,
+    _stopped_ranks,
+    _unread_output,
+    _stuck_ranks,
+    _ranks_without_data,
+    _last_ranks,
+    _different_collectives,
+    _single_process,
+    _without_rank_0,
+    _awaited_ranks,
+    _busy_ranks_without_stack,
+    _ranks_with_idle_gpu,
+    _ranks_elsewhere,
+    _all_waiting,
+    _no_rank_to_name,
 )
 
 
-def groups(look: Look, named: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
-    """Groups of ranks that do the same, each with what they do. Groups of `named` ranks first, then the smallest."""
-    found: dict[tuple[bool, str], list[int]] = defaultdict(list)
-    for seen in look.ranks:
-        found[seen.rank not in named, _doing(seen)].append(seen.rank)
-    ordered = sorted(found.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+def rank_groups(look: Look, named_ranks: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
+    """The groups of ranks that do the same, with what they do: first those of `named_ranks`, then the smallest."""
+    by_text: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    for state in look.ranks:
+        by_text[state.rank not in named_ranks, _group_text(state)].append(state.rank)
+    ordered = sorted(by_text.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
     return [(tuple(ranks), text) for (_, text), ranks in ordered]
 
 
-def _doing(seen: Witness) -> str:
-    """Describe the activity of a rank, without details that differ between ranks that do the same."""
-    process = seen.process
+def _group_text(state: RankState) -> str:
+    """What a rank does, as the same text for all ranks that do the same."""
+    process = state.process
     if process is None:
         return "ended"
-    text = state_text(process) + (f" in {seen.place})" if process.stack else "")
+    text = state_text(process) + (f" in {state.place})" if process.stack else "")
     if not process.stack and process.wchan:
         text += f" in the kernel's {process.wchan}"
-    if seen.is_busy:
+    if state.is_busy:
         text += ", using a core"
-    end = last(seen.collectives)
+    end = last(state.collectives)
     if end is not None:
         text += f"; last posted {in_words(end)}"
-    elif seen.collectives is not None:
+    elif state.collectives is not None:
         text += "; posted nothing"
     return text
 
 
-def notes(look: Look) -> tuple[str, ...]:
-    """Sentences on what could not be seen: the notes of the look, and why stacks and collectives are missing."""
-    guessed = "No variable names the ranks, so they are numbered in the order of their start."
-    # Only NCCL's recorders can be read, so a job without GPUs lacks none, unless --flight-recorder was given.
-    traceless = {seen.rank: seen.no_collectives for seen in look.ranks if seen.holds_gpu or look.recorder}
+def missing_evidence(look: Look) -> tuple[str, ...]:
+    """Sentences that say which evidence the look lacks, such as stacks or collectives, and why."""
+    numbering = "No variable names the ranks, so they are numbered in the order of their start."
+    # Only NCCL's flight recorders can be read, so none is missing without GPUs, unless --flight-recorder was given.
+    with_recorder = (state for state in look.ranks if state.holds_gpu or look.has_flight_recorder)
     return (
-        *look.notes,
-        *_reasons("No stack", {seen.rank: seen.no_stack for seen in look.ranks}),
-        *_reasons("No collectives", traceless),
-        *([guessed] if look.guessed and len(look.ranks) > 1 else []),
+        *look.missing_evidence,
+        *_reason_sentences("No stack", {state.rank: state.why_no_stack for state in look.ranks}),
+        *_reason_sentences("No collectives", {state.rank: state.why_no_collectives for state in with_recorder}),
+        *([numbering] if look.ranks_are_guessed and len(look.ranks) > 1 else []),
     )
 
 
-def _reasons(what: str, by_rank: Mapping[int, str]) -> Iterator[str]:
-    """A sentence for each reason why `what` is missing, with the ranks that have this reason."""
+def _reason_sentences(what: str, by_rank: Mapping[int, str]) -> Iterator[str]:
+    """Yield a sentence for each reason, or "", in `by_rank` why `what` is missing, with all ranks that share it."""
     for reason in dict.fromkeys(filter(None, by_rank.values())):
-        ranks = [rank for rank, given in by_rank.items() if given == reason]
+        ranks = [rank for rank, other in by_rank.items() if other == reason]
         yield f"{what} of {ranks_text(ranks)}: {reason}."

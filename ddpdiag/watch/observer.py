@@ -1,6 +1,6 @@
-"""Find the ranks of a command for as long as it runs, and take looks at all of them.
+"""`Observer`: find the ranks of a command as long as the command runs, and read the state of all ranks for a look.
 
-The ranks are found by reading /proc, which is limited to a fiftieth of the time.
+The ranks are found by reading /proc, for which at most a fiftieth of the time is used.
 """
 
 import contextlib
@@ -21,124 +21,125 @@ from ddpdiag.probes.gpu.visibility import holds_gpu, nvidia_gpus
 from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, process_state
 from ddpdiag.probes.host.programs import python_command, run_bounded, with_home
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
-from ddpdiag.watch.evidence import Stacks, ask_recorder, find_py_spy, recorder_answer, stacks_of
-from ddpdiag.watch.look import Helper, Look, Witness
+from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
+from ddpdiag.watch.look import Helper, Look, RankState
 from ddpdiag.watch.processes import (
     KnownProcesses,
     Process,
-    Ranks,
+    RankProcesses,
     descendants,
     find_ranks,
     read_process,
 )
 
-# The most that a look takes: its report is promised 5 s after the stall.
+# The time limit of a look: `ddpdiag watch` promises a report 5 s after the stall.
 LOOK_SECONDS = 3.5
-_TREE_SHARE = 0.02
-_LEAST_TREE_SECONDS = 1.0
-# How long, at least, a look measures the use of each rank's core.
+_SEARCH_SHARE = 0.02
+_MIN_SEARCH_SECONDS = 1.0
+# The shortest time over which a look measures the use of cores.
 _USE_SECONDS = 0.5
-# How long ranks may take to end after SIGTERM: torchrun gives its ranks 30 s.
+# How long commands may take to end after SIGTERM: torchrun gives its ranks 30 s.
 END_SECONDS = 35.0
 _END_POLL_SECONDS = 0.1
-_MOST_HELPERS = 64
-_MOST_READERS = 32
+_MAX_HELPERS = 64
+_MAX_READERS = 32
 _GRACE_SECONDS = 0.3
-_LATE = Stacks(trouble="it could not be read in time")
+_TOO_LATE = Stacks(why_missing="it could not be read in time")
 
-_gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])
+_gpus_decoder: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])
 T = TypeVar("T")
 
 
 class Observer:
-    """Knows the ranks among `tops()`, the processes that were started, and their descendants."""
+    """Finds and observes the ranks among the processes `command_pids()` and their descendants."""
 
-    def __init__(self, tops: Callable[[], Sequence[int]]) -> None:
-        self._tops = tops
+    def __init__(self, command_pids: Callable[[], Sequence[int]]) -> None:
+        self._command_pids = command_pids
         self._known = KnownProcesses()
-        self._ranks = Ranks({})
+        self._ranks = RankProcesses({})
         self._processes: list[Process] = []
         self._next_search = 0.0
 
     def refresh(self) -> None:
-        """Search for the ranks again, if the last search was long enough ago."""
+        """Search for the ranks again, unless the last search was a short time ago."""
         begin = time.monotonic()
         if begin < self._next_search:
             return
-        self._find()
+        self._find_ranks()
         took = time.monotonic() - begin
-        self._next_search = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
+        self._next_search = begin + max(_MIN_SEARCH_SECONDS, took / _SEARCH_SHARE)
 
-    def _find(self) -> None:
-        self._processes = self._known.complete(descendants(self._tops()))
-        self._ranks = self._with_lost(find_ranks(self._processes))
+    def _find_ranks(self) -> None:
+        self._processes = self._known.complete(descendants(self._command_pids()))
+        self._ranks = self._with_ended_ranks(find_ranks(self._processes))
 
-    def _with_lost(self, now: Ranks) -> Ranks:
-        """The ranks `now`, and earlier ones that ended: they are kept while others continue, or if none is found."""
-        before = self._ranks
-        if before.guessed or not before.ranks:
-            return now
-        if now.guessed:
-            return before
-        stayed = [rank for rank in before.ranks if rank in now.ranks]
-        if not stayed or any(before.ranks[rank].start != now.ranks[rank].start for rank in stayed):
-            return now
-        return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
+    def _with_ended_ranks(self, current: RankProcesses) -> RankProcesses:
+        """The ranks `current`, and earlier ranks that have ended, as long as others of them run or none is found."""
+        earlier = self._ranks
+        if earlier.are_guessed or not earlier.by_rank:
+            return current
+        if current.are_guessed:
+            return earlier
+        remaining = [rank for rank in earlier.by_rank if rank in current.by_rank]
+        if not remaining or any(earlier.by_rank[rank].start != current.by_rank[rank].start for rank in remaining):
+            return current
+        return RankProcesses({**earlier.by_rank, **current.by_rank}, current.world_size, current.are_guessed)
 
     def end_all(self) -> None:
-        """Send SIGTERM to the commands, which end their ranks; after END_SECONDS SIGKILL to whatever still runs."""
-        processes = descendants(self._tops())
-        for pid in self._tops():
+        """Send SIGTERM to the commands, which end their ranks. After END_SECONDS send SIGKILL to what still runs."""
+        processes = descendants(self._command_pids())
+        for pid in self._command_pids():
             _kill(pid, signal.SIGTERM)
         end = time.monotonic() + END_SECONDS
-        while (left := [process for process in processes if _is_running(process)]) and time.monotonic() < end:
+        while (survivors := [process for process in processes if _is_running(process)]) and time.monotonic() < end:
             time.sleep(_END_POLL_SECONDS)
-        for process in left:
+        for process in survivors:
             _kill(process.pid, signal.SIGKILL)
 
-    def look(self, look: Look) -> Look:
-        """Observe all ranks and GPUs within LOOK_SECONDS, and return `look` with their state."""
+    def observe(self, look: Look) -> Look:
+        """Read the state of all ranks and GPUs within about LOOK_SECONDS, and return `look` with it."""
         end = time.monotonic() + LOOK_SECONDS
-        self._find()
-        ranks = self._ranks.ranks
+        self._find_ranks()
+        ranks = self._ranks.by_rank
         before = {rank: _use_of(process.pid) for rank, process in ranks.items()}
-        measured = time.monotonic() + _USE_SECONDS
+        use_measured_at = time.monotonic() + _USE_SECONDS
         # Reading the memory of a process may hang behind a lock of that process, so readers have a time limit.
-        pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
-        gpus = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
-        traces = pool.submit(self._traces, end)
-        program = find_py_spy()
-        stacks = {rank: pool.submit(stacks_of, program, process.pid, end) for rank, process in ranks.items()}
-        dumps = {rank: _result(stack, end, _LATE) for rank, stack in stacks.items()}
-        traced = _result(traces, end, {})
-        cards, unseen = _result(gpus, end, ((), "NVML did not respond in time")) if gpus is not None else ((), "")
+        pool = ThreadPoolExecutor(max_workers=min(_MAX_READERS, len(ranks) + 2))
+        gpu_reader = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
+        trace_reader = pool.submit(self._traces, end)
+        py_spy = find_py_spy()
+        stack_readers = {rank: pool.submit(stacks_of, py_spy, process.pid, end) for rank, process in ranks.items()}
+        stacks_by_rank = {rank: _result(stack, end, _TOO_LATE) for rank, stack in stack_readers.items()}
+        traces = _result(trace_reader, end, {})
+        no_gpus = (), "NVML did not respond in time" if gpu_reader is not None else ""
+        gpus, why_no_gpus = _result(gpu_reader, end, no_gpus) if gpu_reader is not None else no_gpus
         pool.shutdown(wait=False, cancel_futures=True)
-        time.sleep(max(0.0, measured - time.monotonic()))
-        seen = tuple(
-            self._rank(rank, process, dumps[rank], traced.get(rank, _LATE.trouble), before[rank])
+        time.sleep(max(0.0, use_measured_at - time.monotonic()))
+        states = tuple(
+            self._state(rank, process, stacks_by_rank[rank], traces.get(rank, _TOO_LATE.why_missing), before[rank])
             for rank, process in ranks.items()
         )
         return structs.replace(
             look,
             unix_seconds=time.time(),
             world_size=self._ranks.world_size,
-            guessed=self._ranks.guessed,
-            ranks=seen,
-            gpus=cards,
-            gpus_unseen=unseen,
+            ranks_are_guessed=self._ranks.are_guessed,
+            ranks=states,
+            gpus=gpus,
+            why_no_gpus=why_no_gpus,
         )
 
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
-        """Read each rank's flight recorder, or say why not. All are requested first, and then waited for."""
+        """Read each rank's flight recorder, or say why it cannot be read. All ranks write their dumps at one time."""
         requests = {
-            rank: ask_recorder(process.pid, rank, process.environ) for rank, process in self._ranks.ranks.items()
+            rank: request_dump(process.pid, rank, process.environ) for rank, process in self._ranks.by_rank.items()
         }
-        return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in requests.items()}
+        return {rank: each if isinstance(each, str) else await_dump(each, end) for rank, each in requests.items()}
 
-    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, before: "_Use") -> Witness:
-        known = read_process(process.pid)
-        if known is None or known.start != process.start:
-            return Witness(rank=rank, pid=process.pid)
+    def _state(self, rank: int, process: Process, stacks: Stacks, trace: TraceDump | str, before: "_Use") -> RankState:
+        current = read_process(process.pid)
+        if current is None or current.start != process.start:
+            return RankState(rank=rank, pid=process.pid)
         now = _use_of(process.pid)
         state, wchan = now.state
         if state == "D" and before.state != now.state:
@@ -146,37 +147,37 @@ class Observer:
         share = None
         if now.seconds is not None and before.seconds is not None:
             share = (now.seconds - before.seconds) / (now.at - before.at)
-        shown = ProcessState(
+        evidence = ProcessState(
             pid=process.pid,
             state=state,
             wchan=wchan,
-            stack=shortened(dump.main, MOST_FRAMES),
-            threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in dump.others[:MOST_THREADS]),
+            stack=shortened(stacks.main, MOST_FRAMES),
+            threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in stacks.others[:MOST_THREADS]),
         )
         posted = None if isinstance(trace, str) else trace.newest_unix_seconds
-        children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
+        children = [child for child in self._processes if child.parent == process.pid][:_MAX_HELPERS]
         states = [process_state(child.pid) for child in children]
-        return Witness(
+        return RankState(
             rank=rank,
             pid=process.pid,
-            process=shown,
+            process=evidence,
             core_share=None if share is None else round(share, 2),
             holds_gpu=holds_gpu(process.pid),
-            holds_gil=dump.holds_gil,
-            no_stack=dump.trouble if state not in ("Z", "X") else "",
+            holds_gil=stacks.holds_gil,
+            why_no_stack=stacks.why_missing if state not in ("Z", "X") else "",
             helpers=tuple(
                 Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
                 for child, (state, wchan) in zip(children, states, strict=True)
             ),
             collectives=None if isinstance(trace, str) else trace.collectives,
-            no_collectives=trace if isinstance(trace, str) else "",
-            posted_seconds=None if posted is None else max(0.0, time.time() - posted),
+            why_no_collectives=trace if isinstance(trace, str) else "",
+            posted_age_seconds=None if posted is None else max(0.0, time.time() - posted),
         )
 
 
 class _Use(NamedTuple):
-    """A rank at the time `at`: the `seconds` that its main thread has used or waited for a core (if that is not shown,
-    that its process has used cores), and its state and wchan."""
+    """A process at time `at`: its state and wchan, and the `seconds` in which its main thread has used a core or waited
+    for one; if that is not known, the processor time of the process, or None."""
 
     at: float
     seconds: float | None
@@ -190,10 +191,10 @@ def _use_of(pid: int) -> _Use:
 
 
 def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
-    """Read the use of all GPUs in a subprocess until `end` of the monotonic clock; or say why it is not known."""
+    """Read the use of all GPUs in a subprocess until `end` (time.monotonic). If that fails, the text says why."""
     try:
         completed = run_bounded(python_command("ddpdiag.probes.gpu.nvml"), end, env=with_home(os.environ))
-        return ((), "NVML did not respond in time") if completed is None else (_gpus.decode(completed.out), "")
+        return ((), "NVML did not respond in time") if completed is None else (_gpus_decoder.decode(completed.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
 
@@ -208,9 +209,9 @@ def _kill(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-def _result(future: Future[T], end: float, otherwise: T) -> T:
-    """Wait for a reader until shortly after `end`. Returns `otherwise` if the reader takes longer."""
+def _result(future: Future[T], end: float, default: T) -> T:
+    """The result of a reader, or `default` if it has none by _GRACE_SECONDS after `end`."""
     try:
         return future.result(timeout=max(0.0, end + _GRACE_SECONDS - time.monotonic()))
     except TimeoutError:
-        return otherwise
+        return default

@@ -1,8 +1,9 @@
-"""One report for each host, however many `ddpdiag watch` run there: `srun ddpdiag watch -- python train.py`.
+"""One report for each host, however many `ddpdiag watch` run on it: `srun ddpdiag watch -- python train.py`.
 
-Each `ddpdiag watch` binds an abstract Unix socket, which has no file and ends with its process. The socket's name holds
-the launch, the process's number in it, its pid, and the pid of its command; /proc/net/unix lists all such names. The
-one with the lowest number leads: it looks at the ranks of all, and only its output counts, as usually rank 0 prints.
+Each `ddpdiag watch` binds an abstract Unix socket, which has no file and ends with its process. The name of the socket
+contains the launch, the number of this `ddpdiag watch` in the launch, its pid, and the pid of its command.
+/proc/net/unix lists all such names. The `ddpdiag watch` with the lowest number leads: it reports on the ranks of all,
+and waits for its own command's output only, because usually only rank 0 prints.
 """
 
 import contextlib
@@ -19,15 +20,15 @@ from ddpdiag.probes.host.kernel import PROC, read_text
 from ddpdiag.runtime.launchers.launch import digest
 
 # Variables that all processes of one launch have in common, by launcher.
-_JOBS = (
+_JOB_VARIABLES = (
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ("PMIX_NAMESPACE",),
     ("OMPI_MCA_ess_base_jobid",),
     ("MASTER_ADDR", "MASTER_PORT", "RANK"),
 )
-# Variables that number the processes of one launch, and those that distinguish trainings of one step.
-_NUMBERS = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
-_RUNS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+# Variables that number the processes of one launch, and variables that distinguish the trainings of one Slurm step.
+_NUMBER_VARIABLES = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
+_RUN_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Peer(NamedTuple):
@@ -39,12 +40,12 @@ class Peer(NamedTuple):
 
 
 def job_name(env: Mapping[str, str]) -> str | None:
-    """A name that all `ddpdiag watch` of one launch share. None if the environment shows no launch."""
-    # In the shell of `salloc` and in a batch script more than one training may run.
-    for names in _JOBS[2:] if is_pseudo_step(env) else _JOBS:
+    """A name that is the same for all `ddpdiag watch` of one launch. None if the environment shows no launch."""
+    # The shell of `salloc` or a batch script may start several trainings with the same Slurm variables.
+    for names in _JOB_VARIABLES[2:] if is_pseudo_step(env) else _JOB_VARIABLES:
         values = {name: env.get(name, "") for name in names}
         if all(values.values()):
-            runs = (env.get(name, "") for name in _RUNS)
+            runs = (env.get(name, "") for name in _RUN_VARIABLES)
             return digest(os.getuid(), *(value for name, value in values.items() if name != "RANK"), *runs)
     return None
 
@@ -53,42 +54,42 @@ class Peers:
     """All `ddpdiag watch` processes of one launch on this host, this one included."""
 
     def __init__(self, env: Mapping[str, str], command_pid: int) -> None:
-        number = next((int(text) for name in _NUMBERS if (text := env.get(name, "")).isdecimal()), 0)
-        self._own = Peer(number, os.getpid(), command_pid)
+        number = next((int(text) for name in _NUMBER_VARIABLES if (text := env.get(name, "")).isdecimal()), 0)
+        self._this_peer = Peer(number, os.getpid(), command_pid)
         self._name = job_name(env)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         if self._name is not None:
             with contextlib.suppress(OSError):
-                self._socket.bind(f"\0ddpdiag-watch-{self._name}-{'-'.join(map(str, self._own))}")
+                self._socket.bind(f"\0ddpdiag-watch-{self._name}-{'-'.join(map(str, self._this_peer))}")
 
     def all(self, root: Path = PROC) -> list[Peer]:
-        """All peers that this user runs, the leader first."""
-        found = {self._own}
+        """The peers of this user, this process included, the leader first."""
+        peers_found = {self._this_peer}
         if self._name is not None:
             sockets = read_text(root / "net" / "unix") or ""
             names = re.findall(rf"@ddpdiag-watch-{self._name}-(\d+)-(\d+)-(\d+)$", sockets, re.MULTILINE)
             peers = (Peer(*map(int, row)) for row in names)
-            found |= {peer for peer in peers if _is_ours(root / str(peer.pid))}
-        return sorted(found)
+            peers_found |= {peer for peer in peers if _is_of_this_user(root / str(peer.pid))}
+        return sorted(peers_found)
 
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process reports for all peers."""
-        return self.all()[0] == self._own
+        return self.all()[0] == self._this_peer
 
     def request_look(self) -> bool:
-        """Whether this process leads, and so is to look now. If it does not, send SIGUSR1 to the leader."""
+        """Whether this process leads, so that the caller must look now. If not, send SIGUSR1 to the leader."""
         leader = self.all()[0]
-        if leader != self._own:
+        if leader != self._this_peer:
             with contextlib.suppress(OSError):
                 os.kill(leader.pid, signal.SIGUSR1)
-        return leader == self._own
+        return leader == self._this_peer
 
     def close(self) -> None:
-        """Close the socket. After that another peer leads."""
+        """Close the socket, so that another peer leads."""
         self._socket.close()
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_of_this_user(folder: Path) -> bool:
     try:
         return folder.stat().st_uid == os.getuid()
     except OSError:

@@ -22,7 +22,7 @@ class Written:
     """A sink that holds these texts."""
 
     def __init__(self, *texts: bytes) -> None:
-        self.written = lambda: iter(texts)
+        self.tail = lambda: iter(texts)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_of_a_file_that_was_there_only_what_was_added_is_read(tmp_path) -> None:
     log.write_bytes(NO_FILES)
     with log.open("ab") as file:
         sink = FileSink([file.fileno()])
-        assert list(sink.written()) == [b""]
+        assert list(sink.tail()) == [b""]
         file.write(b"more\n")
         file.flush()
-        assert list(sink.written()) == [b"more\n"]
+        assert list(sink.tail()) == [b"more\n"]
     log.write_bytes(CLOSED)
     pattern = FileSink([str(log)])
     log.write_bytes(b"new")
-    assert list(pattern.written()) == [b"new"], "it was written anew"
+    assert list(pattern.tail()) == [b"new"], "it was written anew"
 
 
 def test_of_a_pipe_the_end_is_kept_and_of_a_terminal_nothing() -> None:
@@ -77,9 +77,9 @@ def test_of_a_pipe_the_end_is_kept_and_of_a_terminal_nothing() -> None:
         os.write(inner, b"x" * (1 << 16))
     os.write(inner, NO_FILES)
     os.close(inner)
-    assert _soon(lambda: b"".join(relay.written()).endswith(NO_FILES))
-    assert len(b"".join(relay.written())) <= 1 << 20
-    assert list(TerminalSink(reader).written()) == []
+    assert _soon(lambda: b"".join(relay.tail()).endswith(NO_FILES))
+    assert len(b"".join(relay.tail())) <= 1 << 20
+    assert list(TerminalSink(reader).tail()) == []
     os.close(outer)
     drain.join(10)
     os.close(reader)

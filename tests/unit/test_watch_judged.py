@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch import WatchOptions
-from ddpdiag.watch.judge import groups, judge, notes
-from ddpdiag.watch.look import Helper, Look, Witness
+from ddpdiag.watch.judge import judge, missing_evidence, rank_groups
+from ddpdiag.watch.look import Helper, Look, RankState
 from ddpdiag.watch.report import Reporter, render
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "<module> (train.py:25)")
@@ -23,31 +23,31 @@ RENDEZVOUS = ("_wait (dynamic_rendezvous.py:800)", "next_rendezvous (dynamic_ren
 IMPORTS = ("<module> (serialization.py:9)", "_find_and_load (<frozen importlib._bootstrap>:1176)")
 
 
-def seen(rank: int, stack=(), state="S", *, cores=0.0, **more) -> Witness:
-    facts = {"holds_gpu": False, "no_stack": "" if stack else "not installed"} | more
+def seen(rank: int, stack=(), state="S", *, cores=0.0, **more) -> RankState:
+    facts = {"holds_gpu": False, "why_no_stack": "" if stack else "not installed"} | more
     process = ProcessState(pid=100 + rank, state=state, stack=stack, wchan=facts.pop("wchan", None))
-    return Witness(rank=rank, pid=100 + rank, process=process, core_share=cores, **facts)
+    return RankState(rank=rank, pid=100 + rank, process=process, core_share=cores, **facts)
 
 
-def stalled(*ranks: Witness, **more) -> Look:
+def stalled(*ranks: RankState, **more) -> Look:
     facts = {"host": "n0", "unix_seconds": 0.0, "silent_seconds": 9.0, "stall_seconds": 8.0, "command": "torchrun"}
     return Look(**facts | {"ranks": ranks, "world_size": len(ranks)} | more)
 
 
-def named(*ranks: Witness, **more) -> tuple[int, ...]:
+def named(*ranks: RankState, **more) -> tuple[int, ...]:
     return judge(stalled(*ranks, **more)).ranks
 
 
 def words(look: Look) -> str:
     finding = judge(look)
-    return "\n".join((finding.title, finding.message, finding.fix, *notes(look)))
+    return "\n".join((finding.title, finding.message, finding.fix, *missing_evidence(look)))
 
 
 def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> tuple[Collective, ...]:
     return tuple(Collective(seq=n, name=name, elements=elements, dtype="Float", group="0") for n in range(1, seq + 1))
 
 
-def recorded(rank: int, collectives: tuple[Collective, ...]) -> Witness:
+def recorded(rank: int, collectives: tuple[Collective, ...]) -> RankState:
     return seen(rank, COMPUTES, "R", holds_gpu=True, collectives=collectives)
 
 
@@ -63,7 +63,7 @@ NAMED = {
     "a sleeping backward waits": ([seen(0, BACKWARD, cores=0.0), seen(1, SAVES)], (1,)),
     "a busy backward computes": ([seen(0, WAITS), seen(1, BACKWARD, "R", cores=1.0)], (1,)),
     "a zombie": ([seen(0, WAITS), seen(1, state="Z")], (1,)),
-    "a process that is gone": ([seen(0, WAITS), Witness(rank=1, pid=101)], (1,)),
+    "a process that is gone": ([seen(0, WAITS), RankState(rank=1, pid=101)], (1,)),
     "no stacks, and a busy rank with a GPU may wait": (
         [seen(0, holds_gpu=True), seen(1, state="R", cores=1.0, holds_gpu=True)],
         (),
@@ -97,8 +97,12 @@ def test_the_right_rank_is_named(witnesses, ranks):
         pytest.param(stalled(seen(0, LOADS), seen(1, LOADS)), id="all wait for data"),
         pytest.param(stalled(seen(0, WAITS), seen(1, cores=0.0)), id="one cannot be seen"),
         pytest.param(stalled(seen(0, WAITS), seen(1, COMPUTES), blocked_seconds=9.0), id="a reader takes nothing"),
-        pytest.param(stalled(seen(0, RENDEZVOUS), guessed=True, world_size=None), id="torchrun waits for hosts"),
-        pytest.param(stalled(seen(0), guessed=True, world_size=None, command="srun"), id="a launcher of other hosts"),
+        pytest.param(
+            stalled(seen(0, RENDEZVOUS), ranks_are_guessed=True, world_size=None), id="torchrun waits for hosts"
+        ),
+        pytest.param(
+            stalled(seen(0), ranks_are_guessed=True, world_size=None, command="srun"), id="a launcher of other hosts"
+        ),
     ],
 )
 def test_nobody_is_named_where(golden, stall):
@@ -143,34 +147,36 @@ def test_an_idle_gpu_among_busy_ones():
 
 
 def test_an_import_at_work_is_a_start_and_a_sleeping_one_is_none():
-    assert stalled(seen(0, IMPORTS, "R"), seen(1, WAITS)).is_start
-    assert not stalled(seen(0, IMPORTS, "S", cores=0.0), seen(1, WAITS)).is_start
-    assert not stalled(seen(0, IMPORTS, "R"), seen(1, COMPUTES)).is_start
+    assert stalled(seen(0, IMPORTS, "R"), seen(1, WAITS)).is_starting
+    assert not stalled(seen(0, IMPORTS, "S", cores=0.0), seen(1, WAITS)).is_starting
+    assert not stalled(seen(0, IMPORTS, "R"), seen(1, COMPUTES)).is_starting
 
 
 def test_a_recorder_that_is_not_there_is_told_of_gpus_only(golden):
-    why = {"no_collectives": "not set"}
-    golden(*notes(stalled(seen(0, WAITS, holds_gpu=True, **why))))
-    assert notes(stalled(seen(0, WAITS, **why))) == ()
-    assert notes(stalled(seen(0, WAITS, **why), recorder=True)) != (), "unless the recorders were asked for"
+    why = {"why_no_collectives": "not set"}
+    golden(*missing_evidence(stalled(seen(0, WAITS, holds_gpu=True, **why))))
+    assert missing_evidence(stalled(seen(0, WAITS, **why))) == ()
+    assert missing_evidence(stalled(seen(0, WAITS, **why), has_flight_recorder=True)) != (), (
+        "unless the recorders were asked for"
+    )
 
 
 def shown(look: Look, **how) -> str:
     """The report, with a time that is the same in all time zones."""
     when = time.strftime("%H:%M:%S", time.localtime(look.unix_seconds))
-    return render(look, judge(look), notes(look), color=False, width=80, **how).replace(when, "HH:MM:SS")
+    return render(look, judge(look), missing_evidence(look), color=False, width=80, **how).replace(when, "HH:MM:SS")
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_report_shows_stacks_unless_quiet(golden, quiet):
-    golden(shown(stalled(seen(0, WAITS), seen(1, COMPUTES), gpus_unseen="no GPU was looked at"), quiet=quiet))
+    golden(shown(stalled(seen(0, WAITS), seen(1, COMPUTES), why_no_gpus="no GPU was looked at"), quiet=quiet))
 
 
 def test_a_note_is_shown_once_and_again_on_request():
     texts: list[str] = []
     reporter = Reporter(WatchOptions(), texts.append)
     for asked in (False, False, True):
-        reporter.report(stalled(asked=asked, notes=("No stack of rank 0: refused.",)))
+        reporter.report(stalled(is_requested=asked, missing_evidence=("No stack of rank 0: refused.",)))
     assert ["refused" in text for text in texts] == [True, False, True]
 
 
@@ -181,7 +187,7 @@ def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way(golden):
     golden(words(first))
     assert named(seen(2, WAITS), seen(3, COMPUTES, "T"), world_size=4) == (3,), "nobody is stopped in a healthy one"
     assert stalled(*ranks, world_size=4).is_unmoved(first)
-    assert named(*ranks, world_size=4, unmoved=True) == (3,)
+    assert named(*ranks, world_size=4, all_unmoved=True) == (3,)
 
 
 @pytest.mark.parametrize("now", [seen(0, SAVES, "R"), seen(0, COMPUTES, "R", cores=0.5), seen(0), seen(1, COMPUTES)])
@@ -193,7 +199,7 @@ def test_who_stands_elsewhere_or_works_otherwise_has_moved(now):
 
 
 def test_those_who_are_done_are_not_to_blame_for_a_last_save(golden):
-    look = stalled(seen(0, SAVES, "R"), *(Witness(rank=rank, pid=9) for rank in (1, 2, 3)))
+    look = stalled(seen(0, SAVES, "R"), *(RankState(rank=rank, pid=9) for rank in (1, 2, 3)))
     assert (judge(look).ranks, judge(look).code) == ((), "watch.last")
     assert named(seen(0, SAVES, "T"), seen(1, state="Z")) == (0,), "but it does not go on if it is stopped"
     golden(words(look))
@@ -222,8 +228,8 @@ def test_any_look_is_judged_and_shown(rows, more_ranks):
     stall = stalled(*ranks, world_size=len(ranks) + more_ranks)
     finding = judge(stall)
     assert set(finding.ranks) <= set(range(len(ranks)))
-    assert sorted(rank for group, _ in groups(stall, finding.ranks) for rank in group) == list(range(len(ranks)))
-    text = render(stall, finding, notes(stall), color=False, width=80)
+    assert sorted(rank for group, _ in rank_groups(stall, finding.ranks) for rank in group) == list(range(len(ranks)))
+    text = render(stall, finding, missing_evidence(stall), color=False, width=80)
     assert text.isascii()
 
 

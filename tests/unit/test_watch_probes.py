@@ -18,11 +18,11 @@ from ddpdiag.watch.evidence import (
     PIPE_NAME,
     Request,
     Stacks,
-    ask_recorder,
+    await_dump,
     dump_stacks,
     load_trace,
-    recorder_answer,
     refusal,
+    request_dump,
 )
 from ddpdiag.watch.processes import Process, descendants, find_ranks, read_process
 
@@ -46,13 +46,13 @@ TRACE = {"version": "2.10", "pg_status": {"0": {"last_enqueued_collective": 3}},
 
 
 def task(pid: int, parent: int, name: str = "python", *, spawned: bool = False) -> Process:
-    return Process(pid, parent, name, "S", pid, spawned=spawned)
+    return Process(pid, parent, name, "S", pid, is_spawned=spawned)
 
 
 def ranks_of(tasks, environs) -> dict[int, int]:
     found = find_ranks([structs.replace(one, environ=environs.get(one.pid, {})) for one in tasks])
     assert found.world_size in (None, 2)
-    return {rank: own.pid for rank, own in found.ranks.items()}
+    return {rank: own.pid for rank, own in found.by_rank.items()}
 
 
 def env(rank: int | None = None, **more: str) -> dict[str, str]:
@@ -81,13 +81,13 @@ def test_a_shell_in_front_of_the_training_is_not_it():
 
 def test_without_variables_there_is_one_process():
     found = find_ranks([task(1, 0), task(2, 1)])
-    assert (found.ranks[0].pid, found.guessed, found.world_size) == (1, True, None)
+    assert (found.by_rank[0].pid, found.are_guessed, found.world_size) == (1, True, None)
 
 
 def test_spawned_ranks_are_numbered_as_they_were_started_and_their_own_children_are_none():
     spawned = [task(3, 1, spawned=True), task(4, 1, spawned=True), task(5, 3, spawned=True)]
     found = find_ranks([task(1, 0), task(2, 1), *spawned])
-    assert ({rank: own.pid for rank, own in found.ranks.items()}, found.guessed) == ({0: 3, 1: 4}, True)
+    assert ({rank: own.pid for rank, own in found.by_rank.items()}, found.are_guessed) == ({0: 3, 1: 4}, True)
 
 
 def test_our_own_process_is_below_itself():
@@ -171,19 +171,19 @@ def _nccl(pipe: Path, file: Path) -> threading.Thread:
 def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
     variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
     thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
-    asked = ask_recorder(os.getpid(), 3, variables)
+    asked = request_dump(os.getpid(), 3, variables)
     assert isinstance(asked, Request)
-    assert recorder_answer(asked, time.monotonic() + 5).collectives[0].seq == 3
+    assert await_dump(asked, time.monotonic() + 5).collectives[0].seq == 3
     thread.join()
     again = Request(asked.file, asked.file.stat().st_mtime_ns)
-    golden(recorder_answer(again, time.monotonic()))  # an old file is no answer
+    golden(await_dump(again, time.monotonic()))  # an old file is no answer
 
 
 def test_a_process_without_a_pipe_says_why(golden, tmp_path):
     variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
-    told = [ask_recorder(os.getpid(), 0, own) for own in ({}, variables)]
+    told = [request_dump(os.getpid(), 0, own) for own in ({}, variables)]
     (tmp_path / "ask-0.pipe").write_text("")
-    told.append(ask_recorder(os.getpid(), 0, variables))
+    told.append(request_dump(os.getpid(), 0, variables))
     assert (tmp_path / "ask-0.pipe").read_text() == ""
     golden(*(why.replace(str(tmp_path), "TMP") for why in told))
 
@@ -210,10 +210,10 @@ def test_py_spys_stacks_are_read_main_thread_first(tmp_path):
 
 def test_py_spy_that_fails_is_quoted_and_one_that_hangs_is_left(golden, tmp_path):
     refused = _program(tmp_path, "echo 'Error: Permission Denied: try sudo' >&2; exit 1")
-    assert dump_stacks(refused, 9, time.monotonic() + 5).refused
+    assert dump_stacks(refused, 9, time.monotonic() + 5).is_refused
     hangs = dump_stacks(_program(tmp_path, "exec sleep 3000"), 9, time.monotonic() + 0.3)
-    assert (hangs.main, hangs.refused) == ((), False)
-    golden(hangs.trouble)
+    assert (hangs.main, hangs.is_refused) == ((), False)
+    golden(hangs.why_missing)
 
 
 def test_the_setting_that_refuses_is_named(golden, tmp_path):

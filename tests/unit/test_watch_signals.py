@@ -17,14 +17,14 @@ def test_the_probe_distinguishes_signals_to_the_group_and_ends() -> None:
     probe = SignalProbe()
     (pid,) = children() - before
     assert os.getpgid(pid) == os.getpgrp()
-    assert not probe.received(signal.SIGTERM)
+    assert not probe.wait_for(signal.SIGTERM)
     os.kill(pid, signal.SIGTERM)
     os.kill(pid, signal.SIGHUP)
-    assert not probe.received(signal.SIGINT)
-    assert [probe.received(signum) for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM)] == [True, True, False]
+    assert not probe.wait_for(signal.SIGINT)
+    assert [probe.wait_for(signum) for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM)] == [True, True, False]
     os.kill(pid, signal.SIGKILL)
-    assert not probe.received(signal.SIGTERM)
-    assert not probe.runs
+    assert not probe.wait_for(signal.SIGTERM)
+    assert not probe.is_running
     probe.end()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert children() == before

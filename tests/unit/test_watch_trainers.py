@@ -16,7 +16,7 @@ def task(pid: int, parent: int, name: str, state: str = "S") -> Process:
 
 def trainer(*tasks: Process, **programs: str) -> int:
     known = {int(pid.removeprefix("p")): program for pid, program in programs.items()}
-    return find_ranks([structs.replace(one, environ=RANK, program=known.get(one.pid)) for one in tasks]).ranks[0].pid
+    return find_ranks([structs.replace(one, environ=RANK, program=known.get(one.pid)) for one in tasks]).by_rank[0].pid
 
 
 SCRIPT, TEE, PYTHON = task(1, 0, "bash"), task(2, 1, "tee"), task(3, 1, "train")
@@ -46,7 +46,7 @@ def test_the_only_python_trains_or_else_the_topmost_process(tasks, programs, pid
 def test_without_any_python_the_only_child_trains_as_far_as_there_is_one():
     assert trainer(task(1, 0, "sh"), task(2, 1, "train.exe")) == 2
     found = find_ranks([task(1, 0, "sh"), task(2, 1, "rsync")])
-    assert (found.ranks[0].pid, found.guessed) == (1, True), "where nothing names a rank it may be anything"
+    assert (found.by_rank[0].pid, found.are_guessed) == (1, True), "where nothing names a rank it may be anything"
 
 
 # A process that starts another program --------------------------------------------------------------------------------
@@ -88,13 +88,13 @@ def test_who_has_overwritten_its_environment_before_it_was_met_is_known_by_its_p
     (trains,) = known.complete([put(tmp_path, 5000, "python3.11", "my job")])
     assert (trains.environ, trains.program) == ({}, "python3.11")
     found = find_ranks([structs.replace(task(1, 0, "bash"), environ=RANK, program="bash"), trains])
-    assert (found.ranks[0].pid, found.world_size) == (7, 2)
+    assert (found.by_rank[0].pid, found.world_size) == (7, 2)
 
 
 def test_what_multiprocessing_spawned_is_known_by_its_command_line(tmp_path):
     known = KnownProcesses(tmp_path)
     (forked,) = known.complete([put(tmp_path, 5000, "python3.11", "A=1\0")])
-    assert not forked.spawned
+    assert not forked.is_spawned
     command = "python3 -c from multiprocessing.spawn import spawn_main"
     (spawned,) = known.complete([put(tmp_path, 6000, "python3.11", "A=1\0", command)])
-    assert spawned.spawned
+    assert spawned.is_spawned

@@ -15,7 +15,7 @@ def test_a_silence_is_looked_at_once_and_then_ever_more_rarely():
     looked = []
     for second in range(0, 100):
         if silence.is_due(float(second)):
-            silence.looked()
+            silence.count_look()
             looked.append(second)
     assert looked == [10, 20, 40, 80]
     assert silence.looks == 4
@@ -24,11 +24,11 @@ def test_a_silence_is_looked_at_once_and_then_ever_more_rarely():
 def test_after_a_sound_the_next_silence_is_a_new_one():
     silence = Silence(10.0)
     assert silence.is_due(10.0)
-    silence.looked()
+    silence.count_look()
     assert not silence.is_due(15.0)
     assert not silence.is_due(0.5)
     assert silence.is_due(11.0)
-    silence.looked()
+    silence.count_look()
     assert silence.looks == 1
 
 
@@ -39,7 +39,7 @@ def test_a_file_that_grows_or_comes_is_heard_once(tmp_path):
     assert sink.last_write() is not None
     assert sink.last_write() is None
     (tmp_path / "a.log").write_text("xy")
-    sink.forget()
+    sink.ignore_own_writes()
     assert sink.last_write() is None, "that was ours"
 
 
@@ -53,7 +53,7 @@ def test_a_relay_passes_bytes_on_and_knows_a_reader_that_takes_none():
     assert relay.last_write() is not None
     assert relay.blocked_seconds() < 5
     os.close(inner)
-    assert _soon(lambda: not relay.is_owing(0.0))
+    assert _soon(lambda: not relay.is_copying(0.0))
     os.close(reader)
     os.close(outer)
 
@@ -68,11 +68,11 @@ def test_a_relay_waits_for_a_slow_reader_even_of_a_pipe_that_does_not_block():
     os.write(inner, b"x" * (1 << 16))
     os.write(inner, b"x" * (1 << 16))
     os.close(inner)
-    assert _soon(lambda: relay.is_owing(0.0))
+    assert _soon(lambda: relay.is_copying(0.0))
     got = 0
     while got < most:
         got += len(os.read(reader, most))
-    assert _soon(lambda: not relay.is_owing(0.0))
+    assert _soon(lambda: not relay.is_copying(0.0))
     os.close(reader)
     os.close(outer)
 
@@ -102,10 +102,12 @@ def test_the_lowest_rank_leads_until_it_ends():
         for more, pid in (({"SLURM_PROCID": "3"}, 7), ({"SLURM_PROCID": "2"}, 8), ({"MASTER_PORT": "1"}, 9))
     )
     assert [peer.command_pid for peer in second.all()] == [8, 7]
-    assert (first.leads(), second.leads(), other.leads()) == (True, False, True), "the other is of another training"
+    assert (first.is_leader(), second.is_leader(), other.is_leader()) == (True, False, True), (
+        "the other is of another training"
+    )
     assert first.request_look()
     first.close()
-    assert second.leads()
+    assert second.is_leader()
     second.close()
     other.close()
 
@@ -127,7 +129,7 @@ class HangingSink:
         self.answers.wait(30)
         return time.monotonic()
 
-    def forget(self) -> None:
+    def ignore_own_writes(self) -> None:
         self.answers.wait(30)
 
 
@@ -135,14 +137,14 @@ def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path
     hangs, log = HangingSink(), FileSink([str(tmp_path / "*.log")])
     listener = OutputMonitor([hangs, log])
     begin = time.monotonic()
-    with listener.ignoring():
+    with listener.ignore_writes():
         pass
     assert time.monotonic() - begin < 25  # and not the 30 s of the other sink
 
     def heard() -> bool:
         with (tmp_path / "a.log").open("a") as file:  # again, until the other sink has forgotten what was ours
             file.write("x")
-        return listener.last > begin
+        return listener.last_write > begin
 
     assert _soon(heard)
     hangs.answers.set()
@@ -150,8 +152,8 @@ def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path
 
 def test_what_we_write_ourselves_is_not_heard(tmp_path):
     listener = OutputMonitor([FileSink([str(tmp_path / "*.log")])])
-    with listener.ignoring():
+    with listener.ignore_writes():
         (tmp_path / "a.log").write_text("a report")
-    last = listener.last
+    last = listener.last_write
     time.sleep(1.0)
-    assert listener.last == last
+    assert listener.last_write == last
