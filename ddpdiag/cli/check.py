@@ -35,7 +35,7 @@ from ddpdiag.render.files import Display, display_of
 from ddpdiag.render.progress import Silent, listener
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Launch
-from ddpdiag.runtime.launchers.slurm import job_left_seconds, read_topology, within
+from ddpdiag.runtime.launchers.slurm import cut_budget, job_left_seconds, read_topology
 from ddpdiag.runtime.run import Run, follow, lead, prepare, start_ranks
 
 
@@ -63,7 +63,9 @@ def run(
     validate(options, all_checks())
     if launch.place.rank == 0:
         outputs.check([path for path in (asked.baseline, asked.topology) if path is not None])
-    for note in (launch.note, nccl_without_gpus(asked.backend)) if launch.place.rank == 0 and not outputs.quiet else ():
+    for note in (
+        (launch.notice, nccl_without_gpus(asked.backend)) if launch.place.rank == 0 and not outputs.quiet else ()
+    ):
         if note:
             complain(note)
     prepared = prepare(
@@ -84,13 +86,13 @@ def run(
 
 def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
     """Run one rank's part; returns the exit code. Rank 0 measures, judges, writes the report and ends the run."""
-    display = _display(place, outputs, whole=run.launch.whole)
+    display = _display(place, outputs, whole=run.launch.starts_all_ranks)
     if place.rank != 0:
         return follow(run, place, display)
     with lead(run, place, display) as leader:
         lines = leader.measure()
         display.close()
-        exit_code, sentence = leader.meanwhile(lambda: _report(lines, outputs, leader.late_signal))
+        exit_code, sentence = leader.run_with_heartbeats(lambda: _report(lines, outputs, leader.late_signal))
         leader.end(exit_code, sentence)
     return exit_code
 
@@ -131,7 +133,7 @@ def launched(args: LaunchArgs) -> Launch:
         host=readable(socket.gethostname()),
         gpus=visible_gpus(os.environ, proc_root(os.environ)),
         cores=os.cpu_count() or 1,
-        fresh=secrets.token_hex(6),
+        unique_id=secrets.token_hex(6),
     )
 
 
@@ -149,9 +151,9 @@ def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Out
         ignore=asked.ignore,
         backend=asked.backend.strip().lower(),  # as torch does
         expect_gpus=asked.expect_gpus,
-        budget_seconds=within(budget, left),
+        budget_seconds=cut_budget(budget, left),
         job_left_seconds=left,
-        wanted_budget_seconds=budget if within(budget, left) < budget else None,
+        wanted_budget_seconds=budget if cut_budget(budget, left) < budget else None,
         shared_dir=_directory("--shared-dir", asked.shared_dir, launch),
         strict=outputs.strict,
         port_range=args.port_range,
@@ -209,7 +211,7 @@ def _absolute(option: str, path: str | None) -> str | None:
 def _directory(option: str, path: str | None, launch: Launch) -> str | None:
     """The absolute path. Raises UsageError if a run of one host lacks the directory; on several, a check tests it."""
     absolute = _absolute(option, path)
-    if launch.whole and path is not None and not Path(path).is_dir():
+    if launch.starts_all_ranks and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
     return absolute
 

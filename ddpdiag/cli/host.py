@@ -23,7 +23,7 @@ from ddpdiag.model.options import ALONE
 from ddpdiag.render.progress import Silent
 from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
-from ddpdiag.runtime.single_rank import Announce, call_with_deadline, run_alone
+from ddpdiag.runtime.single_rank import AnnounceStep, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals
 
 # Checks of one host that need no torch; GPU004 to GPU008 judge the data of GPU003.
@@ -65,7 +65,7 @@ def _options(asked: HostOptions, outputs: Outputs) -> Options:
     return options
 
 
-def _look(asked: HostOptions, options: Options, outputs: Outputs, announce: Announce) -> int:
+def _look(asked: HostOptions, options: Options, outputs: Outputs, announce: AnnounceStep) -> int:
     announce("check the files to write")
     outputs.check()
     # One rank for the whole host, whatever a launcher around this process says.

@@ -1,6 +1,6 @@
-"""All time-outs of a run, with their reasons; the control channel has some more (membership.Patience).
+"""The time-outs of a run, with their reasons. `membership.Patience` holds those of rank 0 for other ranks.
 
-None of them can extend a run: the budget of the run and the deadline of each trial are the limits.
+None of them can extend a run beyond its budget, or a trial beyond its deadline.
 """
 
 import os
@@ -16,117 +16,120 @@ class Deadlines:
     # The first trial with torch waits for the import: 1-2 s from a local disk, more than 10 s from a busy file server.
     import_torch: float = 30.0
     # No trial begins with less time left.
-    least_trial: float = 1.0
+    min_trial: float = 1.0
     # A trial that the budget cuts short may go on this long after its deadline.
     cut_short: float = 1.5
-    # Time until a supervisor has reported a late trial: 0.6 s for evidence, 2 s for the kill, the way to rank 0, slack.
-    outcome: float = 6.5
+    # From a trial's deadline until rank 0 has its outcome: 0.6 s for evidence, 2 s for the kill, the rest is slack.
+    late_outcome: float = 6.5
     # No group counts as late before this time, however fast the other groups are.
     late_group: float = 5.0
 
-    # Ranks of one host start within seconds of each other, even if Python is on a busy file server.
+    # Wait for the host's relay. Ranks of a host start within seconds of each other, even from a busy file server.
     find_relay: float = 10.0
-    # Interval at which a rank asks its relay for an answer. After `relay` seconds without one, noticed within 0.5 s
-    # more, it connects to rank 0: after 2.5 s in all. Rank 0 waits 6 s for a rank, and a rank at least 4 s for rank 0.
+    # A rank requests an answer of its relay every `ask_relay` seconds. Without one after `relay_answer` seconds, it
+    # connects to rank 0 directly, after 2.5 s at most. Rank 0 waits 6 s for a rank, a rank at least 4 s for rank 0.
     ask_relay: float = 0.5
-    relay: float = 1.5
-    # `relay` after a signal to end: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
-    relay_leaving: float = 0.25
+    relay_answer: float = 1.5
+    # `relay_answer` after a signal to end: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
+    relay_answer_leaving: float = 0.25
 
     # A fork takes 25 ms. A fork server that is stopped (SIGSTOP) is replaced after this time.
     fork: float = 2.0
 
-    # A worker is stuck if at every look it is stopped, or in uninterruptible sleep and never on a core. A healthy disk
-    # or file server answers within a second; the kernel repeats a request after 30 s (SCSI) or 60 s (nfs(5), timeo).
-    stuck: float = 10.0
-    dump: float = 0.5
+    # A worker is stuck if for this time it is stopped, or in uninterruptible sleep. A healthy disk or file server
+    # answers within a second; the kernel repeats a request after 30 s (SCSI) or 60 s (nfs(5), timeo).
+    stuck_worker: float = 10.0
+    dump_stacks: float = 0.5  # wait for the Python stacks of a process
     # Ten clock ticks: a process that computes uses one of them, even if many others compete for the cores.
-    busy: float = 0.1
-    kill: float = 2.0
+    busy_sample: float = 0.1
+    kill: float = 2.0  # wait for the end of a process after SIGKILL
     # When a CUDA process ends, the driver ends kernels, unmaps peers and, without persistence mode, stops the GPUs:
     # about a second each (docs.nvidia.com/deploy/driver-persistence); twice that for eight. Only the next worker of an
     # exclusive GPU waits.
     kill_gpu: float = 20.0
-    reap: float = 1.0
+    reap: float = 1.0  # wait for the exit code of a process that has closed its channel
 
     # A single rank (single_rank.py) has joined before the wait begins.
     own_hello: float = 1.0
     # Reserved at the end of the budget for judgement, report and shutdown.
     reserve: float = 3.0
-    # Judging a large world and writing its report takes a few seconds.
-    publish: float = 30.0
-    # Rank 0's supervisor needs less to kill its children, unless they cannot be killed.
+    # To judge a large world and to write its report takes a few seconds.
+    write_report: float = 30.0
+    # Rank 0's supervisor needs less time to kill its children, unless they survive SIGKILL.
     own_supervisor: float = 3.0
     # Rank 0 exits last, within a second or two of the others; a rank that stays longer is stopped or stuck.
     straggler: float = 3.0
     # Added to the budget and to the wait for ranks (--join-timeout): time to judge, to report and to exit.
     beyond_budget: float = 30.0
-    # A rank that got a signal to end waits for rank 0's end of the run.
-    leave: float = 2.0
+    # A rank that got a signal to end waits so long for rank 0 to end the run.
+    end_after_signal: float = 2.0
 
-    # A call gets SIGTERM, then SIGKILL: after SIGTERM it may still report.
+    # A late call (single_rank.call_with_deadline) gets SIGTERM, then SIGKILL. After SIGTERM it may still report.
     call_term: float = 0.25
     # A process that survives SIGKILL this long is stuck in the kernel. No more time is spent on it.
     call_kill: float = 0.25
     # A slow reader gets this much time for the output, even if the time of the call is over.
     call_read: float = 0.25
 
-    # A process locks the run's folder briefly to open its record; one that is stopped then must not delay the others.
+    # A process locks the run's folder briefly to open its record. If it is stopped just then, others wait this long.
     open_record: float = 1.0
-    # Wait for a thread that still writes to a file server, or removes files there.
-    tidy: float = 2.0
+    # Wait for a thread that writes or removes files on a file server.
+    file_server: float = 2.0
     # A host answers within milliseconds, with a refusal if the port is closed.
     host_answer: float = 1.0
     # slurmctld answers within milliseconds. If it is busy, the run goes on without its answer.
     scontrol: float = 2.0
-    # Kept before the end of a Slurm job, for the launcher to end and for the files to reach the disk.
-    leave_job: float = 5.0
-    least_budget: float = 5.0
+    # Reserved before the end of a Slurm job, so that the launcher can end and the files can reach the disk.
+    before_job_end: float = 5.0
+    min_budget: float = 5.0
 
 
 DEADLINES = Deadlines()
 
 
-# Rank 0 sends a heartbeat every second, less often in a world of more than 5,000 ranks; on an overloaded machine a
-# healthy rank 0 was once silent for 3 s.
+# Rank 0 counts as lost after this silence. It sends a heartbeat every second, less often in a world of more than 5,000
+# ranks. On an overloaded machine a healthy rank 0 was once silent for 3 s.
 LOST_AFTER_SECONDS = 8.0
-LOST_LATE_SECONDS = 4.0  # once the budget is spent
+LOST_AFTER_BUDGET_SECONDS = 4.0  # once the budget is spent
 _FROZEN_SECONDS = 2.0
 # With 32 ranks on one core, all importing torch, healthy ranks joined after 15 s, or were silent for more than 6 s.
-_SILENT_PER_RANK_ON_CORE = 0.5
+_EXTRA_SECONDS_PER_RANK_ON_CORE = 0.5
 
 
 # With 10,000 ranks a heartbeat every second delayed the ranks that were still joining.
-BEAT_PER_RANK = 2e-4
-_BEATS = 5
+HEARTBEAT_SECONDS_PER_RANK = 2e-4
+_MISSED_HEARTBEATS = 5
 
 
-def silence_seconds(world_size: int, *, late: bool = False) -> float:
-    """Seconds of silence after which rank 0 counts as lost; `late`: the budget is spent."""
-    return max(LOST_LATE_SECONDS if late else LOST_AFTER_SECONDS, _BEATS * BEAT_PER_RANK * world_size)
+def silence_seconds(world_size: int, *, budget_spent: bool = False) -> float:
+    """Seconds of silence after which rank 0 counts as lost. They are fewer if the run's budget is spent."""
+    return max(
+        LOST_AFTER_BUDGET_SECONDS if budget_spent else LOST_AFTER_SECONDS,
+        _MISSED_HEARTBEATS * HEARTBEAT_SECONDS_PER_RANK * world_size,
+    )
 
 
-def answer_seconds(world_size: int) -> float:
-    """Seconds in which rank 0 answers a hello: a handshake takes 0.35 ms, and those of other ranks may precede it."""
+def hello_answer_seconds(world_size: int) -> float:
+    """Seconds within which rank 0 answers a hello. A handshake takes 0.35 ms, and those of all ranks may come first."""
     return 1e-3 * world_size
 
 
 def relay_seconds(world_size: int) -> float:
     """Seconds that a rank waits for its host's relay (local rank 0) before it connects to rank 0 itself."""
-    return max(DEADLINES.find_relay, answer_seconds(world_size))
+    return max(DEADLINES.find_relay, hello_answer_seconds(world_size))
 
 
-def crowded_silence_seconds(ranks_here: int | None) -> float:
-    """Extra seconds that a healthy process may be silent, or late at the start, if so many ranks share the cores."""
+def crowded_silence_seconds(local_world_size: int | None) -> float:
+    """Extra seconds for which a healthy process may be silent, or start late, if so many ranks share the cores."""
     cores = len(os.sched_getaffinity(0)) or 1
-    return _SILENT_PER_RANK_ON_CORE * max(0.0, (ranks_here or 1) / cores - USUAL_RANKS_PER_CORE)
+    return _EXTRA_SECONDS_PER_RANK_ON_CORE * max(0.0, (local_world_size or 1) / cores - USUAL_RANKS_PER_CORE)
 
 
 def frozen_seconds(before: float, after: float) -> float:
-    """Seconds between the two times if this process was stopped meanwhile; a gap of 2 s or less counts as 0.
+    """Seconds for which this process was stopped between two times of one turn of its loop; 2 s or less count as 0.
 
-    The process meant to wait for half a second at most. While it was stopped (Ctrl-Z, a suspended job) it received
-    nothing, so that the silence of the other ranks proves nothing.
+    A turn waits for half a second at most. A process that was stopped (Ctrl-Z, a suspended job) received nothing in
+    that time, so the silence of the other ranks proves nothing.
     """
     gap = after - before
     return gap if gap > _FROZEN_SECONDS else 0.0

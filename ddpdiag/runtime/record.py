@@ -1,7 +1,8 @@
-"""The record of each supervisor: each line is written before it is sent to rank 0, so that it outlives rank 0.
+"""The files in which each rank keeps its part of the recording, and its folder for temporary files (scratch folder).
 
-A record is locked while its process lives. Two runs on one host may have the same run id, because it derives from the
-port alone if people start ranks by hand. The locks keep such runs from touching each other's files.
+Each outcome is written to the rank's record before it is sent to rank 0, so that the record survives a loss of rank 0.
+A record is locked while its process lives. Two runs on one host may have the same run id, because the id is derived
+from the port alone if people start ranks by hand. The locks prevent such runs from changing each other's files.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from ddpdiag.probes.host.shared_files import open_private_folder
 from ddpdiag.runtime.deadlines import DEADLINES
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-_OUTCOME = b'{"type":"outcome"'
+_OUTCOME_START = b'{"type":"outcome"'
 _PORT_FILE = "control-port"
 
 
@@ -36,8 +37,8 @@ def folder_name(run_id: str) -> str:
     return "ddpdiag-" + re.sub(r"[^A-Za-z0-9_.-]", "_", run_id)[:80]
 
 
-def run_folder(run_id: str) -> Path:
-    """Make and return the run's folder on this host, `$TMPDIR/ddpdiag-<run id>`, which only this user can write to.
+def make_run_folder(run_id: str) -> Path:
+    """Create the run's folder on this host, `$TMPDIR/ddpdiag-<run id>`, to which only this user can write.
 
     If another user owns that name, the folder gets a random suffix. UsageError if no folder can be made.
     """
@@ -46,8 +47,8 @@ def run_folder(run_id: str) -> Path:
         folder = Path(tempfile.gettempdir()) / name
         folder.mkdir(mode=0o700, exist_ok=True)
         # lstat follows no link. In a folder like /tmp (sticky) other users cannot replace this user's folder.
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
             return folder
         return Path(tempfile.mkdtemp(prefix=name + "-"))
     except OSError as error:
@@ -55,12 +56,12 @@ def run_folder(run_id: str) -> Path:
 
 
 class SharedRecord:
-    """A record in `--shared-dir` of one rank or of the coordinator, which outlives the loss of rank 0.
+    """A record in `--shared-dir`, of one rank or of the coordinator, which survives the loss of rank 0's host.
 
     Each run has a folder `ddpdiag-<run id>-<nonce>/` (mode 0700), which `ddpdiag judge` reads. `run.jsonl` holds the
     coordinator's lines, `rank-<n>.jsonl` those of another rank. A thread writes the lines in order, so that a file
     server that does not answer delays no rank. Lines that cannot be written are lost. The file is closed after each
-    write, because NFS shows other hosts only what was written before a close (nfs(5), close-to-open consistency).
+    write, because NFS shows other hosts only data that was written before a close (nfs(5), close-to-open consistency).
     """
 
     def __init__(self, shared_dir: str, run_id: str, file: str) -> None:
@@ -73,7 +74,7 @@ class SharedRecord:
         self.path: Path | None = None
 
     def open(self, nonce: str) -> None:
-        """Create the folder, named by the `nonce` of rank 0, and write all lines, including those before this call."""
+        """Create the folder, named after the `nonce` of rank 0, and write all lines that came before this call."""
         if self.path is None:
             self.path = self._shared_dir / f"{folder_name(self._run_id)}-{nonce}"
             self._submit(self._open)
@@ -84,11 +85,11 @@ class SharedRecord:
             self._submit(self._append)
 
     def keep(self) -> Path | None:
-        """Wait until all lines are written; return the folder, or None if the file server does not answer."""
+        """Wait until all lines are written. Returns the folder, or None if the file server does not answer in time."""
         return self.path if self._wait(self._append) and self._folder >= 0 else None
 
     def remove(self, *, others: bool = False) -> None:
-        """Remove this file and, with `others`, those of ranks that did not; then remove the folder if it is empty."""
+        """Remove this record or, with `others`, all files in the folder; then the folder, if it is empty."""
         self._wait(partial(self._remove, others=others))
 
     def _open(self) -> None:
@@ -116,15 +117,15 @@ class SharedRecord:
 
     def _wait(self, call: Callable[[], object]) -> bool:
         try:
-            return self.path is not None and self._submit(call).result(DEADLINES.tidy)
+            return self.path is not None and self._submit(call).result(DEADLINES.file_server)
         except TimeoutError:
             return False
 
     def _submit(self, call: Callable[[], object]) -> Future[bool]:
-        return self._executor.submit(_succeeds, call)
+        return self._executor.submit(_run_without_error, call)
 
 
-def _succeeds(call: Callable[[], object]) -> bool:
+def _run_without_error(call: Callable[[], object]) -> bool:
     try:
         call()
     except OSError:
@@ -133,22 +134,22 @@ def _succeeds(call: Callable[[], object]) -> bool:
 
 
 class Record:
-    """One rank's lines in `rank-<n>.jsonl` (mode 0600), and its scratch folder; `shared` gets a copy of each line."""
+    """One rank's lines in `rank-<n>.jsonl` (mode 0600), and its scratch folder. `shared` gets a copy of each line."""
 
     def __init__(self, folder: Path, rank: int, header: Header, shared: SharedRecord | None = None) -> None:
         self.rank = rank
         self._run_id = header.run_id
         self._shared = shared
-        self.outcomes = 0
-        self.nonce = ""  # of rank 0; no other run with this run id has it
+        self.outcome_count = 0
+        self.nonce = ""  # rank 0's nonce, which no other run with this run id has
         self._descriptor = -1
         self._set_paths(folder)
-        with contextlib.suppress(OSError), alone_in(folder):  # if the disk is full, the run goes on without a record
-            if is_held(self.path):
+        with contextlib.suppress(OSError), lock_folder(folder):  # if the disk is full, the run goes on without a record
+            if is_locked(self.path):
                 self._set_paths(Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent)))
             shutil.rmtree(self.scratch, ignore_errors=True)  # left by a process that was killed
             self.scratch.mkdir(mode=0o700, exist_ok=True, parents=True)
-            # A record of an earlier run with the same id is evidence, but not of this run: it is renamed.
+            # A record of an earlier run with the same run id is renamed, because it is evidence of that run.
             if self.path.exists():
                 stamp = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
                 self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
@@ -164,30 +165,30 @@ class Record:
 
     @property
     def is_in_run_folder(self) -> bool:
-        """Whether the record is in the folder that this host's other ranks use, not in one with a random suffix."""
+        """Whether the record is in the run's usual folder, which the other ranks of this host know."""
         return self.folder == Path(tempfile.gettempdir()) / folder_name(self._run_id)
 
-    def offer_port(self, port: int) -> None:
-        """Write the port of rank 0's control server to the scratch folder, for the ranks of this host."""
+    def publish_port(self, port: int) -> None:
+        """Write the port of rank 0's control server to a file, for the other ranks of this host."""
         with contextlib.suppress(OSError):
             (self.scratch / _PORT_FILE).write_text(str(port))
 
-    def port_of_rank_0(self) -> int | None:
-        """The port that a living rank 0 wrote into this run's folder, or None."""
-        if not is_held(self.folder / "rank-0.jsonl"):
+    def read_port_of_rank_0(self) -> int | None:
+        """The port that rank 0 has published in the run's folder, or None if it has not, or has ended."""
+        if not is_locked(self.folder / "rank-0.jsonl"):
             return None
         with contextlib.suppress(OSError, ValueError):
             return int((self.folder / "scratch-0" / _PORT_FILE).read_text())
         return None
 
-    def set_nonce(self, nonce: str) -> None:
-        """Set the nonce of rank 0, which tells this run from others with its run id, and open the shared record."""
+    def set_rank_0_nonce(self, nonce: str) -> None:
+        """Set the nonce of rank 0, and open the shared record, whose folder is named after it."""
         self.nonce = nonce
         if self._shared is not None and nonce:
             self._shared.open(nonce)
 
     def write(self, line: Line) -> None:
-        self.outcomes += isinstance(line, Outcome)
+        self.outcome_count += isinstance(line, Outcome)
         with contextlib.suppress(OSError):
             os.write(self._descriptor, encode_line(line))
         if self._shared is not None:
@@ -205,17 +206,17 @@ class Record:
         self._close()
         _remove_files(self.folder, self.rank)
 
-    def remove_others(self, nonces: Mapping[int, str]) -> None:
-        """Remove the files in this folder of ranks that cannot do so themselves, given the nonce of each such rank."""
+    def remove_files_of(self, nonces: Mapping[int, str]) -> None:
+        """Remove the files of ranks that cannot do so themselves. `nonces` holds the nonce of each such rank."""
         for rank, nonce in nonces.items():
-            if nonce and _belongs_to(self.folder, rank, nonce) and not is_held(self.folder / f"rank-{rank}.jsonl"):
+            if nonce and _belongs_to(self.folder, rank, nonce) and not is_locked(self.folder / f"rank-{rank}.jsonl"):
                 _remove_files(self.folder, rank)
 
-    def remove_killed(self) -> None:
-        """Remove the files of ranks that were killed before their first outcome: such records are of no use."""
+    def remove_files_of_killed(self) -> None:
+        """Remove the files of ranks that were killed before their first outcome, because they contain no evidence."""
         for path in self.folder.glob("rank-*.jsonl"):
             rank = path.stem.removeprefix("rank-")
-            if rank.isdecimal() and not is_held(path) and not _contains(path, _OUTCOME):
+            if rank.isdecimal() and not is_locked(path) and not _contains(path, _OUTCOME_START):
                 _remove_files(self.folder, int(rank))
 
     def _close(self) -> None:
@@ -224,7 +225,7 @@ class Record:
         self._descriptor = -1
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a living process holds the lock of this record."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -237,7 +238,7 @@ def is_held(path: Path) -> bool:
 
 
 def remove_scratch(folder: Path, rank: int) -> None:
-    """Remove a rank's scratch folder with all that torch put into it, and the run's folder if that is now empty."""
+    """Remove a rank's scratch folder with its files, and then the run's folder if it is empty."""
     shutil.rmtree(folder / f"scratch-{rank}", ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
@@ -250,7 +251,7 @@ def _remove_files(folder: Path, rank: int) -> None:
 
 
 def _belongs_to(folder: Path, rank: int, nonce: str) -> bool:
-    """Whether the rank's record in the folder is of the process with this nonce, and not of another run."""
+    """Whether the process with this nonce wrote the rank's record in the folder, and no process of another run."""
     return _contains(folder / f"rank-{rank}.jsonl", f'"nonce":"{nonce}"'.encode())
 
 
@@ -262,8 +263,8 @@ def _contains(path: Path, text: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[int]:
-    """Lock a run's folder, and yield a descriptor of it. After 1 s without the lock, go on unlocked."""
+def lock_folder(folder: Path) -> Iterator[int]:
+    """Lock a run's folder, and yield a descriptor of it. After 1 s, go on without the lock."""
     folder.mkdir(mode=0o700, exist_ok=True)  # another process may have removed it as empty just now
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -276,7 +277,7 @@ def alone_in(folder: Path) -> Iterator[int]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file without waiting; return False if another process holds its lock."""
+    """Lock a file without waiting. Returns False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

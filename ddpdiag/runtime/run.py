@@ -1,4 +1,4 @@
-"""One rank's part in a run: rank 0 leads it, every other rank follows. One process may start all ranks of a host."""
+"""One rank's part in a run: rank 0 leads it, and every other rank follows. `start_ranks` starts several ranks."""
 
 import contextlib
 import os
@@ -28,20 +28,20 @@ from ddpdiag.probes.host.kernel import age_seconds
 from ddpdiag.probes.host.programs import user_name, write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient
-from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, join_here
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, join_in_process
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
-from ddpdiag.runtime.control.secret import Secrets
+from ddpdiag.runtime.control.secret import RunSecret
 from ddpdiag.runtime.control.server import ANY_PORT, ControlServer, control_ports, munge_ports
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.deadlines import DEADLINES, LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
 from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.launch import Launch, places, worker_variables
-from ddpdiag.runtime.launchers.slurm import leaf_of
-from ddpdiag.runtime.lost_hosts import rank_0_answers, with_host_answers
-from ddpdiag.runtime.record import Record, SharedRecord, is_held, remove_scratch, run_folder
-from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, how_it_ended
+from ddpdiag.runtime.launchers.slurm import leaf_switch
+from ddpdiag.runtime.lost_hosts import add_host_answers, rank_0_answers
+from ddpdiag.runtime.record import Record, SharedRecord, is_locked, make_run_folder, remove_scratch
+from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, describe_end
 from ddpdiag.runtime.supervisor.supervisor import Supervisor
 from ddpdiag.sanitize import printable, without_commands
 
@@ -52,21 +52,20 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Run:
-    """The data of one run, the same in every process of it. `port` is the job's MASTER_PORT.
+    """The data of one run that each of its processes has. `port` is the job's MASTER_PORT.
 
-    `any_port`: rank 0 may listen on any port, because the ranks of its host find it by the run's folder.
+    `may_use_any_port`: rank 0 may listen on any port, because all ranks are on one host and find the port in a file.
     """
 
     launch: Launch
     options: Options
     checks: Sequence[Check[Any]]
     endpoint: Endpoint
-    secrets: Secrets
+    secret: RunSecret
     port: int
-    any_port: bool
+    may_use_any_port: bool
 
     def header(self, rank: int) -> Header:
-        """First line of a rank's recording."""
         place = self.launch.place
         return Header(
             run_id=self.launch.run_id,
@@ -77,7 +76,7 @@ class Run:
             version=ddpdiag.__version__,
             checks=tuple(check.code for check in self.checks),
             layout=self.launch.layout if rank == 0 else (),
-            secret=self.secrets.origin.value if rank == 0 else "",
+            secret=self.secret.origin.value if rank == 0 else "",
         )
 
     def shared_record(self, file: str) -> SharedRecord | None:
@@ -85,7 +84,7 @@ class Run:
         shared_dir = self.options.shared_dir
         return None if shared_dir is None else SharedRecord(shared_dir, self.launch.run_id, file)
 
-    def trains(self, options: Options) -> bool:
+    def trains_model(self, options: Options) -> bool:
         """Whether a run with these options trains a model."""
         return any(check.stage is Stage.TRAINING and selected(check, options) for check in self.checks)
 
@@ -99,66 +98,63 @@ def prepare(
     control_port: int | None,
     require_auth: bool,
 ) -> Run:
-    """Choose the ports and the secret of a run. If one process starts the whole world, the ports are free ones.
-
-    UsageError if /proc is not mounted: without it no process can be examined.
-    """
+    """Choose the ports and the secret of a run. UsageError if /proc, which shows processes, is not mounted."""
     if not os.path.exists("/proc/self/stat"):
         raise UsageError("/proc is not mounted here, and ddpdiag needs it: run `mount -t proc proc /proc` as root")
-    if launch.whole:
-        # Three ports, because another process may bind one of them before rank 0 does.
+    if launch.starts_all_ranks:
+        # Three free ports, because another process may bind one of them before rank 0 does.
         ports: tuple[int, ...] = (
             (control_port,) if control_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
         )
         join_wait += crowded_silence_seconds(launch.place.local_world_size)
     else:
         ports = control_ports(launch.run_id, launch.port, control_port)
-    host = LOOPBACK if launch.whole else launch.coordinator
+    host = LOOPBACK if launch.starts_all_ranks else launch.master_addr
     return Run(
         launch=launch,
         options=options,
         checks=checks,
         endpoint=Endpoint(host, ports, join_wait),
-        secrets=Secrets(
+        secret=RunSecret(
             launch.run_id,
             os.environ,
-            whole=launch.whole,
-            local=launch.is_local,
+            starts_all_ranks=launch.starts_all_ranks,
+            is_local=launch.is_local,
             host=host,
             munge_ports=munge_ports(launch.run_id, launch.port, control_port),
             required=require_auth,
         ),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
-        any_port=launch.is_local and not launch.whole and control_port is None,
+        may_use_any_port=launch.is_local and not launch.starts_all_ranks and control_port is None,
     )
 
 
 def follow(run: Run, place: Place, listener: Listener) -> int:
-    """Run a rank other than 0, and return the exit code that rank 0 sent. RunLost if the run ends without this rank."""
+    """Run a rank other than 0, and return the exit code that rank 0 sent. RunLost if rank 0 is lost or not found."""
     signals = Signals()
-    with _recording(run, place, run.shared_record(f"rank-{place.rank}.jsonl")) as record:
-        with _supervising(run, place, record, signals) as supervisor:
+    with _open_record(run, place, run.shared_record(f"rank-{place.rank}.jsonl")) as record:
+        with _open_supervisor(run, place, record, signals) as supervisor:
             arrival = _arrival(run, place)
             record.write(arrival)
             shutdown = supervisor.run(_join(run, arrival, record, signals, listener))
-        record.remove_others(shutdown.lost)
-    return _exit_code(shutdown)
+        record.remove_files_of(shutdown.lost_nonces)
+    return _report_exit_code(shutdown)
 
 
 def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener: Listener) -> ControlClient:
-    """Connect to rank 0, and show the search to the user."""
+    """Connect to rank 0, report the search to `listener`, and close `listener`."""
     rank, host = arrival.place.rank, run.endpoint.host
 
-    def rank_0() -> Rank0Endpoint | None:
-        known = run.secrets.of_rank()
-        port = record.port_of_rank_0() if run.any_port else None
-        return known if known is None or port is None else known._replace(port=port)
+    def find_rank_0() -> Rank0Endpoint | None:
+        rank_0 = run.secret.find_rank_0()
+        port = record.read_port_of_rank_0() if run.may_use_any_port else None
+        return rank_0 if rank_0 is None or port is None else rank_0._replace(port=port)
 
-    def seeking(left_seconds: float) -> None:
+    def report_search(left_seconds: float) -> None:
         listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
 
     try:
-        client = join(run.endpoint, rank_0, arrival, lambda: signals.received, seeking)
+        client = join(run.endpoint, find_rank_0, arrival, lambda: signals.received, report_search)
         listener.tell(Joined(rank=rank, host=host))
         return client
     finally:
@@ -167,30 +163,32 @@ def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener
 
 @contextlib.contextmanager
 def lead(run: Run, place: Place, listener: Listener) -> Iterator["Leader"]:
-    """Run rank 0: yields its leader; at the end every rank gets the exit code, and rank 0 is the last to exit."""
+    """Run rank 0, and yield its `Leader`. Afterwards every rank gets the exit code, and rank 0 is the last to exit."""
     signals = Signals()
-    wire = run.secrets.of_rank_0()
+    wire = run.secret.wire_of_rank_0()
     shared = run.shared_record("run.jsonl")
-    with _recording(run, place, shared) as record:
+    with _open_record(run, place, shared) as record:
         arrival = _arrival(run, place)
         # The server is bound before the supervisor starts, so that a second rank 0 of this run starts no process.
-        ports = (*run.endpoint.ports, ANY_PORT) if run.any_port and record.is_in_run_folder else run.endpoint.ports
+        ports = run.endpoint.ports
+        if run.may_use_any_port and record.is_in_run_folder:
+            ports = (*ports, ANY_PORT)
         server = ControlServer(ports, wire, arrival, local_only=run.launch.on_loopback)
-        run.secrets.offer(server.port)
+        run.secret.offer(server.port)
         if server.port not in run.endpoint.ports:
-            record.offer_port(server.port)
+            record.publish_port(server.port)
         if shared is not None:
             shared.open(arrival.nonce)
-        with _supervising(run, place, record, None) as supervisor:
+        with _open_supervisor(run, place, record, None) as supervisor:
             record.write(arrival)
             with Leader(run, server, supervisor, wire, arrival, signals, listener, shared) as leader:
                 yield leader
-        record.remove_others(leader.shutdown.lost)
-    _exit_code(leader.shutdown)
+        record.remove_files_of(leader.shutdown.lost_nonces)
+    _report_exit_code(leader.shutdown)
 
 
 class Leader:
-    """Rank 0: its coordinator runs in the main thread, its supervisor in a second thread."""
+    """Rank 0 of a run. Its coordinator runs in the main thread, and its supervisor in a second thread."""
 
     def __init__(
         self,
@@ -205,10 +203,12 @@ class Leader:
     ) -> None:
         self._run = run
         self._threads = ThreadPoolExecutor()
-        self._supervised = self._threads.submit(
-            lambda: supervisor.run(join_here(server.own_url, server.port, wire, arrival, run.endpoint.wait_seconds))
+        self._supervisor_end = self._threads.submit(
+            lambda: supervisor.run(
+                join_in_process(server.in_process_url, server.port, wire, arrival, run.endpoint.wait_seconds)
+            )
         )
-        patience = replace(PATIENCE, lost=PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size))
+        patience = replace(PATIENCE, silence=PATIENCE.silence + crowded_silence_seconds(arrival.place.local_world_size))
         self._coordinator = Coordinator(
             server, run.header(0), run.checks, listener, lambda: signals.received, patience, shared, arrival
         )
@@ -216,27 +216,26 @@ class Leader:
         self.shutdown = Shutdown(*self._end)
 
     def measure(self) -> list[Line]:
-        """Run all checks, and return the lines of the recording."""
+        """Run all checks, and return the lines of the recording. RunLost if the other ranks ended without rank 0."""
         self._coordinator.run(self._run.endpoint.wait_seconds)
         self._coordinator.check_not_lost()
-        return self.meanwhile(lambda: with_host_answers(self._coordinator.lines(), self._run.port))
+        return self.run_with_heartbeats(lambda: add_host_answers(self._coordinator.lines(), self._run.port))
 
-    def meanwhile(self, call: Callable[[], T]) -> T:
-        """Run `call` in a thread, and return its result. Heartbeats go on, so that rank 0 does not look lost."""
+    def run_with_heartbeats(self, call: Callable[[], T]) -> T:
+        """Run `call` in a thread, send heartbeats meanwhile, and return its result. RunLost if it takes over 30 s."""
         result = self._threads.submit(call)
-        end = time.monotonic() + DEADLINES.publish
+        end = time.monotonic() + DEADLINES.write_report
         while not result.done():
-            self._coordinator.idle()
+            self._coordinator.send_heartbeats()
             if time.monotonic() > end:
-                raise RunLost(f"the report could not be written within {DEADLINES.publish:g} s: a disk does not answer")
+                limit = f"{DEADLINES.write_report:g} s"
+                raise RunLost(f"the report could not be written within {limit}: a disk does not answer")
         return result.result()
 
     def late_signal(self) -> int | None:
-        """The signal by which a rank was asked to end after the last trial, or None."""
         return self._coordinator.late_signal()
 
     def end(self, exit_code: int, sentence: str) -> None:
-        """Set the exit code and the sentence that every rank gets at the end."""
         self._end = (exit_code, sentence)
 
     def __enter__(self) -> Self:
@@ -249,19 +248,19 @@ class Leader:
             self._end = (error.exit_code, str(error))
         self.shutdown = self._coordinator.shut_down(*self._end)
         # The verdict does not depend on the supervisor's end; but an exception in the supervisor is a bug of ddpdiag.
-        wait([self._supervised], timeout=DEADLINES.own_supervisor)
-        if error is None and self._supervised.done():
-            bug = self._supervised.exception()
+        wait([self._supervisor_end], timeout=DEADLINES.own_supervisor)
+        if error is None and self._supervisor_end.done():
+            bug = self._supervisor_end.exception()
             if bug is not None and not isinstance(bug, RunLost):
                 raise bug
         self._threads.shutdown(wait=False)
 
 
 @contextlib.contextmanager
-def _recording(run: Run, place: Place, shared: SharedRecord | None) -> Iterator[Record]:
-    """Open this rank's record; it is removed at the end, but kept if the run ends without this rank (RunLost)."""
-    copied = shared if place.rank != 0 else None  # the coordinator writes rank 0's lines to it
-    record = Record(run_folder(run.launch.run_id), place.rank, run.header(place.rank), copied)
+def _open_record(run: Run, place: Place, shared: SharedRecord | None) -> Iterator[Record]:
+    """Open this rank's record, and remove it at the end. After RunLost, keep the record if it has outcomes."""
+    copy = shared if place.rank != 0 else None  # the coordinator writes rank 0's lines to it
+    record = Record(make_run_folder(run.launch.run_id), place.rank, run.header(place.rank), copy)
     try:
         yield record
     except RunLost as lost:
@@ -274,36 +273,36 @@ def _recording(run: Run, place: Place, shared: SharedRecord | None) -> Iterator[
         if shared is not None:
             shared.remove(others=place.rank == 0)
     finally:
-        run.secrets.close()
+        run.secret.close()
 
 
 def _keep_record(lost: RunLost, record: Record, shared: SharedRecord | None) -> RunLost:
-    """Keep a record that holds an outcome, remove any other; return `lost` with the command that judges the records."""
+    """Keep a record that has outcomes, else remove it. Returns `lost`, with the command that judges kept records."""
     write_error_file(os.environ, str(lost))
-    record.remove_killed()
+    record.remove_files_of_killed()
     folder = None if shared is None else shared.keep()
     if folder is not None:
-        record.remove_others({0: record.nonce})
+        record.remove_files_of({0: record.nonce})
         record.remove()
-        judges = f"`ddpdiag judge {quote(str(folder))}` makes the report from the records of all ranks"
-    elif record.outcomes:
+        judge_hint = f"`ddpdiag judge {quote(str(folder))}` makes the report from the records of all ranks"
+    elif record.outcome_count:
         record.keep()
-        judges = f"its record is kept for `ddpdiag judge` in {record.path}"
+        judge_hint = f"its record is kept for `ddpdiag judge` in {record.path}"
     else:
         record.remove()
         return lost
-    return RunLost(f"{lost}; {judges}", lost.exit_code)
+    return RunLost(f"{lost}; {judge_hint}", lost.exit_code)
 
 
 @contextlib.contextmanager
-def _supervising(run: Run, place: Place, record: Record, signals: Signals | None) -> Iterator[Supervisor]:
-    """Make this rank's supervisor, and end its processes afterwards; those that survive are named on standard error."""
+def _open_supervisor(run: Run, place: Place, record: Record, signals: Signals | None) -> Iterator[Supervisor]:
+    """Start this rank's supervisor, and kill its processes afterwards. Survivors are named on standard error."""
     supervisor = Supervisor(
         place,
         lambda at_place: worker_variables(run.launch, at_place, run.port),
         record,
         signals=signals,
-        trains=run.trains,
+        trains_model=run.trains_model,
         rank_0_answers=lambda: rank_0_answers(run.endpoint.host, run.port),
     )
     try:
@@ -316,48 +315,48 @@ def _supervising(run: Run, place: Place, record: Record, signals: Signals | None
 def _arrival(run: Run, place: Place) -> Arrival:
     return structs.replace(
         own_arrival(place),
-        coordinator=run.launch.coordinator,
+        coordinator=run.launch.master_addr,
         agent_store=run.launch.agent_store,
-        lacks=run.launch.lacks,
-        leaf=leaf_of(os.environ, place.host),
+        lacks=run.launch.unset_variables,
+        leaf=leaf_switch(os.environ, place.host),
         slurm=job_and_step(os.environ),
         user=user_name(os.geteuid()),
         up_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()),
     )
 
 
-def _exit_code(shutdown: Shutdown) -> int:
-    """The exit code that rank 0 sent. Writes its sentence for torchrun, which else shows "error_file: <N/A>"."""
+def _report_exit_code(shutdown: Shutdown) -> int:
+    """The exit code that rank 0 sent. Unless it is 0, write rank 0's sentence to the error file that torchrun shows."""
     if shutdown.exit_code != ExitCode.FIT:
         write_error_file(os.environ, shutdown.sentence)
     return shutdown.exit_code
 
 
-def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
-    """Fork one supervisor for each of the launch's ranks, wait for all, and return their `combined` exit code.
+def start_ranks(run: Run, run_rank: Callable[[Place], int]) -> int:
+    """Fork one supervisor for each of the launch's ranks, wait for all, and return their combined exit code.
 
     A fork without exec is safe, because this process has no threads yet.
     """
     if len(run.launch.ranks) > 1:
-        # torchrun sets it, too. Otherwise each rank starts one thread per core, and the threads compete for the cores.
+        # As torchrun does. Otherwise each rank starts one thread per core, and the threads compete for the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     children = ForkedChildren(Signals(children=True))
     for place in places(run.launch):
-        children.fork(partial(run_one, place), place.rank)
+        children.fork(partial(run_rank, place), place.rank)
     codes = _wait_for_ranks(run, children)
     _remove_scratch_of_killed(run, codes)
-    return combined(codes)
+    return combined_exit_code(codes)
 
 
 def _wait_for_ranks(run: Run, children: ForkedChildren) -> dict[int, int]:
-    """Wait for all ranks, and kill those that run too long; return exit code by rank, negative for a signal."""
+    """Wait for all ranks, and kill those that run too long. Returns the exit codes by rank, negative for a signal."""
     end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + DEADLINES.beyond_budget
     while children.running:
-        before, ended = time.monotonic(), len(children.exit_codes)
+        begin, ended = time.monotonic(), len(children.exit_codes)
         children.wait(0.5)
-        end += frozen_seconds(before, time.monotonic())
+        end += frozen_seconds(begin, time.monotonic())
         if len(children.exit_codes) > ended:
-            end = min(end, time.monotonic() + _patience(run, children))
+            end = min(end, time.monotonic() + _max_more_seconds(run, children))
         if time.monotonic() > end:
             children.send(signal.SIGKILL)
         if time.monotonic() > end + DEADLINES.kill:
@@ -365,12 +364,12 @@ def _wait_for_ranks(run: Run, children: ForkedChildren) -> dict[int, int]:
     return children.exit_codes | dict.fromkeys(children.running, -signal.SIGKILL)
 
 
-def _patience(run: Run, children: ForkedChildren) -> float:
-    """Seconds for which the other ranks may go on, now that one has ended."""
+def _max_more_seconds(run: Run, children: ForkedChildren) -> float:
+    """Seconds that the running ranks may still take, now that at least one rank has ended; may be infinite."""
     slower = crowded_silence_seconds(len(run.launch.ranks))
-    stragglers = DEADLINES.straggler + slower + (DEADLINES.tidy if run.options.shared_dir is not None else 0.0)
+    stragglers = DEADLINES.straggler + slower + (DEADLINES.file_server if run.options.shared_dir is not None else 0.0)
     if 0 in children.exit_codes:
-        # If rank 0 was killed, the others must first notice its silence and report it.
+        # If rank 0 was killed, the other ranks must first notice its silence and report the loss.
         return stragglers + (LOST_AFTER_SECONDS + slower if children.exit_codes[0] < 0 else 0.0)
     return stragglers if set(children.running) == {0} else float("inf")
 
@@ -380,18 +379,18 @@ def _remove_scratch_of_killed(run: Run, codes: Mapping[int, int]) -> None:
     killed = [rank for rank, code in codes.items() if code < 0]
     if not killed:
         return
-    folder = run_folder(run.launch.run_id)
+    folder = make_run_folder(run.launch.run_id)
     for rank in killed:
-        if not is_held(folder / f"rank-{rank}.jsonl"):  # a locked record belongs to another run with this run id
+        if not is_locked(folder / f"rank-{rank}.jsonl"):  # if locked, it belongs to another run with this run id
             remove_scratch(folder, rank)
-    with contextlib.suppress(OSError):  # `run_folder` may have just made it, and then it is empty
+    with contextlib.suppress(OSError):  # `make_run_folder` may have just made it, and then it is empty
         folder.rmdir()
 
 
-def combined(codes: Mapping[int, int]) -> int:
-    """Rank 0's exit code, or without rank 0 the worst of the others. RunLost if rank 0 was killed by a signal."""
+def combined_exit_code(codes: Mapping[int, int]) -> int:
+    """Rank 0's exit code, or without rank 0 the highest of the others. RunLost if rank 0 was killed by a signal."""
     if 0 not in codes:
         return max(abs(code) for code in codes.values())
     if codes[0] >= 0:
         return codes[0]
-    raise RunLost(f"rank 0 was lost, and its report with it: its process was {how_it_ended(codes[0])}")
+    raise RunLost(f"rank 0 was lost, and its report with it: its process was {describe_end(codes[0])}")

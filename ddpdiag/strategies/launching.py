@@ -27,7 +27,7 @@ from ddpdiag.codec import decode, encode
 from ddpdiag.model.train import Ended
 from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
+from ddpdiag.runtime.supervisor.processes import Log, Signals, describe_end, die_with_parent, signal_process
 from ddpdiag.strategies.launchers import LauncherRow, LaunchMethod, RankTimes, Training
 
 # Time limits for ending a training: after SIGTERM, in which torchrun ends its ranks, and after SIGKILL.
@@ -182,7 +182,7 @@ class LauncherComparison:
             last = f"; its last output: {error_text}" if error_text else ""
             return Ended.HANGS, f"it did not end within {limit_seconds:.3g} s, its share of --budget{last}"
         if reason or failed:
-            return Ended.FAILS, reason or error_text or how_it_ended(failed)
+            return Ended.FAILS, reason or error_text or describe_end(failed)
         return Ended.WORKS, ""
 
 
@@ -197,7 +197,7 @@ def _wait(processes: Processes, end: float, signals: Signals) -> bool:
             return True
         if now > end or signals.received is not None:
             return False
-        select.select([signals.woken], [], [], min(0.5, max(0.0, end - now)))
+        select.select([signals.wake_socket], [], [], min(0.5, max(0.0, end - now)))
         signals.drain()
     return True
 

@@ -20,7 +20,7 @@ from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.probes.gpu.visibility import holds_gpu, nvidia_gpus
 from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, process_state
 from ddpdiag.probes.host.programs import python_command, run_bounded, with_home
-from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
+from ddpdiag.runtime.supervisor.hang_evidence import MAX_FRAMES, MAX_THREAD_FRAMES, MAX_THREADS, first_frames
 from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
 from ddpdiag.watch.look import Helper, Look, RankState
 from ddpdiag.watch.processes import (
@@ -151,8 +151,8 @@ class Observer:
             pid=process.pid,
             state=state,
             wchan=wchan,
-            stack=shortened(stacks.main, MOST_FRAMES),
-            threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in stacks.others[:MOST_THREADS]),
+            stack=first_frames(stacks.main, MAX_FRAMES),
+            threads=tuple(first_frames(frames, MAX_THREAD_FRAMES) for frames in stacks.others[:MAX_THREADS]),
         )
         posted = None if isinstance(trace, str) else trace.newest_unix_seconds
         children = [child for child in self._processes if child.parent == process.pid][:_MAX_HELPERS]

@@ -47,8 +47,8 @@ from ddpdiag.runtime.control.messages import (
     RunTrial,
     Shutdown,
 )
-from ddpdiag.runtime.control.server import ControlServer, raise_open_files
-from ddpdiag.runtime.control.wire import Batch, Wire, new_socket, unpacked
+from ddpdiag.runtime.control.server import ControlServer, raise_open_files_limit
+from ddpdiag.runtime.control.wire import Batch, Wire, new_socket, unpack_batch
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 
 PEERS = (100, 1_000, 3_000, 10_000, 100_000)
@@ -121,21 +121,21 @@ class Host:
         batch = Batch()
         while self.socket.poll(0):
             frames = self.socket.recv_multipart()
-            parcels = unpacked(frames[1]) if len(frames) == 2 else [([next(iter(self._ranks))], frames[0])]
+            parcels = unpack_batch(frames[1]) if len(frames) == 2 else [([next(iter(self._ranks))], frames[0])]
             for identities, data in parcels:
                 self._answer(identities, data, batch)
-        for frames in batch.packed():
+        for frames in batch.packed_messages():
             if len(self._ranks) > 1:
                 self.socket.send_multipart(frames)
             else:
-                for _identities, data in unpacked(frames[1]):
+                for _identities, data in unpack_batch(frames[1]):
                     self.socket.send(data)
 
     def _answer(self, identities: Sequence[bytes], data: bytes, batch: Batch) -> None:
         if b'"type":"Start"' in data[:80]:
             self.last["welcome"] = time.monotonic()
             return
-        message, answer = self._wire.decode_downward(data), b""
+        message, answer = self._wire.decode_for_rank(data), b""
         match message:
             case HelloAck() if len(identities) == 1 and identities[0] == next(iter(self._ranks)):
                 for identity, hello in list(zip(self._ranks, self._hellos, strict=True))[1:]:
@@ -189,7 +189,7 @@ def serve_peers(ranks: range, size: int, together: int, port: int, secret: bytes
 
     It has an address of its own on loopback: one address has 28,000 ports.
     """
-    raise_open_files()
+    raise_open_files_limit()
     zmq.Context.instance().set(zmq.MAX_SOCKETS, len(ranks) + 16)
     wire, source = Wire(RUN_ID, secret), f"127.0.1.{ranks.start * 200 // size + 1}"
     texts, ends = texts_of(wire), [*ranks[::together], ranks.stop]

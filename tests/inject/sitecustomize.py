@@ -466,7 +466,7 @@ _LATER = []  # faults of workers, by rank
 
 def _as_its_rank(module):
     """A worker of the fork server gets the faults of its rank when it begins to serve."""
-    real = module.serve
+    real = module.serve_trials
 
     def serve(*descriptors):
         for rank, *fault in _LATER:
@@ -474,7 +474,7 @@ def _as_its_rank(module):
                 _change_now(*fault)
         real(*descriptors)
 
-    module.serve = serve
+    module.serve_trials = serve
 
 
 def _change_now(name, change):
@@ -543,7 +543,7 @@ def _have_gpus(count, fault="", *ends):
 
 def _share_connections(most_ranks):
     def change(module):
-        module.RELAYED_RANKS = most_ranks
+        module.MAX_DIRECT_RANKS = most_ranks
 
     sys.meta_path.insert(0, _Changed("ddpdiag.runtime.control.relay", change))
 

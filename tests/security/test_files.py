@@ -14,7 +14,7 @@ from ddpdiag.errors import UsageError, UserError
 from ddpdiag.model import Header, Options
 from ddpdiag.probes.host.shared_files import open_private_folder
 from ddpdiag.render import files
-from ddpdiag.runtime.record import SharedRecord, run_folder
+from ddpdiag.runtime.record import SharedRecord, make_run_folder
 
 STRANGER = 65534
 
@@ -136,7 +136,7 @@ def test_the_folder_of_a_stranger_is_not_taken_for_our_own(
     made(sticky / "ddpdiag-run", own)
     if made is not one_that_all_may_write_to:
         by_a_stranger(sticky / "ddpdiag-run")
-    folder = run_folder("run")
+    folder = make_run_folder("run")
     assert folder.name.startswith("ddpdiag-run-")
     assert folder.stat().st_mode & 0o777 == 0o700
 

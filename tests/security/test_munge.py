@@ -11,7 +11,7 @@ import pytest
 
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control.secret import Origin, Secrets, ask_by_munge, offer_by_munge
+from ddpdiag.runtime.control.secret import Origin, RunSecret, ask_by_munge, offer_by_munge
 
 SECRET = b"s" * 32
 # What munge(1) and unmunge(1) do, without munged and without secrecy: the uid, and then the payload.
@@ -36,27 +36,27 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
-def across_hosts(ports: tuple[int, ...], **environ: str) -> Secrets:
+def across_hosts(ports: tuple[int, ...], **environ: str) -> RunSecret:
     job = {"SLURM_JOB_ID": "1"} | environ
-    return Secrets("run", job, whole=False, local=False, host="127.0.0.1", munge_ports=ports)
+    return RunSecret("run", job, starts_all_ranks=False, is_local=False, host="127.0.0.1", munge_ports=ports)
 
 
 def test_a_rank_has_the_secret_and_the_port_of_its_users_rank_0() -> None:
     ports = (free_port("127.0.0.1"), free_port("127.0.0.1"))
     rank_0, rank = across_hosts(ports), across_hosts(ports)
-    wire = rank_0.of_rank_0()
-    assert (wire.locked, rank_0.origin) == (True, Origin.MUNGE)
-    assert rank.of_rank() is None  # not yet; and never without
+    wire = rank_0.wire_of_rank_0()
+    assert (wire.is_locked, rank_0.origin) == (True, Origin.MUNGE)
+    assert rank.find_rank_0() is None  # not yet; and never without
     rank_0.offer(1234)
     try:
-        found = rank.of_rank()
+        found = rank.find_rank_0()
         assert found is not None
         assert (found.wire._secret, found.port) == (wire._secret, 1234)
         # A second rank 0 takes the first one's, so that they recognize each other.
-        assert across_hosts(ports).of_rank_0()._secret == wire._secret
+        assert across_hosts(ports).wire_of_rank_0()._secret == wire._secret
     finally:
         rank_0.close()
-    assert across_hosts(ports).of_rank() is None
+    assert across_hosts(ports).find_rank_0() is None
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_taken_ports_are_named_with_their_holder() -> None:
 def test_it_is_asked_last_and_only_where_it_works(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
     monkeypatch.setenv("MUNGE_IS_DOWN", "1")
     secrets = across_hosts((1,), **environ)
-    secrets.of_rank_0()
+    secrets.wire_of_rank_0()
     assert secrets.origin is (Origin.TOKEN if environ else Origin.NONE)
 
 
 def test_outside_of_slurm_it_is_not_asked() -> None:
-    secrets = Secrets("run", {}, whole=False, local=False, host="127.0.0.1", munge_ports=(1,))
-    assert not secrets.of_rank_0().locked
+    secrets = RunSecret("run", {}, starts_all_ranks=False, is_local=False, host="127.0.0.1", munge_ports=(1,))
+    assert not secrets.wire_of_rank_0().is_locked

@@ -19,10 +19,10 @@ from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file
 from ddpdiag.runtime.control import wire as wire_module
 from ddpdiag.runtime.control.client import RelayedClient
-from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, mechanism
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, authentication_mechanism, join
 from ddpdiag.runtime.control.messages import Hello, HelloAck
-from ddpdiag.runtime.control.relay import ASK as ASK_RELAY
-from ddpdiag.runtime.control.secret import Origin, Secrets
+from ddpdiag.runtime.control.relay import ROUTE_REQUEST
+from ddpdiag.runtime.control.secret import Origin, RunSecret
 from ddpdiag.runtime.control.server import ControlServer
 from ddpdiag.runtime.control.wire import Wire, new_router, new_socket
 
@@ -42,7 +42,7 @@ def joined(server_wire: Wire, client_wire: Wire) -> str:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    endpoint = Endpoint("127.0.0.1", (server.port,), 0.4, greet_seconds=0.3)
+    endpoint = Endpoint("127.0.0.1", (server.port,), 0.4, min_hello_seconds=0.3)
     try:
         join(endpoint, lambda: Rank0Endpoint(client_wire), arrival_of(1, 2), lambda: None).close()
         return ""
@@ -95,12 +95,12 @@ def test_a_run_over_loopback_listens_nowhere_else(tmp_path: Path) -> None:
 def test_a_stranger_is_told_nothing_but_the_mechanism() -> None:
     server = ControlServer([free_port("127.0.0.1")], OURS, arrival_of(0, 2), local_only=True)
     try:
-        assert mechanism(("127.0.0.1", server.port)) == "CURVE"
+        assert authentication_mechanism(("127.0.0.1", server.port)) == "CURVE"
     finally:
         server.close()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.listen()
-        assert mechanism(silent.getsockname()) == ""
+        assert authentication_mechanism(silent.getsockname()) == ""
 
 
 def test_frames_without_end_fill_no_memory() -> None:
@@ -143,7 +143,7 @@ def test_a_relay_answers_only_who_holds_the_secret(own: Wire) -> None:
     relay.bind(own.relay_address)
     OTHERS.lock_client(stranger)
     stranger.connect(own.relay_address)
-    stranger.send_multipart(ASK_RELAY)
+    stranger.send_multipart(ROUTE_REQUEST)
     assert not relay.poll(300)
     client = RelayedClient(own, arrival_of(1, 2))
     assert relay.poll(5000)
@@ -156,7 +156,7 @@ def test_a_rank_does_not_believe_a_relay_without_the_secret(own: Wire, wire: Wir
     posing = new_router(wire)
     posing.bind(own.relay_address)
     client = RelayedClient(own, arrival_of(1, 2))
-    assert not client.is_answered(0.3)
+    assert not client.wait_for_answer(0.3)
     assert not posing.poll(0)
     client.close()
     posing.close()
@@ -180,7 +180,7 @@ def test_who_sends_a_greeting_byte_by_byte_holds_nobody() -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         begin = time.monotonic()
-        assert mechanism(server.getsockname()) == ""
+        assert authentication_mechanism(server.getsockname()) == ""
         assert time.monotonic() - begin < 5
         over.set()
         thread.join()
@@ -203,21 +203,21 @@ def write_key(home: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def across_hosts(*, required: bool = False, **environ: str) -> Secrets:
-    return Secrets("run", environ, whole=False, local=False, required=required)
+def across_hosts(*, required: bool = False, **environ: str) -> RunSecret:
+    return RunSecret("run", environ, starts_all_ranks=False, is_local=False, required=required)
 
 
 def test_the_token_comes_first(home: Path) -> None:
     write_key(home, "ab" * 32)
     secrets = across_hosts(DDPDIAG_TOKEN="t")
-    assert (secrets.of_rank_0()._secret, secrets.origin) == (b"t", Origin.TOKEN)
+    assert (secrets.wire_of_rank_0()._secret, secrets.origin) == (b"t", Origin.TOKEN)
 
 
 def test_ranks_of_one_host_make_a_key_wherever_the_home_is(home: Path) -> None:
-    rank_0, rank = (Secrets("run", {}, whole=False, local=True) for _ in range(2))
-    wire, found = rank_0.of_rank_0(), rank.of_rank()
+    rank_0, rank = (RunSecret("run", {}, starts_all_ranks=False, is_local=True) for _ in range(2))
+    wire, found = rank_0.wire_of_rank_0(), rank.find_rank_0()
     assert found is not None
-    assert wire.locked
+    assert wire.is_locked
     assert wire._secret == found.wire._secret
     assert rank.origin is Origin.KEY_FILE
 
@@ -225,28 +225,28 @@ def test_ranks_of_one_host_make_a_key_wherever_the_home_is(home: Path) -> None:
 def test_then_the_key_file(home: Path) -> None:
     write_key(home, "ab" * 32)
     for secrets in (across_hosts(), across_hosts()):
-        assert secrets.of_rank_0()._secret == bytes.fromhex("ab" * 32)
+        assert secrets.wire_of_rank_0()._secret == bytes.fromhex("ab" * 32)
         assert secrets.origin is Origin.KEY_FILE
 
 
 def test_where_there_is_none_a_run_goes_on_without_and_leaves_no_file(home: Path) -> None:
-    found = across_hosts().of_rank()
+    found = across_hosts().find_rank_0()
     assert found is not None
-    assert not found.wire.locked
-    assert not across_hosts().of_rank_0().locked
+    assert not found.wire.is_locked
+    assert not across_hosts().wire_of_rank_0().is_locked
     assert list(home.iterdir()) == []
 
 
 def test_unless_one_is_required(home: Path) -> None:
     with pytest.raises(UsageError, match="--require-auth"):
-        across_hosts(required=True).of_rank_0()
+        across_hosts(required=True).wire_of_rank_0()
 
 
 @pytest.mark.parametrize(("text", "mode"), [("ab" * 32, 0o644), ("ab" * 31, 0o600), ("no key" * 20, 0o600)])
 def test_a_key_file_that_others_may_read_or_that_holds_no_key_is_refused(home: Path, text: str, mode: int) -> None:
     path = write_key(home, text, mode)
     with pytest.raises(UsageError) as refused:
-        across_hosts().of_rank_0()
+        across_hosts().wire_of_rank_0()
     assert str(refused.value).startswith(f"{path}: ")
 
 
@@ -254,26 +254,26 @@ def test_a_key_that_is_a_link_is_not_followed(home: Path, tmp_path: Path) -> Non
     path = write_key(home, "")
     path.unlink()
     path.symlink_to("/etc/hostname")
-    assert not across_hosts().of_rank_0().locked
+    assert not across_hosts().wire_of_rank_0().is_locked
 
 
 def test_a_new_key_is_whole_private_and_made_once(home: Path) -> None:
     folder = home / "state"
-    key_file._publish(str(folder))
+    key_file._create_key(str(folder))
     first = (folder / "key").read_text()
-    key_file._publish(str(folder))
+    key_file._create_key(str(folder))
     assert (folder / "key").read_text() == first
     assert [path.name for path in folder.iterdir()] == ["key"]
     assert (folder / "key").stat().st_mode & 0o777 == 0o600
-    assert key_file._read(str(folder / "key")) == first.strip()
+    assert key_file._read_key(str(folder / "key")) == first.strip()
 
 
 def test_a_home_that_does_not_answer_is_left_in_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_key(home, "")
     path.unlink()
     monkeypatch.setattr(key_file, "__file__", str(home / "hangs.py"))
-    monkeypatch.setattr("ddpdiag.runtime.control.secret._HELPER_SECONDS", 0.2)
+    monkeypatch.setattr("ddpdiag.runtime.control.secret._KEY_FILE_SECONDS", 0.2)
     (home / "hangs.py").write_text("import time; time.sleep(60)")
     begin = time.monotonic()
-    assert not across_hosts().of_rank_0().locked
+    assert not across_hosts().wire_of_rank_0().is_locked
     assert time.monotonic() - begin < 10

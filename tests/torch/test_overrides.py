@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec._core
 import pytest
 
-from ddpdiag.runtime.supervisor.sharing import EXEC_TIME
+from ddpdiag.runtime.supervisor.sharing import EXEC_TIME_VARIABLES
 
 # Imports torch, and for each case forks a child that runs what shows an effect; what it says is in a file. With "fork"
 # the variable is set in the child, else it was there from the start.
@@ -75,7 +75,7 @@ def test_it_takes_effect_in_a_started_worker_and_not_in_a_forked_one(name: str, 
     if name.endswith("_NUM_THREADS") and (os.cpu_count() or 1) < 2:
         pytest.skip("one core: one thread is the default as well")
     effect = CASES[name][2]
-    assert EXEC_TIME.fullmatch(name)
+    assert EXEC_TIME_VARIABLES.fullmatch(name)
     assert effect not in (said / f"fork-{name}").read_text()
     assert effect in (said / f"start-{name}").read_text()
 
@@ -87,4 +87,4 @@ def test_a_forked_worker_changes_gloos_interface(said: Path) -> None:
 
 @pytest.mark.parametrize("name", ["NCCL_P2P_DISABLE", "TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME", "MASTER_ADDR"])
 def test_what_is_read_later_needs_no_new_interpreter(name: str) -> None:
-    assert not EXEC_TIME.fullmatch(name)
+    assert not EXEC_TIME_VARIABLES.fullmatch(name)

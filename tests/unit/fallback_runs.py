@@ -15,7 +15,7 @@ from ddpdiag.codec import encode
 from ddpdiag.judgement.stages import trials_seconds
 from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.recording import Header
-from ddpdiag.runtime.coordinator.dispatch import with_number
+from ddpdiag.runtime.coordinator.dispatch import numbered_trial
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.stats import samples
 
@@ -90,7 +90,7 @@ class Run:
         raise AssertionError("it goes on for ever")
 
     def take(self, planned: Trial) -> None:
-        trial = with_number(planned, len(self.recording.trials) + 1, planned.deadline_seconds, 1e9)
+        trial = numbered_trial(planned, len(self.recording.trials) + 1, planned.deadline_seconds, 1e9)
         self._add(trial, [o for group in trial.groups for o in self._outcomes(trial, group)])
 
     def findings(self) -> list[Finding]:

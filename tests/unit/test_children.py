@@ -13,10 +13,10 @@ from seen import arrival_of
 from ddpdiag.model import Kind, ProcessState, Trial
 from ddpdiag.probes.host.kernel import process_state
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.single_rank import OwnRank
+from ddpdiag.runtime.single_rank import SingleRank
 from ddpdiag.runtime.supervisor.ipc import StepPage, Task
-from ddpdiag.runtime.supervisor.processes import Child, how_it_ended, is_alive
-from ddpdiag.runtime.supervisor.supervisor import _survivor
+from ddpdiag.runtime.supervisor.processes import Child, describe_end, is_alive
+from ddpdiag.runtime.supervisor.supervisor import _describe_survivor
 
 
 def test_a_step_page_is_read_as_it_was_written() -> None:
@@ -31,7 +31,7 @@ def test_a_step_page_is_read_as_it_was_written() -> None:
 
 
 def test_exit_codes_are_put_in_words(golden) -> None:
-    golden(*(how_it_ended(code) for code in (-11, 3, None, -63)))
+    golden(*(describe_end(code) for code in (-11, 3, None, -63)))
 
 
 # Processes that do not end at once ------------------------------------------------------------------------------------
@@ -55,8 +55,8 @@ class StuckChild(Child):
         return ProcessState(pid=4711, state="D", wchan="nvidia_close")
 
 
-def runner() -> OwnRank:
-    return OwnRank(arrival_of(0, 1), with_torch=False)
+def runner() -> SingleRank:
+    return SingleRank(arrival_of(0, 1), with_torch=False)
 
 
 def test_a_process_without_a_gpu_that_outlives_its_kill_is_a_survivor_at_once() -> None:
@@ -66,17 +66,17 @@ def test_a_process_without_a_gpu_that_outlives_its_kill_is_a_survivor_at_once() 
 def test_one_that_held_a_gpu_is_given_the_time_that_the_driver_may_need() -> None:
     own, child = runner(), StuckChild(gpu=True)
     assert not own._kill(child)
-    assert own._overdue() == ()
+    assert own._take_overdue() == ()
     child.killed_at = time.monotonic() - DEADLINES.kill_gpu - 1
-    assert [(process.pid, process.survived) for process in own._overdue()] == [(4711, True)]
-    assert own._overdue() == (), "told once"
+    assert [(process.pid, process.survived) for process in own._take_overdue()] == [(4711, True)]
+    assert own._take_overdue() == (), "told once"
 
 
 def test_one_that_held_a_gpu_and_ended_is_no_survivor() -> None:
     own, child = runner(), StuckChild(gpu=True, killed_ago=DEADLINES.kill_gpu + 1)
     own._kill(child)
     child.ends = True
-    assert own._overdue() == ()
+    assert own._take_overdue() == ()
     assert own.kill_workers() == []
 
 
@@ -93,7 +93,7 @@ class FakeWorker:
         return True
 
 
-class FakeRunner(OwnRank):
+class FakeRunner(SingleRank):
     """Has a fake worker for every trial."""
 
     def worker_for(self, _trial: Trial) -> FakeWorker:  # type: ignore[override]
@@ -151,4 +151,4 @@ def test_a_process_of_which_a_thread_is_left_has_not_ended() -> None:
 
 def test_at_the_end_of_a_run_it_is_said_that_it_may_still_end(golden) -> None:
     soon, late = StuckChild(gpu=True, killed_ago=2), StuckChild(gpu=True, killed_ago=60)
-    golden(_survivor(soon), _survivor(late), _survivor(StuckChild(gpu=False)))
+    golden(_describe_survivor(soon), _describe_survivor(late), _describe_survivor(StuckChild(gpu=False)))

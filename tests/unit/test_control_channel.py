@@ -16,8 +16,8 @@ from seen import arrival_of
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient
-from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, refusal
-from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, refusal_error
+from ddpdiag.runtime.control.messages import Hello, HelloAck, Leaving, OtherVersionHello, Ping, Pong, Refused
 from ddpdiag.runtime.control.server import ControlServer, control_ports
 from ddpdiag.runtime.control.wire import Wire
 
@@ -33,34 +33,34 @@ def server() -> Iterator[ControlServer]:
 
 
 def test_a_message_is_read_back_by_the_same_run() -> None:
-    assert WIRE.decode_upward(WIRE.encode(Leaving(15))) == Leaving(15)
-    assert WIRE.decode_downward(WIRE.encode(Ping())) == Ping()
+    assert WIRE.decode_for_rank_0(WIRE.encode(Leaving(15))) == Leaving(15)
+    assert WIRE.decode_for_rank(WIRE.encode(Ping())) == Ping()
 
 
 def test_another_run_is_not_heard() -> None:
-    assert Wire("run-2").decode_upward(WIRE.encode(Pong())) is None
+    assert Wire("run-2").decode_for_rank_0(WIRE.encode(Pong())) is None
 
 
 def test_a_signature_of_an_older_version_ends_nothing() -> None:
     data = '{"run_id":"run-1","body":{"type":"Pong"},"mac":"\u00e9"}'.encode()
-    assert WIRE.decode_upward(data) == Pong()
+    assert WIRE.decode_for_rank_0(data) == Pong()
 
 
 def test_of_another_version_the_version_is_read() -> None:
     data = b'{"run_id":"run-1","body":{"type":"Hello","arrival":{"place":7},"version":"9.9"}}'
-    assert WIRE.decode_upward(data) == AnyHello("9.9")
-    assert WIRE.decode_upward(data.replace(b',"version":"9.9"', b"")) == AnyHello("")
+    assert WIRE.decode_for_rank_0(data) == OtherVersionHello("9.9")
+    assert WIRE.decode_for_rank_0(data.replace(b',"version":"9.9"', b"")) == OtherVersionHello("")
 
 
 @pytest.mark.parametrize(("code", "left"), [(0, 3), (1, 3), (2, 2), (3, 3), (143, 143)])
 def test_nobody_is_refused_into_a_healthy_run(code: int, left: int) -> None:
-    assert refusal(Refused("no", code)).exit_code == left
+    assert refusal_error(Refused("no", code)).exit_code == left
 
 
 @given(st.binary(max_size=200))
 def test_noise_is_ignored(noise: bytes) -> None:
-    assert WIRE.decode_upward(noise) is None
-    assert WIRE.decode_downward(noise) is None
+    assert WIRE.decode_for_rank_0(noise) is None
+    assert WIRE.decode_for_rank(noise) is None
 
 
 def test_ports_are_the_same_on_every_rank_and_outside_the_ephemeral_range() -> None:
@@ -87,7 +87,7 @@ def _join(
 ) -> ControlClient | Exception:
     """Join while a stand-in for the coordinator answers every hello."""
     result: list[ControlClient | Exception] = []
-    endpoint = Endpoint("127.0.0.1", ports, 10.0, greet_seconds=0.2)
+    endpoint = Endpoint("127.0.0.1", ports, 10.0, min_hello_seconds=0.2)
 
     def run() -> None:
         try:

@@ -28,22 +28,22 @@ from ddpdiag.runtime.control.membership import Patience
 from ddpdiag.runtime.control.messages import (
     BarrierOpen,
     BarrierReached,
-    Downward,
     Hello,
     Leaving,
-    Partial,
+    MessageToRank,
+    MessageToRank0,
+    PartialData,
     Ping,
     Pong,
     Refused,
     RunTrial,
     Start,
     Stop,
-    Upward,
 )
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial, ProgressReporter
 
-Answer = Callable[[int, Downward], list[Upward]]
+Answer = Callable[[int, MessageToRank], list[MessageToRank0]]
 N = TypeVar("N", bound=News)
 
 
@@ -55,7 +55,7 @@ def outcome(rank: int, trial: Trial, status: Status = Status.DONE, **more: objec
     return Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, **more)  # type: ignore[arg-type]
 
 
-def obedient(rank: int, message: Downward) -> list[Upward]:
+def obedient(rank: int, message: MessageToRank) -> list[MessageToRank0]:
     match message:
         case RunTrial(trial):
             return [outcome(rank, trial, data=Raw(b"{}"))]
@@ -65,11 +65,11 @@ def obedient(rank: int, message: Downward) -> list[Upward]:
             return []
 
 
-def raises(rank: int, message: Downward) -> list[Upward]:
+def raises(rank: int, message: MessageToRank) -> list[MessageToRank0]:
     return [outcome(rank, message.trial, Status.RAISED)] if isinstance(message, RunTrial) else [Pong()]
 
 
-def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]:
+def gated(rank: int, message: MessageToRank, *, shares: bool = False) -> list[MessageToRank0]:
     match message:
         case RunTrial(trial):
             return [BarrierReached(trial.number, f"port of {rank}", shares)]
@@ -81,11 +81,11 @@ def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]
 
 def stopped(
     rank: int,
-    message: Downward,
+    message: MessageToRank,
     *,
     silent: int,
-    begins: Callable[[int, Trial], list[Upward]] = lambda rank, trial: [],
-) -> list[Upward]:
+    begins: Callable[[int, Trial], list[MessageToRank0]] = lambda rank, trial: [],
+) -> list[MessageToRank0]:
     """A rank that hangs until it is stopped; rank `silent` answers no ping."""
     match message:
         case RunTrial(trial):
@@ -103,15 +103,15 @@ class StandIn:
     size: int
     answer: Answer = obedient
     missing: frozenset[int] = frozenset()
-    sent: list[tuple[int, Downward]] = field(default_factory=list)
-    waiting: list[tuple[bytes, Upward]] = field(default_factory=list)
+    sent: list[tuple[int, MessageToRank]] = field(default_factory=list)
+    waiting: list[tuple[bytes, MessageToRank0]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ranks = [rank for rank in range(self.size) if rank not in self.missing]
         self.waiting = [(b"%d" % rank, Hello(arrival_of(rank, self.size))) for rank in ranks]
 
-    def send(self, identity: bytes, message: Downward) -> None:
+    def send(self, identity: bytes, message: MessageToRank) -> None:
         if isinstance(message, Refused):
             self.refused.append(message.sentence)
             return
@@ -119,7 +119,7 @@ class StandIn:
         self.sent.append((rank, message))
         self.waiting += [(identity, reply) for reply in self.answer(rank, message)]
 
-    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward]]:
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, MessageToRank0]]:
         now, self.waiting = self.waiting, []
         yield from now
 
@@ -141,7 +141,7 @@ class Quiet:
 
 
 # Silences are short here: the ranks of a stand-in answer at once or never.
-HURRY = Patience(beat=0.005, lost=0.05, grace=0.01, wind_down=0.05)
+HURRY = Patience(heartbeat=0.005, silence=0.05, grace=0.01, wind_down=0.05)
 
 
 def coordinator_of(
@@ -212,8 +212,8 @@ def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) ->
 
 
 def test_a_silent_rank_is_lost_and_its_peers_are_stopped_and_its_part_is_kept() -> None:
-    def begins(rank: int, trial: Trial) -> list[Upward]:
-        return [Partial(trial.number, Raw(b"1"))] if rank == 2 else []
+    def begins(rank: int, trial: Trial) -> list[MessageToRank0]:
+        return [PartialData(trial.number, Raw(b"1"))] if rank == 2 else []
 
     recording = conduct(StandIn(3, partial(stopped, silent=2, begins=begins)), check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.LOST, 2)]
@@ -225,7 +225,7 @@ def test_a_rank_that_did_not_receive_that_its_part_is_over_is_told_again(monkeyp
     monkeypatch.setattr("ddpdiag.runtime.coordinator.dispatch._REPEAT_SECONDS", 0.01)
     stops: list[int] = []
 
-    def hears_the_second(rank: int, message: Downward) -> list[Upward]:
+    def hears_the_second(rank: int, message: MessageToRank) -> list[MessageToRank0]:
         match message:
             case RunTrial() if rank == 1:
                 return raises(rank, message)
@@ -242,10 +242,10 @@ def test_a_rank_that_did_not_receive_that_its_part_is_over_is_told_again(monkeyp
 
 
 def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
-    def cut_short(rank: int, message: Downward) -> list[Upward]:
+    def cut_short(rank: int, message: MessageToRank) -> list[MessageToRank0]:
         match message:
             case RunTrial(trial):
-                return [Partial(trial.number, Raw(b"1"), "one"), Partial(trial.number, Raw(b"[2]"), "two")]
+                return [PartialData(trial.number, Raw(b"1"), "one"), PartialData(trial.number, Raw(b"[2]"), "two")]
             case Ping():
                 return [Leaving(2)]
             case _:
@@ -264,7 +264,7 @@ def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
 
 
 def test_a_rank_without_torch_takes_no_further_part() -> None:
-    def no_torch(rank: int, message: Downward) -> list[Upward]:
+    def no_torch(rank: int, message: MessageToRank) -> list[MessageToRank0]:
         match message:
             case RunTrial(trial) if rank == 1:
                 return [outcome(rank, trial, Status.HUNG, at="import torch")]
@@ -312,7 +312,7 @@ def test_a_second_process_with_a_rank_is_refused_and_noted(golden) -> None:
 
 
 def test_ranks_that_got_a_signal_are_witnesses_and_the_silent_one_is_lost() -> None:
-    def begins(rank: int, trial: Trial) -> list[Upward]:
+    def begins(rank: int, trial: Trial) -> list[MessageToRank0]:
         return [Leaving(15)] if rank != 2 else []
 
     recording = conduct(StandIn(3, partial(stopped, silent=2, begins=begins)), check())
@@ -327,7 +327,7 @@ def test_a_signal_after_the_last_trial_is_told_apart() -> None:
     assert coordinator.run(0.05).events == ()
     assert coordinator.late_signal() is None
     server.waiting.append((b"1", Leaving(15)))
-    coordinator.idle()
+    coordinator.send_heartbeats()
     assert coordinator.late_signal() == 15
 
 
@@ -346,7 +346,7 @@ def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_
     coordinator.run(0.05)
     server.send = lambda _identity, message: exit_codes.append(message.exit_code)  # type: ignore[method-assign]
     server.waiting.append((b"1", Hello(arrival_of(1, 2))))
-    coordinator.idle()
+    coordinator.send_heartbeats()
     assert exit_codes == [143]
 
 
@@ -424,7 +424,7 @@ def test_of_two_that_run_last_the_first_leaves_time_for_the_second() -> None:
 
 
 def test_a_run_that_gets_a_signal_does_not_wait_for_them() -> None:
-    def told(rank: int, message: Downward) -> list[Upward]:
+    def told(rank: int, message: MessageToRank) -> list[MessageToRank0]:
         return [Leaving(2)] if isinstance(message, RunTrial) else [Pong()]
 
     recording = conduct(StandIn(2, told), check(), last())
@@ -493,20 +493,20 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_barri
     now[0] = 0.9
     telling.trial_began(trial)  # a second begins anew
     now[0] = 1.0
-    telling.pending(dispatched, arrivals)
+    telling.report_pending(dispatched, arrivals)
     assert listener.of(Pending) == []
     for seconds in (2.0, 2.5):
         now[0] = seconds
-        telling.pending(dispatched, arrivals)
-    dispatched.reached_barrier(0, "", shares=False)
-    dispatched.reached_barrier(1, "", shares=False)
+        telling.report_pending(dispatched, arrivals)
+    dispatched.mark_at_barrier(0, "", is_exchange=False)
+    dispatched.mark_at_barrier(1, "", is_exchange=False)
     now[0] = 3.0
-    telling.pending(dispatched, arrivals)
-    dispatched.pending -= {0, 2}
-    dispatched.done(0)
-    dispatched.fail(2)  # it has ended, and not done its part
+    telling.report_pending(dispatched, arrivals)
+    dispatched.pending_ranks -= {0, 2}
+    dispatched.mark_done(0)
+    dispatched.mark_failed(2)  # it has ended, and not done its part
     now[0] = 4.0
-    telling.pending(dispatched, arrivals)
+    telling.report_pending(dispatched, arrivals)
     assert [(p.done, p.ranks, p.awaited, p.hosts) for p in listener.of(Pending)] == [
         (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
         (0, 3, (2,), ("n2",)),

@@ -12,7 +12,7 @@ from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, expanded, tasks_per_node
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Launch, places, worker_variables
-from ddpdiag.runtime.launchers.slurm import first_of, node_name, task_hosts
+from ddpdiag.runtime.launchers.slurm import first_host, node_name, task_hosts
 
 
 def variables(text: str) -> dict[str, str]:
@@ -67,7 +67,7 @@ _TEXTS = ("master_addr", "run_id")
 
 
 def launch(env: Mapping[str, str], *, gpus: int = 0, cores: int = 8, host: str = "here", **asked: int | str) -> Launch:
-    return read_launch(env, LaunchArgs(**asked), host=host, gpus=gpus, cores=cores, fresh="f4e5")
+    return read_launch(env, LaunchArgs(**asked), host=host, gpus=gpus, cores=cores, unique_id="f4e5")
 
 
 def launched(case: str) -> Launch:
@@ -90,28 +90,28 @@ def refused(case: str) -> str:
     ("case", "expected"),
     [
         ("torchrun", "rank=3 world_size=4 host=here launcher=torchrun local_rank=1 local_world_size=2 node_rank=1"),
-        ("torchrun", "coordinator=h0 port=29501 run_id=7f1c nodes=2 agent_store=True ranks=() lacks=()"),
+        ("torchrun", "master_addr=h0 port=29501 run_id=7f1c host_count=2 agent_store=True ranks=() unset_variables=()"),
         ("step openmpi torchrun", "launcher=torchrun"),
         ("torchrun TORCHELASTIC_RESTART_COUNT=2", "run_id=7f1c.2"),
         ("torchrun TORCHELASTIC_USE_AGENT_STORE=False", "agent_store=False"),
-        ("torchrun local_rank=1", "local_rank=1 lacks=()"),
-        ("torchrun LOCAL_RANK=", "lacks=('LOCAL_RANK',)"),
-        ("torchrun LOCAL_RANK= local_rank=1", "lacks=()"),
-        ("torchrun MASTER_ADDR=fd00::1", "coordinator=fd00::1"),
+        ("torchrun local_rank=1", "local_rank=1 unset_variables=()"),
+        ("torchrun LOCAL_RANK=", "unset_variables=('LOCAL_RANK',)"),
+        ("torchrun LOCAL_RANK= local_rank=1", "unset_variables=()"),
+        ("torchrun MASTER_ADDR=fd00::1", "master_addr=fd00::1"),
         (
             "none RANK=0 WORLD_SIZE=2 MASTER_ADDR=h0 MASTER_PORT=29500",
             "rank=0 world_size=2 host=here launcher=env local_rank=None",
         ),
         ("step", "rank=3 world_size=4 host=h3 launcher=slurm local_rank=1 local_world_size=2 node_rank=1"),
-        ("step", "coordinator=h2 run_id=4711.2 ranks=() nodes=2"),
+        ("step", "master_addr=h2 run_id=4711.2 ranks=() host_count=2"),
         ("step gpus=4", "ranks=()"),
-        ("step MASTER_ADDR=h2-ib MASTER_PORT=12345", "coordinator=h2-ib port=12345"),
+        ("step MASTER_ADDR=h2-ib MASTER_PORT=12345", "master_addr=h2-ib port=12345"),
         ("step PMIX_RANK=3 PMIX_NAMESPACE=slurm.pmix.4711.2", "launcher=slurm"),
         ("step PMI_RANK=3 PMI_SIZE=4", "launcher=slurm"),
-        ("in_four MASTER_ADDR=h2", "coordinator=h2"),
-        ("in_four MASTER_ADDR=h3", "coordinator=h3"),
-        ("in_four MASTER_ADDR=10.0.0.1", "coordinator=10.0.0.1"),
-        ("in_four MASTER_ADDR=login", "coordinator=login"),
+        ("in_four MASTER_ADDR=h2", "master_addr=h2"),
+        ("in_four MASTER_ADDR=h3", "master_addr=h3"),
+        ("in_four MASTER_ADDR=10.0.0.1", "master_addr=10.0.0.1"),
+        ("in_four MASTER_ADDR=login", "master_addr=login"),
         ("task_a_node", "rank=1 world_size=2 ranks=()"),
         (
             "task_a_node gpus=4",
@@ -120,22 +120,22 @@ def refused(case: str) -> str:
         ("task_a_node nproc_per_node=2 nnodes=2 node_rank=1", "ranks=(2,3)"),
         ("loop nnodes=2 node_rank=1 nproc_per_node=2 master_addr=h0", "launcher=hand ranks=(2,3)"),
         ("hydra_by_srun", "rank=5 world_size=8 host=here launcher=pmi local_rank=1 local_world_size=4"),
-        ("batch MASTER_ADDR=h0 WORLD_SIZE=8 gpus=4", "launcher=standalone ranks=(0,1,2,3) coordinator=127.0.0.1"),
-        ("openmpi", "rank=1 world_size=2 host=here launcher=openmpi local_rank=1 coordinator=127.0.0.1"),
+        ("batch MASTER_ADDR=h0 WORLD_SIZE=8 gpus=4", "launcher=standalone ranks=(0,1,2,3) master_addr=127.0.0.1"),
+        ("openmpi", "rank=1 world_size=2 host=here launcher=openmpi local_rank=1 master_addr=127.0.0.1"),
         ("task_a_node openmpi", "launcher=openmpi"),
-        ("openmpi OMPI_COMM_WORLD_SIZE=4 MASTER_ADDR=h0", "coordinator=h0"),
-        ("openmpi OMPI_COMM_WORLD_SIZE=4 master_addr=h0", "coordinator=h0"),
+        ("openmpi OMPI_COMM_WORLD_SIZE=4 MASTER_ADDR=h0", "master_addr=h0"),
+        ("openmpi OMPI_COMM_WORLD_SIZE=4 master_addr=h0", "master_addr=h0"),
         ("hydra", "rank=1 world_size=2 host=here launcher=pmi local_rank=1 local_world_size=2"),
         (
             "none PMIX_RANK=1 PMIX_NAMESPACE=prterun-h0-8123@1 world_size=2 master_addr=h0",
             "rank=1 world_size=2 launcher=pmix",
         ),
-        ("none rank=1 world_size=2 master_addr=h0", "rank=1 launcher=hand coordinator=h0 port=29500 ranks=()"),
+        ("none rank=1 world_size=2 master_addr=h0", "rank=1 launcher=hand master_addr=h0 port=29500 ranks=()"),
         (
             "none nnodes=2 node_rank=1 nproc_per_node=2 master_addr=h0",
             "world_size=4 node_rank=1 ranks=(2,3)",
         ),
-        ("none", "ranks=(0,1) coordinator=127.0.0.1 port=None run_id=f4e5 launcher=standalone"),
+        ("none", "ranks=(0,1) master_addr=127.0.0.1 port=None run_id=f4e5 launcher=standalone"),
         ("none gpus=3", "ranks=(0,1,2)"),
         ("none run_id=mine", "run_id=mine"),
         ("torchrun run_id=mine", "run_id=mine"),
@@ -243,7 +243,7 @@ JOB = "none SLURM_JOB_ID=12 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS=8 SLURM_CPUS_PER_
     ],
 )
 def test_a_launch_that_may_not_be_meant_has_a_note(golden, case: str) -> None:
-    golden(launched(case).note)
+    golden(launched(case).notice)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_launch_that_may_not_be_meant_has_a_note(golden, case: str) -> None:
     ],
 )
 def test_a_launch_that_may_be_meant_has_no_note(case: str) -> None:
-    assert launched(case).note == ""
+    assert launched(case).notice == ""
 
 
 # Run ids and ports ----------------------------------------------------------------------------------------------------
@@ -397,12 +397,12 @@ def test_rank_0_of_a_step_knows_the_host_of_every_rank():
 
 
 def test_the_first_host_keeps_slurms_order():
-    assert first_of("z[9,1-3],a1") == "z9"
+    assert first_host("z[9,1-3],a1") == "z9"
 
 
 @pytest.mark.parametrize("nodelist", ["n1", "n[01-04]", "a1,b2", "rack[2-3]n[01-04]-ib", "gpu-[007,009-011],z[1-2]"])
 def test_the_first_host_of_a_sorted_list_is_clustershells(nodelist):
-    assert first_of(nodelist) == NodeSet(nodelist, resolver=RESOLVER_NOGROUP)[0]
+    assert first_host(nodelist) == NodeSet(nodelist, resolver=RESOLVER_NOGROUP)[0]
 
 
 NAMES = sorted({*TORCHRUN, *STEP, *OPEN_MPI, *HYDRA, "SLURM_STEPID", "SLURM_JOBID", "SLURM_NNODES", "PMI_LOCAL_RANK"})

@@ -17,7 +17,7 @@ from ddpdiag.checks.run import budget as budget_check
 from ddpdiag.checks.run import trials
 from ddpdiag.cli.check import _default_budget
 from ddpdiag.model import Finding, Kind, Options, Outcome, Place, ProcessState, Severity, Status, Trial
-from ddpdiag.runtime.coordinator.dispatch import with_number
+from ddpdiag.runtime.coordinator.dispatch import numbered_trial
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.ipc import StepPage, Task
 from ddpdiag.runtime.supervisor.trial_runner import RunningTrial
@@ -46,7 +46,7 @@ def test_a_trial_that_may_be_the_first_user_of_the_gpus_has_time_for_it(
 
 @pytest.mark.parametrize(("left", "first_use"), [(300, 60), (90, 30), (20, 5), (10, 0)])
 def test_the_budget_keeps_time_for_what_comes_after_a_first_use(left: float, first_use: float) -> None:
-    trial = with_number(TRIAL, 1, TRIAL.deadline_seconds, left)
+    trial = numbered_trial(TRIAL, 1, TRIAL.deadline_seconds, left)
     assert trial.first_use_seconds == first_use
     assert trial.limit_seconds <= left
 
@@ -182,4 +182,4 @@ def test_each_set_of_variables_has_three_times_what_starts_took_before(took: flo
 def test_the_default_budget_grows_with_gpus_and_ranks(monkeypatch, ranks, local, gpus, seconds) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 256)
     place = Place(rank=0, world_size=ranks, host="n0", launcher="slurm", local_world_size=local)
-    assert _default_budget(Launch(place=place, coordinator="n0", port=1, run_id="r"), gpus=gpus) == seconds
+    assert _default_budget(Launch(place=place, master_addr="n0", port=1, run_id="r"), gpus=gpus) == seconds

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from ddpdiag.runtime.record import run_folder
+from ddpdiag.runtime.record import make_run_folder
 from ddpdiag.runtime.supervisor import ipc, workers
 
 SERVE = """
@@ -82,7 +82,7 @@ def asked(channel: socket.socket, environ: Mapping[str, str]) -> list[type]:
     for descriptor in descriptors:
         os.close(descriptor)
     answers: list[type] = []
-    while not {ipc.Forked, ipc.Unlike}.intersection(answers):
+    while not {ipc.Forked, ipc.ForkRefused}.intersection(answers):
         answers.append(type(ipc.decode_fork_server_message.decode(channel.recv(1000))))
     return answers
 
@@ -107,7 +107,7 @@ def test_a_worker_is_forked_for_a_rank_that_differs_in_its_own_variables(server,
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "LD_PRELOAD", "HOME", "PYTORCH_CUDA_ALLOC_CONF", "WORLD_SIZE"])
 def test_a_rank_that_differs_in_any_other_variable_is_refused(server, environ, name):
-    assert asked(server.connected(), {**environ, name: "2"}) == [ipc.Accepted, ipc.Imported, ipc.Unlike]
+    assert asked(server.connected(), {**environ, name: "2"}) == [ipc.Accepted, ipc.Imported, ipc.ForkRefused]
 
 
 def test_a_client_that_sends_nonsense_is_dropped_alone(server, environ):
@@ -139,7 +139,7 @@ def stranger(address: str) -> str:
 
 @needs_root
 def test_another_user_is_not_served(server, environ):
-    assert "Unlike" in stranger(server.address)
+    assert "ForkRefused" in stranger(server.address)
     assert asked(server.connected(), environ)[-1] is ipc.Forked
 
 
@@ -148,8 +148,8 @@ def test_another_user_cannot_connect_in_the_folder_of_a_run(monkeypatch, tmp_pat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(0o755)
-    address = run_folder("test") / "imports"
-    _, listener = workers.meet(address)
+    address = make_run_folder("test") / "imports"
+    _, listener = workers.connect_or_listen(address)
     assert stranger(str(address)) == "PermissionError\n"
     listener.close()
 
@@ -168,11 +168,11 @@ def test_the_first_at_a_name_opens_it_and_the_next_one_connects(tmp_path):
     """Also where the path is longer than that of a socket may be, and where a server was killed before."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
-    nothing, killed = workers.meet(folder / "imports")
+    nothing, killed = workers.connect_or_listen(folder / "imports")
     assert (nothing, killed is None) == (None, False)
     killed.close()
-    nothing, listener = workers.meet(folder / "imports")
-    channel, none_either = workers.meet(folder / "imports")
+    nothing, listener = workers.connect_or_listen(folder / "imports")
+    channel, none_either = workers.connect_or_listen(folder / "imports")
     assert (nothing, none_either) == (None, None)
     assert listener is not None
     assert channel is not None
@@ -185,7 +185,7 @@ def test_the_server_ends_with_the_last_that_holds_its_pipe(environ):
     channel = server.connected()
     message = ipc.decode_fork_server_message.decode(channel.recv(1000))
     assert isinstance(message, ipc.Accepted)
-    held = os.open(f"/proc/{message.pid}/fd/{message.life}", os.O_WRONLY)
+    held = os.open(f"/proc/{message.pid}/fd/{message.life_pipe}", os.O_WRONLY)
     os.close(server.life)
     server.first.close()
     assert asked(channel, environ)[-1] is ipc.Forked, "another client keeps it alive"

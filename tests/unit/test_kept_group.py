@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdiag.model import Kind, Outcome, Status, Trial
-from ddpdiag.runtime.coordinator.dispatch import KeptGroup
+from ddpdiag.runtime.coordinator.dispatch import OpenGroup
 
 RANKS = (0, 1, 2)
 
@@ -12,7 +12,7 @@ class Run:
     """Trials of three ranks, handed out one after the other; whether each got new workers."""
 
     def __init__(self) -> None:
-        self.kept = KeptGroup(len(RANKS))
+        self.kept = OpenGroup(len(RANKS))
         self.open: set[int] = set()  # ranks whose worker has the group
         self.variables: dict[int, dict[str, str | None]] = {}
 
@@ -35,7 +35,7 @@ class Run:
             env=env or {},
             fresh=fresh,
         )
-        trial = self.kept.prepared(planned)
+        trial = self.kept.prepare(planned)
         for rank in trial.ranks:
             if trial.kind is not Kind.TORCH:
                 continue
@@ -52,7 +52,7 @@ class Run:
             opened = opens and rank not in self.open
             status = Status.DONE if done else Status.RAISED
             timings = {"communicator": 2.5} if opened else {}
-            self.kept.ended(trial, Outcome(trial=1, code="COL001", rank=rank, status=status, timings=timings))
+            self.kept.note_outcome(trial, Outcome(trial=1, code="COL001", rank=rank, status=status, timings=timings))
             if not done and kind is Kind.TORCH:
                 self.open.discard(rank)
             elif opened and len(trial.groups[0]) == len(RANKS):

@@ -27,34 +27,34 @@ def arrivals(size: int, ranks_per_node: int) -> dict[int, Arrival]:
 
 @given(st.lists(st.integers(0, 50), unique=True, min_size=1).map(tuple))
 def test_an_order_holds_its_group_in_its_order(group: tuple[int, ...]) -> None:
-    assert RunTrial.to(group, trial(group, (99,))).unpacked(group[0]) == trial(group)
+    assert RunTrial.for_group(group, trial(group, (99,))).trial_for(group[0]) == trial(group)
 
 
 def test_the_order_of_ten_thousand_ranks_is_short() -> None:
     group = tuple(range(10_000))
-    assert len(Wire("run").encode(RunTrial.to(group, trial(group)))) < 500
+    assert len(Wire("run").encode(RunTrial.for_group(group, trial(group)))) < 500
 
 
 def test_ranks_that_are_alone_share_one_order() -> None:
     own = dispatched((0, 1), (2,), (3,))
-    assert own.run_trial(2) is own.run_trial(3) is not own.run_trial(0)
-    assert [own.run_trial(rank).unpacked(rank).groups for rank in (2, 3)] == [((2,),), ((3,),)]
+    assert own.trial_message(2) is own.trial_message(3) is not own.trial_message(0)
+    assert [own.trial_message(rank).trial_for(rank).groups for rank in (2, 3)] == [((2,),), ((3,),)]
 
 
 def test_a_group_shares_one_order_and_one_opening() -> None:
     own = dispatched((0, 1), (2,))
-    assert own.run_trial(0) is own.run_trial(1) is not own.run_trial(2)
-    own.reached_barrier(0, "a", shares=False)
-    own.reached_barrier(1, "b", shares=False)
-    assert own.barrier_open(0, arrivals(3, 8)) is own.barrier_open(1, arrivals(3, 8))
+    assert own.trial_message(0) is own.trial_message(1) is not own.trial_message(2)
+    own.mark_at_barrier(0, "a", is_exchange=False)
+    own.mark_at_barrier(1, "b", is_exchange=False)
+    assert own.barrier_message(0, arrivals(3, 8)) is own.barrier_message(1, arrivals(3, 8))
 
 
 def test_the_barrier_opens_for_all_when_the_last_one_comes_and_again_for_who_asks_again() -> None:
     own = dispatched((0, 1, 2), (3, 4))
-    assert own.reached_barrier(0, "", shares=False) == own.reached_barrier(2, "", shares=False) == ()
-    assert own.reached_barrier(0, "", shares=False) == ()
-    assert own.reached_barrier(1, "", shares=False) == (0, 1, 2)
-    assert own.reached_barrier(2, "", shares=False) == (2,)
+    assert own.mark_at_barrier(0, "", is_exchange=False) == own.mark_at_barrier(2, "", is_exchange=False) == ()
+    assert own.mark_at_barrier(0, "", is_exchange=False) == ()
+    assert own.mark_at_barrier(1, "", is_exchange=False) == (0, 1, 2)
+    assert own.mark_at_barrier(2, "", is_exchange=False) == (2,)
     assert own.barrier_is_open(0)
     assert not own.barrier_is_open(3)
 
@@ -76,7 +76,7 @@ def test_a_rank_is_reached_as_the_first_of_another_host_sees_it(size: int, per_n
 def test_a_message_to_many_is_written_once() -> None:
     wire, call = Wire("run", b"secret"), Ping()
     assert wire.encode(call) is wire.encode(call)
-    assert wire.decode_downward(wire.encode(Ping())) == call
+    assert wire.decode_for_rank(wire.encode(Ping())) == call
 
 
 def crowd(masks: list[str], ranks_per_node: int = 8) -> World:

@@ -22,8 +22,8 @@ def dispatched(groups: int, clock: Clock, late_after: float | None = 4.0) -> Dis
 
 def end(own: DispatchedTrial, *groups: int) -> None:
     for group in groups:
-        own.done(2 * group)
-        own.done(2 * group + 1)
+        own.mark_done(2 * group)
+        own.mark_done(2 * group + 1)
 
 
 def test_nobody_is_late_before_half_of_the_groups_are_through():
@@ -32,7 +32,7 @@ def test_nobody_is_late_before_half_of_the_groups_are_through():
     clock.now += 3
     end(own, 0, 1)
     clock.now += 50
-    assert not own.late()
+    assert not own.has_late_groups()
 
 
 def test_later_than_so_many_times_what_half_of_the_groups_took_is_late():
@@ -43,17 +43,17 @@ def test_later_than_so_many_times_what_half_of_the_groups_took_is_late():
     clock.now += 1
     end(own, 3)
     clock.now += 5.9
-    assert not own.late()
+    assert not own.has_late_groups()
     clock.now += 0.2
-    assert own.late()
+    assert own.has_late_groups()
 
 
 def test_half_a_group_is_none():
     clock = Clock()
     own = dispatched(2, clock)
-    own.done(0)
+    own.mark_done(0)
     clock.now += 50
-    assert not own.late()
+    assert not own.has_late_groups()
 
 
 def test_quick_as_others_may_be_there_are_a_few_seconds():
@@ -62,9 +62,9 @@ def test_quick_as_others_may_be_there_are_a_few_seconds():
     clock.now += 0.1
     end(own, 0, 1, 2)
     clock.now += 4.8
-    assert not own.late()
+    assert not own.has_late_groups()
     clock.now += 0.2
-    assert own.late()
+    assert own.has_late_groups()
 
 
 @pytest.mark.parametrize(("groups", "late_after"), [(1, 4.0), (4, None)])
@@ -73,4 +73,4 @@ def test_one_group_has_nobody_to_be_later_than_and_most_trials_do_not_ask(groups
     own = dispatched(groups, clock, late_after)
     end(own, 0)
     clock.now += 59
-    assert not own.late()
+    assert not own.has_late_groups()

@@ -165,7 +165,7 @@ def test_a_value_that_makes_no_sense_is_refused(changed):
 
 def test_a_process_that_was_launched_is_refused(golden):
     def launched(env: dict[str, str], **asked: int):
-        return read_launch(env, LaunchArgs(**asked), host="n0", gpus=0, cores=2, fresh="x")
+        return read_launch(env, LaunchArgs(**asked), host="n0", gpus=0, cores=2, unique_id="x")
 
     ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
     with pytest.raises(UsageError) as caught:

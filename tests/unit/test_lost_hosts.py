@@ -5,7 +5,7 @@ from seen import arrival_of
 
 from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.lost_hosts import rank_0_answers, with_host_answers
+from ddpdiag.runtime.lost_hosts import add_host_answers, rank_0_answers
 
 LOST = Event(kind=EventKind.LOST, rank=2, seconds=3.0)
 
@@ -15,7 +15,7 @@ def arrival(rank: int, address: str) -> Arrival:
 
 
 def answer(*lines: Line) -> bool | None:
-    (event,) = (line for line in with_host_answers(lines, 1) if isinstance(line, Event))
+    (event,) = (line for line in add_host_answers(lines, 1) if isinstance(line, Event))
     return event.answers
 
 

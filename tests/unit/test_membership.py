@@ -9,9 +9,18 @@ from seen import arrival_of
 from ddpdiag.model import Event, EventKind, Header, Options
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.membership import Membership, Patience
-from ddpdiag.runtime.control.messages import AnyHello, Downward, Hello, HelloAck, Ping, Refused, Start, Upward
+from ddpdiag.runtime.control.messages import (
+    Hello,
+    HelloAck,
+    MessageToRank,
+    MessageToRank0,
+    OtherVersionHello,
+    Ping,
+    Refused,
+    Start,
+)
 
-Said = tuple[bytes, Upward | AnyHello]
+Said = tuple[bytes, MessageToRank0 | OtherVersionHello]
 
 
 class StandIn:
@@ -19,9 +28,9 @@ class StandIn:
 
     def __init__(self, said: list[Said]) -> None:
         self.said = said
-        self.answers: list[tuple[bytes, Downward]] = []
+        self.answers: list[tuple[bytes, MessageToRank]] = []
 
-    def send(self, identity: bytes, message: Downward) -> None:
+    def send(self, identity: bytes, message: MessageToRank) -> None:
         self.answers.append((identity, message))
 
     def receive(self, seconds: float) -> Iterator[Said]:
@@ -73,7 +82,7 @@ def test_ranks_that_never_join_are_noted() -> None:
 
 
 def test_a_rank_of_another_version_is_noted_once_and_told() -> None:
-    kinds, channel = noted((b"1-00000001", AnyHello("9.9\x1b[31m")), (b"1-00000002", AnyHello("9.9")))
+    kinds, channel = noted((b"1-00000001", OtherVersionHello("9.9\x1b[31m")), (b"1-00000002", OtherVersionHello("9.9")))
     assert kinds == {EventKind.VERSION: 1}
     ((_identity, refused),) = channel.answers
     assert isinstance(refused, Refused)
@@ -84,7 +93,7 @@ def test_a_rank_of_another_version_is_noted_once_and_told() -> None:
 
 def test_who_has_no_rank_of_this_world_is_not_noted() -> None:
     for identity in (b"", b"x", b"-1-00000001", b"2-00000001", b"\xff\xfe"):
-        kinds, channel = noted((identity, AnyHello("9.9")))
+        kinds, channel = noted((identity, OtherVersionHello("9.9")))
         assert (kinds, channel.answers) == ({}, [])
 
 

@@ -23,7 +23,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import Train
-from ddpdiag.runtime.launchers.launch import Here, ranks_here
+from ddpdiag.runtime.launchers.launch import ThisHost, requested_rank_count
 from ddpdiag.watch import WatchOptions
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +74,8 @@ def test_no_option_takes_the_name_of_another_variable():
 
 def ranks_of(text: str | None, gpus: int) -> int | None:
     parse = LaunchArgs.__dataclass_fields__["nproc_per_node"].metadata["parse"]
-    here = Here(host="n0", gpus=gpus, cores=6, fresh="x")
-    return ranks_here(LaunchArgs(nproc_per_node=text and parse(text)), here)
+    here = ThisHost(name="n0", gpus=gpus, cores=6, unique_id="x")
+    return requested_rank_count(LaunchArgs(nproc_per_node=text and parse(text)), here)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from seen import arrival_of
 from ddpdiag.codec import encode_line, read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Header, Options, Outcome, Status
-from ddpdiag.runtime.record import Record, SharedRecord, is_held, remove_scratch, run_folder
+from ddpdiag.runtime.record import Record, SharedRecord, is_locked, make_run_folder, remove_scratch
 
 HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
 
@@ -22,7 +22,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_stays_of_a_run_that_was_acknowledged(temporary: Path) -> None:
-    folder = run_folder("a run/../id")
+    folder = make_run_folder("a run/../id")
     record = Record(folder, 0, HEADER)
     (record.scratch / "fxgraph").mkdir()
     (record.scratch / "fxgraph" / "file").write_text("torch's")
@@ -34,9 +34,9 @@ def test_nothing_stays_of_a_run_that_was_acknowledged(temporary: Path) -> None:
 
 
 def test_a_kept_record_stays_and_the_next_run_of_the_same_id_does_not_overwrite_it(temporary: Path) -> None:
-    first = Record(run_folder("r"), 1, HEADER)
+    first = Record(make_run_folder("r"), 1, HEADER)
     first.keep()
-    second = Record(run_folder("r"), 1, HEADER)
+    second = Record(make_run_folder("r"), 1, HEADER)
     second.write(End(seconds=2.0))
     assert read_recording([second.path]).end == End(seconds=2.0)
     (old,) = first.folder.glob("old-*-rank-1.jsonl")
@@ -49,28 +49,28 @@ def test_a_kept_record_stays_and_the_next_run_of_the_same_id_does_not_overwrite_
     ("nonces", "is_lost"), [({2: "abcd", 3: "ef01"}, True), ({2: "0123"}, False)], ids=["this run", "another run"]
 )
 def test_the_files_of_ranks_that_cannot_tidy_up_are_removed_if_of_this_run(temporary: Path, nonces, is_lost) -> None:
-    lost, living = (Record(run_folder("r"), rank, HEADER) for rank in (2, 0))
+    lost, living = (Record(make_run_folder("r"), rank, HEADER) for rank in (2, 0))
     lost.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
     os.close(lost._descriptor)  # as the kernel does
-    living.remove_others(nonces)
+    living.remove_files_of(nonces)
     living.remove()
     assert (lost.path.exists(), lost.scratch.exists()) == (not is_lost, not is_lost)
     assert bool(list(temporary.iterdir())) is not is_lost
 
 
 def test_what_a_killed_rank_left_goes_unless_it_had_seen_something(temporary: Path) -> None:
-    killed, saw, living, own = (Record(run_folder("r"), rank, HEADER) for rank in (0, 1, 2, 3))
+    killed, saw, living, own = (Record(make_run_folder("r"), rank, HEADER) for rank in (0, 1, 2, 3))
     saw.write(Outcome(trial=1, code="COL001", rank=1, status=Status.DONE))
     for record in (killed, saw):
         os.close(record._descriptor)  # as the kernel does
-    own.remove_killed()
+    own.remove_files_of_killed()
     assert not killed.path.exists()
     assert not killed.scratch.exists()
     assert all(record.path.exists() for record in (saw, living, own))
 
 
 def test_two_living_runs_with_one_id_do_not_share_a_record(temporary: Path) -> None:
-    first, second = Record(run_folder("r"), 1, HEADER), Record(run_folder("r"), 1, HEADER)
+    first, second = Record(make_run_folder("r"), 1, HEADER), Record(make_run_folder("r"), 1, HEADER)
     second.write(End(seconds=2.0))
     assert first.path != second.path
     assert second.folder.name.startswith("ddpdiag-r-")
@@ -80,21 +80,21 @@ def test_two_living_runs_with_one_id_do_not_share_a_record(temporary: Path) -> N
 
 
 def test_a_record_is_held_as_long_as_its_process_lives(temporary: Path) -> None:
-    record = Record(run_folder("r"), 1, HEADER)
-    assert is_held(record.path)
+    record = Record(make_run_folder("r"), 1, HEADER)
+    assert is_locked(record.path)
     record.keep()
-    assert not is_held(record.path)
-    assert not is_held(record.folder / "rank-7.jsonl")
+    assert not is_locked(record.path)
+    assert not is_locked(record.folder / "rank-7.jsonl")
 
 
 def test_a_folder_of_somebody_else_is_not_used(temporary: Path) -> None:
     (temporary / "elsewhere").mkdir()
     (temporary / "ddpdiag-r").symlink_to(temporary / "elsewhere")
-    assert run_folder("r").name.startswith("ddpdiag-r-")
+    assert make_run_folder("r").name.startswith("ddpdiag-r-")
 
 
 def test_a_disk_that_takes_nothing_loses_the_copy_and_not_the_run(temporary: Path) -> None:
-    folder = run_folder("r")
+    folder = make_run_folder("r")
     folder.rmdir()
     folder.write_text("a file where the folder should be")
     record = Record(folder, 0, HEADER)
@@ -106,7 +106,7 @@ def test_a_disk_that_takes_nothing_loses_the_copy_and_not_the_run(temporary: Pat
 def test_no_temporary_folder_at_all_is_explained(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(temporary / "missing"))
     with pytest.raises(UsageError, match="set TMPDIR"):
-        run_folder("r")
+        make_run_folder("r")
 
 
 # In a shared directory -----------------------------------------------------------------------------------------------

@@ -18,17 +18,26 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Place
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import client as control_client
-from ddpdiag.runtime.control.client import ControlClient, RelayedClient, connected, identity_of
+from ddpdiag.runtime.control.client import ControlClient, RelayedClient, connect_socket, identity_of
 from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join
-from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Partial, Ping, Pong, Upward
-from ddpdiag.runtime.control.relay import Path, shares_connection
-from ddpdiag.runtime.control.server import ControlServer, raise_open_files
-from ddpdiag.runtime.control.wire import Batch, Wire, new_router, unpacked
+from ddpdiag.runtime.control.messages import (
+    Hello,
+    HelloAck,
+    Leaving,
+    MessageToRank0,
+    OtherVersionHello,
+    PartialData,
+    Ping,
+    Pong,
+)
+from ddpdiag.runtime.control.relay import Route, shares_connection
+from ddpdiag.runtime.control.server import ControlServer, raise_open_files_limit
+from ddpdiag.runtime.control.wire import Batch, Wire, new_router, unpack_batch
 from ddpdiag.runtime.deadlines import DEADLINES
 
 SIZE = 6
 SECONDS = 10.0
-Said = tuple[bytes, Upward | AnyHello]
+Said = tuple[bytes, MessageToRank0 | OtherVersionHello]
 
 
 def rank(number: int) -> Arrival:
@@ -80,7 +89,7 @@ def wait_for(server: ControlServer, *wanted: Said, tending: RelayedClient | None
 def joined(server: ControlServer, wire: Wire, *numbers: int, ports: tuple[int, ...] = ()) -> list[ControlClient]:
     """These ranks, once rank 0 has answered them."""
     clients: dict[int, ControlClient] = {}
-    endpoint = Endpoint("127.0.0.1", ports or (server.port,), 2 * SECONDS, relayed_ranks=1)
+    endpoint = Endpoint("127.0.0.1", ports or (server.port,), 2 * SECONDS, max_direct_ranks=1)
 
     def run(number: int) -> None:
         clients[number] = join(endpoint, lambda: Rank0Endpoint(wire), rank(number), lambda: None)
@@ -113,7 +122,7 @@ def test_the_ranks_of_a_host_share_a_connection_and_each_gets_its_messages(serve
     assert [is_relayed(client) for client in clients] == [True, True]
     said: list[Said] = []
     for number, client in zip((2, 3), clients, strict=True):
-        message = Partial(number, Raw(b"{}"))
+        message = PartialData(number, Raw(b"{}"))
         client.send(message)
         said.append((named(number), message))
     assert sorted(wait_for(server, *said), key=str) == said
@@ -140,14 +149,14 @@ def test_a_rank_whose_relay_closes_connects_to_rank_0_itself(server: ControlServ
 @pytest.fixture
 def silent(server: ControlServer, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[RelayedClient]:
     """Rank 3 behind a relay that has answered once, and never does again."""
-    quick = replace(DEADLINES, ask_relay=0.01, relay=0.05, relay_leaving=0.02)
+    quick = replace(DEADLINES, ask_relay=0.01, relay_answer=0.05, relay_answer_leaving=0.02)
     monkeypatch.setattr(control_client, "DEADLINES", quick)
     relay = new_router(wire)
     relay.bind(wire.relay_address)
     client = RelayedClient(wire, rank(3))
     identity, *_asked = relay.recv_multipart()
-    relay.send_multipart([identity, *Path(f"tcp://127.0.0.1:{server.port}", "127.0.0.1").frames()])
-    assert client.is_answered(SECONDS)
+    relay.send_multipart([identity, *Route(f"tcp://127.0.0.1:{server.port}", "127.0.0.1").frames()])
+    assert client.wait_for_answer(SECONDS)
     yield client
     client.close()
     relay.close()
@@ -166,10 +175,10 @@ def test_why_a_rank_is_leaving_reaches_rank_0_past_a_silent_relay(server: Contro
 
 def test_what_a_relay_passes_on_late_does_not_take_a_rank_back(server: ControlServer, wire: Wire) -> None:
     (client,) = joined(server, wire, 4)
-    other = connected(f"tcp://127.0.0.1:{server.port}", wire, rank(2))
+    other = connect_socket(f"tcp://127.0.0.1:{server.port}", wire, rank(2))
     batch = Batch()
     batch.add(named(4), wire.encode(Pong()))
-    for frames in batch.packed():
+    for frames in batch.packed_messages():
         other.send_multipart(frames)
     wait_for(server, (named(4), Pong()))
     assert reaches(server, 4, client)
@@ -180,10 +189,10 @@ def test_what_a_relay_passes_on_late_does_not_take_a_rank_back(server: ControlSe
 def test_without_a_secret_no_process_speaks_for_others() -> None:
     wire = Wire("run")
     server = ControlServer([free_port("127.0.0.1")], wire, rank_0(), local_only=True)
-    stranger = connected(f"tcp://127.0.0.1:{server.port}", wire, rank(1))
+    stranger = connect_socket(f"tcp://127.0.0.1:{server.port}", wire, rank(1))
     batch = Batch()
     batch.add(named(4), wire.encode(Pong()))
-    for frames in (*batch.packed(), [wire.encode(Leaving(15))]):
+    for frames in (*batch.packed_messages(), [wire.encode(Leaving(15))]):
         stranger.send_multipart(frames)
     assert wait_for(server, (named(1), Leaving(15))) == [(named(1), Leaving(15))]
     stranger.close()
@@ -204,9 +213,9 @@ def test_a_batch_keeps_the_order_and_stays_small(messages: list[tuple[bytes, byt
     batch = Batch()
     for identity, data in messages:
         batch.add(identity, data)
-    packed = [b"".join(frames) for frames in batch.packed()]
-    assert all(len(frame) < 64 << 10 for frames in batch.packed() for frame in frames)
-    parcels = [parcel for data in packed for parcel in unpacked(data)]
+    packed = [b"".join(frames) for frames in batch.packed_messages()]
+    assert all(len(frame) < 64 << 10 for frames in batch.packed_messages() for frame in frames)
+    parcels = [parcel for data in packed for parcel in unpack_batch(data)]
     assert [(identity, data) for identities, data in parcels for identity in identities] == messages
     assert all(len(data) < 1_800_000 for data in packed)
 
@@ -215,18 +224,18 @@ def test_equal_messages_that_follow_each_other_are_sent_once() -> None:
     batch = Batch()
     for number in range(8):
         batch.add(b"%d" % number, b"x" * 1000)
-    ((_empty, data),) = batch.packed()
+    ((_empty, data),) = batch.packed_messages()
     assert len(data) < 1100
 
 
 @given(st.binary(max_size=50))
 def test_noise_is_no_batch_and_no_path(noise: bytes) -> None:
-    assert isinstance(unpacked(noise), list)
-    assert Path.of([noise]) is None
-    assert Path.of([b"", b"\x01" + noise]) is None
+    assert isinstance(unpack_batch(noise), list)
+    assert Route.from_frames([noise]) is None
+    assert Route.from_frames([b"", b"\x01" + noise]) is None
 
 
 def test_too_few_open_files_for_all_connections_are_a_sentence(golden) -> None:
     with pytest.raises(UsageError) as caught:
-        raise_open_files(10**9)
+        raise_open_files_limit(10**9)
     golden(re.sub(r"may open \d+", "may open N", str(caught.value)))

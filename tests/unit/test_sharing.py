@@ -44,7 +44,7 @@ def test_attempts_have_names_of_their_own():
 
 
 def tell_interpreter(*words: str, at: Path = Path(sys.executable), **variables: str) -> str:
-    code = "from ddpdiag.runtime.supervisor import sharing; print(sharing.interpreter())"
+    code = "from ddpdiag.runtime.supervisor import sharing; print(sharing.interpreter_digest())"
     env = {**os.environ, **variables}
     return subprocess.run([at, *words, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
@@ -67,21 +67,21 @@ def test_another_python_is_no_part_of_a_shared_server(tmp_path):
 
 
 def test_what_the_kernel_shows_is_the_same_for_a_process_and_itself():
-    own = sharing.traits()
+    own = sharing.inherited_traits()
     assert {"control group", "limits", "cwd", "net namespace", "user, capabilities or cores"} <= set(own)
-    assert sharing.difference(own, sharing.traits()) is None
-    assert sharing.difference(own, {**own, "cwd": "/elsewhere"}) == "cwd"
-    assert sharing.difference({**own, "new namespace": "1"}, own) == "new namespace"
+    assert sharing.first_difference(own, sharing.inherited_traits()) is None
+    assert sharing.first_difference(own, {**own, "cwd": "/elsewhere"}) == "cwd"
+    assert sharing.first_difference({**own, "new namespace": "1"}, own) == "new namespace"
 
 
 def test_the_soft_limit_of_open_files_does_not_count():
     """Rank 0 raises its own."""
     import resource
 
-    own, (soft, hard) = sharing.traits(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    own, (soft, hard) = sharing.inherited_traits(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
-        assert sharing.difference(own, sharing.traits()) is None
+        assert sharing.first_difference(own, sharing.inherited_traits()) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -93,4 +93,4 @@ def test_the_soft_limit_of_open_files_does_not_count():
      ("PYTORCH_CUDA_ALLOC_CONF", True), ("TORCH_DISTRIBUTED_DEBUG", True), ("NCCL_P2P_DISABLE", False)],
 )  # fmt: skip
 def test_what_is_read_at_exec_or_import_needs_a_worker_of_its_own(name, counts):
-    assert bool(sharing.EXEC_TIME.fullmatch(name)) == counts
+    assert bool(sharing.EXEC_TIME_VARIABLES.fullmatch(name)) == counts

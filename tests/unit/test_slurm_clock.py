@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.launchers.slurm import job_left_seconds, within
+from ddpdiag.runtime.launchers.slurm import cut_budget, job_left_seconds
 
 JOB = {"SLURM_JOB_ID": "7"}
 # Of a job that began at 1,000,000 s and ends after 90,700 s, 90,600 s of which it has run.
@@ -92,9 +92,9 @@ def test_a_slurmctld_that_does_not_answer_is_not_waited_for(tmp_path: Path, monk
 
 @given(st.floats(5, 1e6), st.none() | st.floats(-1e6, 1e6))
 def test_a_budget_only_shrinks_and_ends_before_the_job(budget: float, left: float | None) -> None:
-    own = within(budget, left)
-    assert DEADLINES.least_budget <= own <= budget
-    if left is None or left - DEADLINES.leave_job >= budget:
+    own = cut_budget(budget, left)
+    assert DEADLINES.min_budget <= own <= budget
+    if left is None or left - DEADLINES.before_job_end >= budget:
         assert own == budget
-    elif left >= DEADLINES.least_budget + DEADLINES.leave_job:
-        assert own <= left - DEADLINES.leave_job
+    elif left >= DEADLINES.min_budget + DEADLINES.before_job_end:
+        assert own <= left - DEADLINES.before_job_end

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.runtime.supervisor.hang_evidence import (
-    MOST_FRAMES,
-    MOST_THREAD_FRAMES,
-    MOST_THREADS,
+    MAX_FRAMES,
+    MAX_THREAD_FRAMES,
+    MAX_THREADS,
+    first_frames,
     read_stacks,
-    shortened,
 )
 
 DUMP = """Thread 0x00007f0 (most recent call first):
@@ -39,15 +39,15 @@ def test_other_threads_are_kept_but_for_the_recorder_reader() -> None:
 
 def test_a_deep_stack_says_how_much_was_left_out(golden) -> None:
     main = read_stacks(thread(100)).main
-    assert len(main) == MOST_FRAMES + 1
+    assert len(main) == MAX_FRAMES + 1
     golden(main[-1])
-    assert shortened(("a", "b"), 2) == ("a", "b")
+    assert first_frames(("a", "b"), 2) == ("a", "b")
 
 
 def test_a_bundle_stays_small_however_many_threads_there_are() -> None:
     stacks = read_stacks(thread(100) * 200)
-    assert len(stacks.others) == MOST_THREADS
-    assert {len(frames) for frames in stacks.others} == {MOST_THREAD_FRAMES + 1}
+    assert len(stacks.others) == MAX_THREADS
+    assert {len(frames) for frames in stacks.others} == {MAX_THREAD_FRAMES + 1}
     long = read_stacks(thread(100).replace("deep", "d" * 4000) * 200)
     assert sum(len(frame) for frames in (long.main, *long.others) for frame in frames) < 60_000
 

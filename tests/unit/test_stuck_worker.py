@@ -26,7 +26,7 @@ def ended_after(
 def test_a_worker_that_is_stopped_or_stuck_is_decided_after_10_s(state: str) -> None:
     seconds = ended_after(state)
     assert seconds is not None
-    assert DEADLINES.stuck <= seconds <= DEADLINES.stuck + 1
+    assert DEADLINES.stuck_worker <= seconds <= DEADLINES.stuck_worker + 1
 
 
 @pytest.mark.parametrize("state", ["R", "S", "Z"])

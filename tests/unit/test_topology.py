@@ -13,7 +13,7 @@ from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.runtime.launchers.launch import Launch
-from ddpdiag.runtime.launchers.slurm import leaf_of, read_topology
+from ddpdiag.runtime.launchers.slurm import leaf_switch, read_topology
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_what_is_wrong_with_the_file_is_told_in_one_sentence(golden, tmp_path, c
 
 def test_only_rank_0_needs_the_file(tmp_path):
     place = Place(rank=1, world_size=2, host="n1", launcher="hand")
-    launch = Launch(place=place, coordinator="n0", port=1, run_id="r")
+    launch = Launch(place=place, master_addr="n0", port=1, run_id="r")
     missing = CheckOptions(topology=str(tmp_path / "none"))
     assert _options(launch, LaunchArgs(), missing, Outputs()).topology == {}
     with pytest.raises(UsageError, match="--topology"):
@@ -116,5 +116,5 @@ def test_names_in_the_file_may_have_a_domain_or_none(given, host, leaf):
 )
 def test_slurms_variables_say_on_which_leaf_a_host_is(address, pattern, host, leaf):
     variables = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
-    assert leaf_of(variables, host) == leaf
-    assert leaf_of({}, host) == ""
+    assert leaf_switch(variables, host) == leaf
+    assert leaf_switch({}, host) == ""

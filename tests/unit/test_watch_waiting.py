@@ -141,12 +141,12 @@ def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path
         pass
     assert time.monotonic() - begin < 25  # and not the 30 s of the other sink
 
-    def heard() -> bool:
+    def last_message_at() -> bool:
         with (tmp_path / "a.log").open("a") as file:  # again, until the other sink has forgotten what was ours
             file.write("x")
         return listener.last_write > begin
 
-    assert _soon(heard)
+    assert _soon(last_message_at)
     hangs.answers.set()
 
 

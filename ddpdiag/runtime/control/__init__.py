@@ -1,1 +1,1 @@
-"""The control channel between rank 0 and every supervisor; it uses nothing that the checks test."""
+"""The control channel between rank 0 and every supervisor. It uses ZeroMQ and nothing of torch or NCCL."""

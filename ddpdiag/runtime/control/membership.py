@@ -1,6 +1,6 @@
-"""Rank 0's side of the control channel: which ranks have joined, which got a signal to end, which are lost.
+"""The membership of a run, kept by rank 0: the ranks that have joined, received a signal to end, or are lost.
 
-Events of ranks are written to the run's lines. This module does not know of checks or trials.
+Each change is recorded as an `Event`. This module knows nothing of checks and trials.
 """
 
 import time
@@ -15,18 +15,18 @@ from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import (
-    AnyHello,
-    Downward,
     Hello,
     HelloAck,
     Leaving,
+    MessageToRank,
+    MessageToRank0,
+    OtherVersionHello,
     Ping,
     Refused,
     Shutdown,
     Start,
-    Upward,
 )
-from ddpdiag.runtime.deadlines import BEAT_PER_RANK, LOST_AFTER_SECONDS, frozen_seconds
+from ddpdiag.runtime.deadlines import HEARTBEAT_SECONDS_PER_RANK, LOST_AFTER_SECONDS, frozen_seconds
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count
 
@@ -35,40 +35,40 @@ from ddpdiag.text import count
 class Patience:
     """Time-outs of rank 0 in seconds."""
 
-    beat: float = 1.0
-    lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was once silent for 3 s
-    grace: float = 1.5  # peers of a failed rank may fail in this time, which shows more than being stopped
-    wind_down: float = 2.0  # ranks that launchers end with a signal may still answer in this time
+    heartbeat: float = 1.0  # between two heartbeats
+    silence: float = 6.0  # after it a rank is lost; on an overloaded machine a healthy one was once silent for 3 s
+    grace: float = 1.5  # peers of a failed rank may still fail in this time: their errors show more than a stop would
+    wind_down: float = 2.0  # ranks that a launcher ends with a signal may still answer in this time
     shutdown: float = 1.0  # wait for the last messages of ranks that exit
 
 
 PATIENCE = Patience()
-_CHECKS_PER_BEAT = 4
-_BEATS_TO_ANSWER = 5
-# Refused processes that are recorded for each rank; for all ranks together the square of it.
-_MOST_OBJECTIONS = 64
-# Stands for processes of other runs, which are recorded once; no rank has this number.
+_CHECKS_PER_HEARTBEAT = 4
+_HEARTBEATS_TO_ANSWER = 5
+# The most refusals that are recorded for one rank. For all ranks together the limit is the square of this number.
+_MAX_REFUSALS = 64
+# The key in `_refusal_counts` for processes of other runs, which are recorded once. No rank has this number.
 _OTHER_RUN = -1
 _PING = Ping()
 
 
 class Channel(Protocol):
-    """Carries messages between rank 0 and the ranks: the control server, or `single_rank.OwnRank`."""
+    """Rank 0's connection to all ranks: the control server, or `single_rank.SingleRank`."""
 
-    def send(self, identity: bytes, message: Downward) -> None:
+    def send(self, identity: bytes, message: MessageToRank) -> None:
         """Send to the rank that joined with this identity."""
 
-    def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
-        """Messages that have arrived, or that arrive within so many seconds."""
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, MessageToRank0 | OtherVersionHello]]:
+        """Yield messages that have arrived or arrive within so many seconds, each with its sender's identity."""
 
     def close(self) -> None:
         """Release all resources."""
 
 
 class RunEnded(Exception):
-    """The run ends because a rank or this process got a signal; `messages` are the last ones, not handled yet."""
+    """The run ends because a rank or this process got a signal. `messages` were received, but not handled yet."""
 
-    def __init__(self, messages: Sequence[tuple[int, Upward]] = ()) -> None:
+    def __init__(self, messages: Sequence[tuple[int, MessageToRank0]] = ()) -> None:
         super().__init__()
         self.messages = messages
 
@@ -76,8 +76,8 @@ class RunEnded(Exception):
 class Membership:
     """The ranks of a run, as rank 0 knows them.
 
-    `signal_received` returns the signal to end that this process got, or None; `note` is called with each new line;
-    `own` is rank 0's arrival.
+    `signal_received` returns the signal to end that this process got, or None. `write_line` gets each new line of the
+    recording. `own_arrival` is rank 0's arrival, or None if rank 0 joins like any other rank.
     """
 
     def __init__(
@@ -86,35 +86,35 @@ class Membership:
         header: Header,
         signal_received: Callable[[], int | None],
         patience: Patience,
-        note: Callable[[Line], None],
-        own: Arrival | None = None,
+        write_line: Callable[[Line], None],
+        own_arrival: Arrival | None = None,
     ) -> None:
         self.arrivals: dict[int, Arrival] = {}
-        self.leaving: set[int] = set()
-        self.lost: set[int] = set()
+        self.leaving_ranks: set[int] = set()
+        self.lost_ranks: set[int] = set()
         self._first_signal: int | None = None
         self._server = server
         self._header = header
         self._signal_received = signal_received
         self._patience = patience
-        self._note = note
-        self._own = own
+        self._write_line = write_line
+        self._own_arrival = own_arrival
         self._begin = time.monotonic()
         self._identities: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
         self._last_message_at: dict[int, float] = {}
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._checked_at = 0.0
-        self._beat_seconds = max(patience.beat, BEAT_PER_RANK * header.world_size)
-        self._frozen = 0.0
-        self._closed = False  # whether the wait for ranks is over
-        self._other_versions: set[bytes] = set()
-        self._objections: Counter[int] = Counter()
+        self._heartbeat_seconds = max(patience.heartbeat, HEARTBEAT_SECONDS_PER_RANK * header.world_size)
+        self._frozen_seconds = 0.0
+        self._is_closed = False  # whether the wait for ranks is over, so that no further rank can join
+        self._ranks_of_others: set[bytes] = set()
+        self._refusal_counts: Counter[int] = Counter()
 
     @property
-    def gone(self) -> set[int]:
+    def gone_ranks(self) -> set[int]:
         """Ranks that joined and take no further part: they are lost, or got a signal to end."""
-        return self.lost | self.leaving
+        return self.lost_ranks | self.leaving_ranks
 
     @property
     def signal(self) -> int | None:
@@ -126,27 +126,27 @@ class Membership:
         return time.monotonic() - self._begin
 
     def clock(self) -> float:
-        """Seconds that pass only while this process runs: after a stop the other ranks must not look late."""
-        return time.monotonic() - self._frozen
+        """The monotonic time without stops of this process. After a stop the other ranks must not look late."""
+        return time.monotonic() - self._frozen_seconds
 
-    def gather(self, wait_seconds: float, waiting: Callable[[float], None]) -> None:
-        """Wait for all ranks, at most `wait_seconds`; then send every rank its place.
+    def gather(self, wait_seconds: float, report_wait: Callable[[float], None]) -> None:
+        """Wait for all ranks, at most until `wait_seconds` after the start. Then send each its place.
 
-        `waiting` is called again and again with the seconds that are left.
+        Meanwhile `report_wait` is called repeatedly with the seconds that are left.
         """
         size = self._header.world_size
         try:
             while len(self.arrivals) < size and self.now() < wait_seconds:
                 self.attend(0.05)
-                waiting(max(0.0, wait_seconds - self.now()))
+                report_wait(max(0.0, wait_seconds - self.now()))
         finally:
-            self._closed = True
-            self.arrivals = settle(self.arrivals)
+            self._is_closed = True
+            self.arrivals = complete_places(self.arrivals)
             for arrival in self.arrivals.values():
-                self._note(arrival)
+                self._write_line(arrival)
         # Only after the wait: a rank that had no time to join is not absent.
         for rank in sorted(set(range(size)) - set(self.arrivals)):
-            self._note(Event(kind=EventKind.ABSENT, rank=rank, seconds=self.now()))
+            self._write_line(Event(kind=EventKind.ABSENT, rank=rank, seconds=self.now()))
         for rank in self.arrivals:
             self._send_start(rank)
 
@@ -154,170 +154,173 @@ class Membership:
         nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
         self.send(rank, Start(self.arrivals[rank].place, self._header.options.for_ranks, nonce))
 
-    def send(self, rank: int, message: Downward) -> None:
-        """Send to a rank; does nothing if it has not joined."""
+    def send(self, rank: int, message: MessageToRank) -> None:
+        """Send to a rank. Does nothing if the rank has not joined."""
         identity = self._identities.get(rank)
         if identity is not None:
             self._server.send(identity, message)
 
-    def attend(self, seconds: float) -> list[tuple[int, Upward]]:
-        """Receive, send heartbeats, find lost ranks; RunEnded if a rank or this process got a signal to end."""
+    def attend(self, seconds: float) -> list[tuple[int, MessageToRank0]]:
+        """Receive messages, send heartbeats, and find lost ranks. RunEnded if a rank or this process got a signal."""
         before = time.monotonic()
         messages = list(self._receive(seconds))
         now = time.monotonic()
-        self._frozen += frozen_seconds(before, now)
-        self._beat_if_due(now)
+        self._frozen_seconds += frozen_seconds(before, now)
+        self._send_heartbeats_if_due(now)
         self._find_lost_if_due(now)
         signum = self._signal_received()
         if signum is not None:
-            self._note(Event(kind=EventKind.SIGNAL, seconds=self.now(), detail=str(signum)))
-        if signum is not None or self.leaving:
-            raise RunEnded(messages + self._wind_down())
+            self._write_line(Event(kind=EventKind.SIGNAL, seconds=self.now(), detail=str(signum)))
+        if signum is not None or self.leaving_ranks:
+            raise RunEnded(messages + self._find_dead_ranks())
         return messages
 
-    def idle(self, seconds: float) -> None:
-        """Send heartbeats for so many seconds; all messages but hellos are dropped."""
+    def send_heartbeats(self, seconds: float) -> None:
+        """Receive for at most so long, send heartbeats if they are due, and drop all messages but hellos."""
         list(self._receive(seconds))
-        self._beat_if_due(time.monotonic())
+        self._send_heartbeats_if_due(time.monotonic())
 
     def check_not_lost(self) -> None:
-        """RunLost if this process was stopped so long that other ranks ended without it, which is not their fault."""
-        if self._frozen > LOST_AFTER_SECONDS and (self.lost or self._ask_all(self._patience.wind_down)[0]):
-            raise RunLost(f"rank 0 was stopped for {self._frozen:.0f} s, and other ranks ended without it meanwhile")
+        """RunLost if this process was stopped for so long that other ranks counted it as lost, and ended."""
+        stopped_seconds = self._frozen_seconds
+        if stopped_seconds > LOST_AFTER_SECONDS and (self.lost_ranks or self._ping_all(self._patience.wind_down)[0]):
+            raise RunLost(f"rank 0 was stopped for {stopped_seconds:.0f} s, and other ranks ended without it meanwhile")
 
-    def _beat_if_due(self, now: float) -> None:
-        if now - self._beat_at >= self._beat_seconds:
-            self._beat_at = now
+    def _send_heartbeats_if_due(self, now: float) -> None:
+        if now - self._heartbeat_at >= self._heartbeat_seconds:
+            self._heartbeat_at = now
             for rank in self._identities:
                 self.send(rank, _PING)
 
     def _find_lost_if_due(self, now: float) -> None:
-        """Record ranks as lost that were silent for too long. Not at every message: thousands of ranks send."""
-        if now - self._checked_at < self._patience.beat / _CHECKS_PER_BEAT:
+        """Record ranks that were silent for too long as lost. Does so four times per heartbeat at most."""
+        if now - self._checked_at < self._patience.heartbeat / _CHECKS_PER_HEARTBEAT:
             return
         self._checked_at = now
-        patience = max(self._patience.lost, _BEATS_TO_ANSWER * self._beat_seconds)
+        patience = max(self._patience.silence, _HEARTBEATS_TO_ANSWER * self._heartbeat_seconds)
         awake = self.clock()
-        for rank in set(self._identities) - self.gone:
+        for rank in set(self._identities) - self.gone_ranks:
             if awake - self._last_message_at.setdefault(rank, awake) > patience:
                 self._lose(rank, f"no message from it for {patience:g} s")
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
-        """Send every rank the exit code, wait 1 s at most for answers, close, and return the message that they got."""
-        shutdown = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
+        """Send every rank a `Shutdown`, wait at most 1 s for answers, close the channel, and return the message."""
+        shutdown = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost_ranks)})
         for rank in self._identities:
             self.send(rank, shutdown)
-        waiting = set(self._identities) - self.gone
+        waiting = set(self._identities) - self.gone_ranks
         end = time.monotonic() + self._patience.shutdown
         while waiting and time.monotonic() < end:
             waiting -= {rank for rank, _message in self._receive(0.05)}
         self._server.close()
         return shutdown
 
-    def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
-        """Messages of ranks that joined. Hellos are handled here, and leaving messages are recorded."""
+    def _receive(self, seconds: float) -> Iterator[tuple[int, MessageToRank0]]:
+        """Yield messages of ranks that joined, with their ranks. Answers hellos, and records `Leaving` messages."""
         for identity, message in self._server.receive(seconds):
             if isinstance(message, Hello):
                 self._handle_hello(identity, message.arrival)
                 continue
-            if isinstance(message, AnyHello):
+            if isinstance(message, OtherVersionHello):
                 self._refuse_version(identity, message.version)
                 continue
             rank = self._ranks.get(identity)
             if rank is None:
                 continue
             self._last_message_at[rank] = self.clock()
-            if isinstance(message, Leaving) and rank not in self.leaving:
-                self.leaving.add(rank)
+            if isinstance(message, Leaving) and rank not in self.leaving_ranks:
+                self.leaving_ranks.add(rank)
                 self._first_signal = message.signal if self._first_signal is None else self._first_signal
-                self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(message.signal)))
+                event = Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(message.signal))
+                self._write_line(event)
             yield rank, message
 
     def _handle_hello(self, identity: bytes, arrival: Arrival) -> None:
         rank = arrival.place.rank
-        if rank < 0:  # no launcher gives such a rank, so the sender is no part of a job: nothing is recorded
+        if rank < 0:  # no launcher sets such a rank, so the sender is no part of a job: nothing is recorded
             self._server.send(identity, Refused(f"rank {rank}: expected 0 or more", ExitCode.USAGE))
             return
         arrival = structs.replace(arrival, seconds=self.now())
         known = self.arrivals.get(rank)
         if known is not None and known.nonce == arrival.nonce:
-            # The same process says hello again because an answer or its relay was lost: repeat what that may have lost.
+            # The same process sends its hello again, because an answer or its relay was lost. Repeat the answers.
             self._server.send(identity, HelloAck())
             if self._identities.get(rank) == identity:
                 self._last_message_at[rank] = self.clock()
-                if self._closed:
+                if self._is_closed:
                     self._send_start(rank)
             return
-        own = self._own or self.arrivals.get(0)
-        # All ranks were there at the start: a process with the number of one that says hello later is of another run.
-        is_late = self._closed and known is not None and len(self.arrivals) == self._header.world_size
-        if own is not None and arrival.nonce != own.nonce and (is_late or is_of_another_run(arrival, own)):
+        rank_0_arrival = self._own_arrival or self.arrivals.get(0)
+        # If all ranks joined before the start, a later process with one of their numbers is of another run.
+        is_late = self._is_closed and known is not None and len(self.arrivals) == self._header.world_size
+        if (
+            rank_0_arrival is not None
+            and arrival.nonce != rank_0_arrival.nonce
+            and (is_late or is_of_another_run(arrival, rank_0_arrival))
+        ):
             self._refuse_other_run(identity, arrival)
             return
-        refusal = objection(known, arrival, self._header.world_size)
+        refusal = reason_to_refuse(known, arrival, self._header.world_size)
         if refusal is not None:
             event, sentence = refusal
             # Any process may send a hundred thousand hellos, under as many rank numbers.
-            if self._objections[rank] < _MOST_OBJECTIONS and self._objections.total() < _MOST_OBJECTIONS**2:
-                self._objections[rank] += 1
-                self._note(event)
+            if self._refusal_counts[rank] < _MAX_REFUSALS and self._refusal_counts.total() < _MAX_REFUSALS**2:
+                self._refusal_counts[rank] += 1
+                self._write_line(event)
             self._server.send(identity, Refused(sentence, ExitCode.USAGE))
-        elif self._closed:
+        elif self._is_closed:
             signum = self.signal
             state = "had begun without it" if signum is None else "was ending after a signal"
-            late = f"rank {rank} joined {self.now():.1f} s after the start, when the run {state}"
-            self._server.send(
-                identity, Refused(late, ExitCode.UNKNOWN if signum is None else ExitCode.of_signal(signum))
-            )
+            sentence = f"rank {rank} joined {self.now():.1f} s after the start, when the run {state}"
+            exit_code = ExitCode.UNKNOWN if signum is None else ExitCode.of_signal(signum)
+            self._server.send(identity, Refused(sentence, exit_code))
         else:
             size = self._header.world_size
             if arrival.place.world_size != size:
-                self._note(other_world_size(arrival))
-            # The rank takes part all the same, so that only its world size is blamed.
+                self._write_line(world_size_event(arrival))
+            # The rank takes part nevertheless, so that only its world size is blamed.
             self.arrivals[rank] = structs.replace(arrival, place=structs.replace(arrival.place, world_size=size))
             self._identities[rank] = identity
             self._ranks[identity] = rank
             self._server.send(identity, HelloAck())
 
     def _refuse_other_run(self, identity: bytes, arrival: Arrival) -> None:
-        if not self._objections[_OTHER_RUN]:
-            self._objections[_OTHER_RUN] += 1
-            self._note(Event(kind=EventKind.OTHER_RUN, seconds=arrival.seconds, detail=in_words(arrival)))
+        if not self._refusal_counts[_OTHER_RUN]:
+            self._refusal_counts[_OTHER_RUN] += 1
+            self._write_line(Event(kind=EventKind.OTHER_RUN, seconds=arrival.seconds, detail=describe_process(arrival)))
         self._server.send(identity, Refused("another run listens there", ExitCode.USAGE, other_run=True))
 
     def _refuse_version(self, identity: bytes, version: str) -> None:
-        """Refuse a rank of another version: only `version` of its hello can be read, and the rank in its identity."""
+        """Refuse a process of another version. Its rank is read from its identity, as its arrival is not decoded."""
         rank, _, _nonce = identity.partition(b"-")
-        if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or rank in self._other_versions:
+        if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or rank in self._ranks_of_others:
             return
-        self._other_versions.add(rank)
+        self._ranks_of_others.add(rank)
         own, other = self._header.version, printable(version)[:40] or "an older version"
-        self._note(Event(kind=EventKind.VERSION, rank=int(rank), seconds=self.now(), detail=other))
+        self._write_line(Event(kind=EventKind.VERSION, rank=int(rank), seconds=self.now(), detail=other))
         sentence = f"rank {int(rank)} runs ddpdiag {other}, but rank 0 runs {own}; install one version on all hosts"
         self._server.send(identity, Refused(sentence, ExitCode.UNKNOWN))
 
-    def _lose(self, rank: int, why: str) -> None:
-        self.lost.add(rank)
-        node = self.arrivals[rank].place.host
-        self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, host=node))
+    def _lose(self, rank: int, reason: str) -> None:
+        self.lost_ranks.add(rank)
+        host = self.arrivals[rank].place.host
+        self._write_line(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=reason, host=host))
 
-    def _wind_down(self) -> list[tuple[int, Upward]]:
-        """Find the ranks that died first when launchers end the run: they signal the others within 0.1 s of a death.
+    def _find_dead_ranks(self) -> list[tuple[int, MessageToRank0]]:
+        """Record ranks that died before a signal ended the run as lost. Returns the messages received meanwhile.
 
-        A rank that answers or reports its signal lives; a silent one died first, and is lost. Returns the messages
-        received.
+        Launchers signal the other ranks within 0.1 s of a rank's death. So a rank that does not answer died first.
         """
-        silent, messages = self._ask_all(self._patience.wind_down)
+        silent, messages = self._ping_all(self._patience.wind_down)
         for rank in sorted(silent):
-            self._lose(
-                rank, f"no message from it for {self._patience.wind_down:g} s while the run was ended by a signal"
-            )
+            silence = f"no message from it for {self._patience.wind_down:g} s"
+            self._lose(rank, f"{silence} while the run was ended by a signal")
         return messages
 
-    def _ask_all(self, seconds: float) -> tuple[set[int], list[tuple[int, Upward]]]:
-        """Ping every rank; return those that do not answer in time, and the messages of the others."""
-        messages: list[tuple[int, Upward]] = []
-        silent = self._identities.keys() - self.gone
+    def _ping_all(self, seconds: float) -> tuple[set[int], list[tuple[int, MessageToRank0]]]:
+        """Ping every rank. Returns the ranks that do not answer in time, and the messages of the other ranks."""
+        messages: list[tuple[int, MessageToRank0]] = []
+        silent = self._identities.keys() - self.gone_ranks
         for rank in silent:
             self.send(rank, _PING)
         end = time.monotonic() + seconds
@@ -327,47 +330,47 @@ class Membership:
         return silent, messages
 
 
-def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
-    """The arrivals by rank, with the local rank, local world size and node that no launcher gave filled in.
+def complete_places(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
+    """The arrivals by rank, in which the launcher's missing local ranks, local world sizes and node ranks are set.
 
-    Local ranks follow the order of ranks on one host (host name and boot id).
+    Local ranks are numbered in the order of ranks on one host (host name and boot id).
     """
     hosts: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(arrivals):
         hosts.setdefault(arrivals[rank].host, []).append(rank)
     settled: dict[int, Arrival] = {}
-    for number, ranks in enumerate(hosts.values()):
-        for local, rank in enumerate(ranks):
+    for node_rank, ranks in enumerate(hosts.values()):
+        for local_rank, rank in enumerate(ranks):
             place = arrivals[rank].place
-            known = {"local_rank": local, "local_world_size": len(ranks), "node_rank": number}
-            missing = {name: value for name, value in known.items() if getattr(place, name) is None}
+            values = {"local_rank": local_rank, "local_world_size": len(ranks), "node_rank": node_rank}
+            missing = {name: value for name, value in values.items() if getattr(place, name) is None}
             settled[rank] = structs.replace(arrivals[rank], place=structs.replace(place, **missing))
     return dict(sorted(settled.items()))
 
 
-def other_world_size(new: Arrival) -> Event:
-    """The event that a joining rank was started with another world size than rank 0."""
+def world_size_event(new: Arrival) -> Event:
+    """The event that this rank was started with another world size than rank 0."""
     place, size = new.place, str(new.place.world_size)
     return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, host=place.host)
 
 
-def is_of_another_run(new: Arrival, own: Arrival) -> bool:
-    """Whether a process is of another job than rank 0 (`own`): of Slurm, or of another user on rank 0's host."""
-    jobs = {arrival.slurm.partition(".")[0] for arrival in (new, own)}
-    users = {new.user, own.user} if new.host_id == own.host_id else set()
+def is_of_another_run(new: Arrival, rank_0_arrival: Arrival) -> bool:
+    """Whether a process is in another Slurm job than rank 0, or on rank 0's host but of another user."""
+    jobs = {arrival.slurm.partition(".")[0] for arrival in (new, rank_0_arrival)}
+    users = {new.user, rank_0_arrival.user} if new.host_id == rank_0_arrival.host_id else set()
     return (len(jobs) > 1 and "" not in jobs) or (len(users) > 1 and "" not in users)
 
 
-def in_words(arrival: Arrival) -> str:
-    """A process in words, such as "user ann, pid 17 on n1, started 12 s before"."""
+def describe_process(arrival: Arrival) -> str:
+    """A process in words, such as "user ann, pid 17 on n1, job 7 of Slurm, started 12 s before"."""
     parts = [f"user {arrival.user}" if arrival.user else "", f"pid {arrival.pid} on {arrival.place.host}"]
     parts += [f"job {arrival.slurm} of Slurm"] if arrival.slurm else []
     parts += [f"started {arrival.up_seconds:.0f} s before"] if arrival.up_seconds is not None else []
     return printable(", ".join(filter(None, parts)))
 
 
-def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
-    """The reason to refuse a process, as event and sentence: its rank is taken or outside the world. Else None."""
+def reason_to_refuse(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
+    """The reason to refuse a process, as event and sentence, or None. `known` has joined with the same rank."""
     place = new.place
     who = f"{place.host} (pid {new.pid})"
     if known is not None:
@@ -378,7 +381,7 @@ def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Eve
             "and each job on a host its own --master-port (or --run-id)"
         )
     if place.rank >= world_size:
-        return other_world_size(new), (
+        return world_size_event(new), (
             f"rank {place.rank} on {who} expects {count(place.world_size, 'rank')}, but rank 0 expects {world_size}; "
             "start all ranks with one world size"
         )

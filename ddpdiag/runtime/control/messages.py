@@ -1,4 +1,4 @@
-"""Messages between supervisors and rank 0: typed structs, never pickle. Rank 0 sends `HelloAck` and all below it."""
+"""Messages between supervisors and rank 0: typed structs, never pickle. Those from `HelloAck` on are sent by rank 0."""
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -18,8 +18,8 @@ class Hello(Struct, frozen=True, tag=True):
     version: str = __version__
 
 
-class AnyHello(Struct, frozen=True, tag="Hello"):
-    """The hello of another version of ddpdiag, whose other fields are not known to this one."""
+class OtherVersionHello(Struct, frozen=True, tag="Hello"):
+    """A `Hello` of another version of ddpdiag. Its other fields may be unknown to this version, and are not decoded."""
 
     version: str = ""
 
@@ -27,16 +27,16 @@ class AnyHello(Struct, frozen=True, tag="Hello"):
 class BarrierReached(Struct, frozen=True, tag=True):
     """The sender's worker has reached the barrier of this trial.
 
-    `offer` counts if the sender is the first rank of its group, or if all ranks of the group get all offers (`shares`).
+    Every rank of the group receives the `offer` of the group's first rank or, with `is_exchange`, the offers of all.
     """
 
     trial: int
     offer: str
-    shares: bool = False
+    is_exchange: bool = False
 
 
-class Partial(Struct, frozen=True, tag=True):
-    """The data that the trial has measured on the sender's rank up to now; `text` describes its progress for people."""
+class PartialData(Struct, frozen=True, tag=True):
+    """The data that the trial has measured on the sender's rank up to now. `text` describes the progress for people."""
 
     trial: int
     data: msgspec.Raw
@@ -44,25 +44,25 @@ class Partial(Struct, frozen=True, tag=True):
 
 
 class Leaving(Struct, frozen=True, tag=True):
-    """The sender got this signal to end, so that its end is not its fault."""
+    """The sender received this signal and will end, so it is not to blame for its end."""
 
     signal: int
 
 
 class Pong(Struct, frozen=True, tag=True):
-    """An empty message: the sender lives."""
+    """The answer to `Ping`, which shows that the sender is alive."""
 
 
 class HelloAck(Struct, frozen=True, tag=True):
-    """The answer to a hello; it proves that the sender is of this run."""
+    """The answer to a hello: rank 0 of this run accepts the receiver."""
 
     version: str = __version__
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The receiver cannot take part, for the reason in `sentence`; it exits with `exit_code`.
+    """The receiver cannot take part, for the reason in `sentence`, and must exit with `exit_code`.
 
-    With `other_run` it does not exit: it belongs to another run, and looks for its rank 0 at the next port.
+    If `other_run`, the receiver belongs to another run. It does not exit, and looks for its rank 0 at the next port.
     """
 
     sentence: str
@@ -71,9 +71,9 @@ class Refused(Struct, frozen=True, tag=True):
 
 
 class Start(Struct, frozen=True, tag=True):
-    """All ranks have joined, or the wait for them is over. `place` is the receiver's, with its local rank filled in.
+    """All ranks have joined, or the wait for them is over. `place` is the receiver's place, completed by rank 0.
 
-    `nonce` is rank 0's: no other run with this run id has it. It names the folder of the records in `--shared-dir`.
+    `nonce` is rank 0's, which no other run with this run id has. The run's folder in `--shared-dir` has it in its name.
     """
 
     place: Place
@@ -84,34 +84,34 @@ class Start(Struct, frozen=True, tag=True):
 class RunTrial(Struct, frozen=True, tag=True):
     """Run this trial.
 
-    `runs` are the ranks of the receiver's group, as ranges of consecutive ranks (first, last). The trial's own `groups`
-    are left out: to send 10,000 ranks to each of them took 600 MB. `runs` is empty for a group of one rank, so that all
-    lone ranks get the same message.
+    `rank_ranges` holds the ranks of the receiver's group as ranges (first, last). `trial.groups` is empty, because
+    sending all groups to each of 10,000 ranks took 600 MB. `rank_ranges` is empty if the group is the receiver alone,
+    so that all such ranks get the same message.
     """
 
     trial: Trial
-    runs: tuple[tuple[int, int], ...] = ()
+    rank_ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def to(cls, group: tuple[int, ...], trial: Trial) -> "RunTrial":
-        runs: list[tuple[int, int]] = []
+    def for_group(cls, group: tuple[int, ...], trial: Trial) -> "RunTrial":
+        ranges: list[tuple[int, int]] = []
         for rank in group if len(group) > 1 else ():
-            if runs and runs[-1][1] == rank - 1:
-                runs[-1] = (runs[-1][0], rank)
+            if ranges and ranges[-1][1] == rank - 1:
+                ranges[-1] = (ranges[-1][0], rank)
             else:
-                runs.append((rank, rank))
-        return cls(structs.replace(trial, groups=()), tuple(runs))
+                ranges.append((rank, rank))
+        return cls(structs.replace(trial, groups=()), tuple(ranges))
 
-    def unpacked(self, receiver: int) -> Trial:
+    def trial_for(self, receiver: int) -> Trial:
         """The trial, with the receiver's group as its only group."""
-        group = tuple(rank for first, last in self.runs for rank in range(first, last + 1))
+        group = tuple(rank for first, last in self.rank_ranges for rank in range(first, last + 1))
         return structs.replace(self.trial, groups=(group or (receiver,),))
 
 
 class BarrierOpen(Struct, frozen=True, tag=True):
-    """The barrier of this trial opens; the first rank of the receiver's group is at `host` and offers `offer`.
+    """The barrier of this trial opens. `host` and `offer` are the address and the offer of the group's first rank.
 
-    `peers` holds host and offer of every rank of the group, if the check asked for them.
+    `peers` holds address and offer of every rank of the group, if a rank asked for an exchange.
     """
 
     trial: int
@@ -121,32 +121,32 @@ class BarrierOpen(Struct, frozen=True, tag=True):
 
 
 class Ack(Struct, frozen=True, tag=True):
-    """The receiver's outcome of this trial is recorded. Until it gets this, it sends the outcome at every ping."""
+    """The receiver's outcome of this trial is recorded. Until then the receiver sends the outcome at every ping."""
 
     trial: int
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """The receiver must end this trial, because of another rank."""
+    """The receiver must end this trial, because another rank failed or its group is late."""
 
     trial: int
 
 
 class Ping(Struct, frozen=True, tag=True):
-    """A request to answer at once; it is also rank 0's heartbeat."""
+    """The heartbeat of rank 0, which the receiver answers at once."""
 
 
 class Shutdown(Struct, frozen=True, tag=True):
-    """The report is written and all outcomes are acknowledged: the receiver exits with this code.
+    """The run is over, and the receiver exits with `exit_code`. `sentence` gives the result in words.
 
-    `lost` holds the nonces of ranks that cannot remove their files: other ranks of their host do so.
+    `lost_nonces` holds the nonce of each lost rank, whose files the other ranks of its host remove.
     """
 
     exit_code: int
     sentence: str
-    lost: dict[int, str] = field(default_factory=dict)
+    lost_nonces: dict[int, str] = field(default_factory=dict)
 
 
-# A supervisor writes an outcome to its record before it sends it.
-Upward = Hello | BarrierReached | Partial | Outcome | Leaving | Pong
-Downward = HelloAck | Refused | Start | RunTrial | BarrierOpen | Ack | Stop | Ping | Shutdown
+# A supervisor writes each outcome to its record before it sends the outcome.
+MessageToRank0 = Hello | BarrierReached | PartialData | Outcome | Leaving | Pong
+MessageToRank = HelloAck | Refused | Start | RunTrial | BarrierOpen | Ack | Stop | Ping | Shutdown

@@ -1,7 +1,8 @@
-"""One connection per host: the supervisor of local rank 0 passes the messages of the host's other ranks on.
+"""The relay of a host: in a large world the supervisor of local rank 0 passes on the messages of the host's ranks.
 
-A CURVE handshake takes 0.35 ms of rank 0's CPU, so that 10,000 of them would take 3.5 s. The relay decodes no message
-and keeps none back: a rank that gets no answer from its relay connects to rank 0 itself (client.RelayedClient).
+A CURVE handshake takes 0.35 ms of rank 0's CPU, so that 10,000 of them would take 3.5 s. With relays there is one
+handshake per host. The relay neither decodes nor stores messages. A rank that gets no answer from its relay connects to
+rank 0 directly (client.RelayedClient).
 """
 
 import contextlib
@@ -12,35 +13,34 @@ import msgspec
 import zmq
 
 from ddpdiag.model import Place
-from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, parts, unpacked
+from ddpdiag.runtime.control.wire import LINGER_MS, Batch, Wire, new_router, split_frames, unpack_batch
 
 # Worlds of at most this many ranks have a connection for each rank: 512 handshakes take 0.2 s.
-RELAYED_RANKS = 512
-# Messages between a rank and its relay: a message between a rank and rank 0 has no empty frame.
-ASK, BYE = [b"", b"ask"], [b"", b"bye"]
-# The ranks of a host send at the same time. What arrives within this time reaches rank 0 as one message.
+MAX_DIRECT_RANKS = 512
+# Messages between a rank and its relay. They begin with an empty frame; messages between a rank and rank 0 have none.
+ROUTE_REQUEST, GOODBYE = [b"", b"ask"], [b"", b"bye"]
+# The ranks of a host send at the same time. Messages that arrive within this time are sent to rank 0 as one message.
 _GATHER_SECONDS = 0.005
 
 
-def shares_connection(place: Place, relayed_ranks: int) -> bool:
-    """Whether the ranks of a host share one connection, provided that the run has a secret."""
-    several = place.local_world_size is not None and place.local_world_size > 1 and place.local_rank is not None
-    return several and place.world_size > relayed_ranks
+def shares_connection(place: Place, max_direct_ranks: int) -> bool:
+    """Whether the ranks of a host share one connection to rank 0, if the run has a secret."""
+    has_local_peers = place.local_world_size is not None and place.local_world_size > 1 and place.local_rank is not None
+    return has_local_peers and place.world_size > max_direct_ranks
 
 
-class Path(msgspec.Struct, frozen=True, array_like=True):
-    """A host's way to rank 0: rank 0's URL, and the address of this host on that way."""
+class Route(msgspec.Struct, frozen=True, array_like=True):
+    """The URL of rank 0 as a host reaches it, and the source address of that host's connection."""
 
     url: str
-    source: str
+    source_address: str
 
     def frames(self) -> list[bytes]:
-        """The path as frames of a relay's answer."""
         return [b"", msgspec.msgpack.encode(self)]
 
     @classmethod
-    def of(cls, frames: list[bytes]) -> "Path | None":
-        """The path in a relay's answer; None for other frames."""
+    def from_frames(cls, frames: list[bytes]) -> "Route | None":
+        """The route in a relay's message, or None for any other message."""
         try:
             return msgspec.msgpack.decode(frames[-1], type=cls) if len(frames) > 1 and not frames[0] else None
         except msgspec.DecodeError:
@@ -48,16 +48,16 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostRelay:
-    """A thread that passes messages on between `upstream` and the ranks of this host, until all of them have closed.
+    """A thread that passes messages between rank 0 and the ranks of this host, until all these ranks have closed.
 
-    `upstream` is the connection to rank 0 of the rank `identity`, which then uses the relay like the others.
+    `upstream` is the connection to rank 0 of the rank `identity`, which afterwards uses the relay like the other ranks.
     zmq.ZMQError if this run has another relay on this host.
     """
 
-    def __init__(self, upstream: "zmq.Socket[bytes]", wire: Wire, identity: bytes, path: Path) -> None:
+    def __init__(self, upstream: "zmq.Socket[bytes]", wire: Wire, identity: bytes, route: Route) -> None:
         self._upstream = upstream
         self._identity = identity
-        self._answer = path.frames()
+        self._answer = route.frames()
         self._ranks: set[bytes] = set()
         self._local = new_router(wire)
         try:
@@ -69,11 +69,11 @@ class HostRelay:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the thread to end, for 1 s at most: it ends soon after this process's client has closed."""
-        self._thread.join(2 * LAST_WORDS_MS / 1000)
+        """Wait at most 1 s for the thread. It ends soon after the client of this process has closed."""
+        self._thread.join(2 * LINGER_MS / 1000)
 
     def _serve(self) -> None:
-        while self._identity not in self._ranks:  # before that a message of rank 0 would find no receiver
+        while self._identity not in self._ranks:  # until this rank has connected, it could not receive messages
             self._local.poll()
             self._pass_up()
         poller = zmq.Poller()
@@ -81,42 +81,42 @@ class HostRelay:
         poller.register(self._local, zmq.POLLIN)
         end = time.monotonic()
         while self._identity in self._ranks or (self._ranks and time.monotonic() < end):
-            ready = dict(poller.poll(LAST_WORDS_MS))
+            ready = dict(poller.poll(LINGER_MS))
             if self._upstream in ready:
                 self._pass_down()
             if self._local in ready:
                 time.sleep(_GATHER_SECONDS)
                 self._pass_up()
             if self._identity in self._ranks:
-                end = time.monotonic() + LAST_WORDS_MS / 1000
+                end = time.monotonic() + LINGER_MS / 1000
         for identity in self._ranks:
-            self._send(identity, BYE)
-        self._local.close(linger=LAST_WORDS_MS)
-        self._upstream.close(linger=LAST_WORDS_MS)
+            self._send(identity, GOODBYE)
+        self._local.close(linger=LINGER_MS)
+        self._upstream.close(linger=LINGER_MS)
 
     def _pass_up(self) -> None:
         batch = Batch()
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, *frames = self._local.recv_multipart(zmq.NOBLOCK)
-                if frames == BYE:
+                if frames == GOODBYE:
                     self._ranks.discard(identity)
                     continue
                 self._ranks.add(identity)
-                if frames == ASK:
+                if frames == ROUTE_REQUEST:
                     self._send(identity, self._answer)
                 elif frames[0]:
                     batch.add(identity, b"".join(frames))
         with contextlib.suppress(zmq.Again):
-            for frames in batch.packed():
+            for frames in batch.packed_messages():
                 self._upstream.send_multipart(frames, zmq.NOBLOCK)
 
     def _pass_down(self) -> None:
         match self._upstream.recv_multipart():
             case [b"", *batch]:
-                for identities, data in unpacked(b"".join(batch)):
+                for identities, data in unpack_batch(b"".join(batch)):
                     for identity in identities:
-                        self._send(identity, parts(data))
+                        self._send(identity, split_frames(data))
             case frames:
                 self._send(self._identity, frames)
 

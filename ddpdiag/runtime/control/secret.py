@@ -1,8 +1,8 @@
-"""The secret of a run: its ranks have it, and other processes on the same hosts and network do not.
+"""The secret of a run, which its ranks hold, but not other processes on the same hosts and network.
 
-Sources in this order: DDPDIAG_TOKEN; a random secret that ranks inherit, if one process starts them all; the user's key
-file (`key_file`); across the hosts of a Slurm job without a key file, a random secret that rank 0 sends by munge. If no
-source has one, the run goes on without a secret, and the report says so.
+Sources in this order: DDPDIAG_TOKEN; a random secret that all ranks inherit from the process that starts them; the
+user's key file (`key_file`); a random secret that rank 0 sends by munge, if the ranks are on several hosts of a Slurm
+job without a key file. If no source has a secret, the run goes on without one, and the report says so.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from ddpdiag.runtime.control import key_file
 from ddpdiag.runtime.control.join import SHARE_A_SECRET, Rank0Endpoint
 from ddpdiag.runtime.control.wire import Wire
 
-_BYTES = 32
-_HELPER_SECONDS = 1.0
-_TRIES = 3
-# Until then a file that another host has just written may appear: NFS caches missing names (nfs(5), acdirmax).
-_KEY_SECONDS = 5.0
+_SECRET_BYTES = 32
+_KEY_FILE_SECONDS = 1.0
+_KEY_FILE_TRIES = 3
+# A file that another host has just written may appear this late, because NFS caches missing names (nfs(5), acdirmax).
+_KEY_APPEARS_SECONDS = 5.0
 _RESOLVE_SECONDS = 1.0
 
 
@@ -42,11 +42,11 @@ class Origin(Enum):
     NONE = "none"
 
 
-class Secrets:
-    """The secret of one run, for each of its processes.
+class RunSecret:
+    """The secret of one run, in one of its processes.
 
-    `whole`: one process starts all ranks. `local`: all ranks are on this host. Rank 0 is on `host`, and sends a secret
-    by munge on one of `munge_ports`. UsageError if a secret is `required` and no source has one.
+    `starts_all_ranks`: this process starts all ranks. `is_local`: all ranks are on this host. Rank 0 is on `host`, and
+    may send a secret by munge on one of `munge_ports`. UsageError if a secret is `required` and no source has one.
     """
 
     def __init__(
@@ -54,51 +54,53 @@ class Secrets:
         run_id: str,
         environ: Mapping[str, str],
         *,
-        whole: bool,
-        local: bool,
+        starts_all_ranks: bool,
+        is_local: bool,
         host: str = "",
         munge_ports: Sequence[int] = (),
         required: bool = False,
     ) -> None:
         self._run_id = run_id
-        self._local = local
-        self._required = required
+        self._is_local = is_local
+        self._is_required = required
         self._host = host
-        self._munge_ports = munge_ports if "SLURM_JOB_ID" in environ and not local else ()
+        self._munge_ports = munge_ports if "SLURM_JOB_ID" in environ and not is_local else ()
         self._secret = b""
-        self._begin: float | None = None
+        self._first_try_at: float | None = None
         self._server: SecretServer | None = None
         token = environ.get("DDPDIAG_TOKEN", "")
         if token:
             self.origin, self._secret = Origin.TOKEN, token.encode("utf-8", "surrogateescape")
-        elif whole:
-            self.origin, self._secret = Origin.INHERITED, secrets.token_bytes(_BYTES)
+        elif starts_all_ranks:
+            self.origin, self._secret = Origin.INHERITED, secrets.token_bytes(_SECRET_BYTES)
         else:
             self.origin = Origin.KEY_FILE
 
-    def of_rank_0(self) -> Wire:
-        """Find or make the secret of the run that this process leads, and return a wire that uses it."""
+    def wire_of_rank_0(self) -> Wire:
+        """Find or create the secret, and return a wire that uses it. For rank 0."""
         if self.origin is Origin.KEY_FILE and not self._secret:
-            # Tried again, because key_file may be late on a busy host; ranks that have the key would refuse a rank 0
-            # without it.
-            for _try in range(_TRIES):
+            # Several tries: key_file may be late on a busy host, and ranks with the key refuse a rank 0 without it.
+            for _try in range(_KEY_FILE_TRIES):
                 if not self._read_key_file(create=True) or self._secret:
                     break
             if self._switch_to_munge():
                 offered = ask_by_munge(self._run_id, "127.0.0.1", self._munge_ports)
-                self._secret = secrets.token_bytes(_BYTES) if offered is None else offered[0]
+                self._secret = secrets.token_bytes(_SECRET_BYTES) if offered is None else offered[0]
         return self._wire()
 
     def offer(self, port: int) -> None:
-        """If the secret is sent by munge, begin to send it to other ranks, with the port at which rank 0 listens."""
+        """If munge is used, start a thread that sends the secret and rank 0's port to other ranks."""
         if self.origin is Origin.MUNGE:
             self._server = offer_by_munge(self._run_id, self._secret, port, self._munge_ports)
 
-    def of_rank(self) -> Rank0Endpoint | None:
-        """The secret of the run that this process joins, and rank 0's port if known; None while it may still appear."""
+    def find_rank_0(self) -> Rank0Endpoint | None:
+        """A wire that uses the secret, and rank 0's port if known. None as long as the secret may still appear."""
         if self.origin is Origin.KEY_FILE and not self._secret:
-            self._begin = time.monotonic() if self._begin is None else self._begin
-            may_appear = self._read_key_file(create=self._local) and time.monotonic() - self._begin < _KEY_SECONDS
+            self._first_try_at = time.monotonic() if self._first_try_at is None else self._first_try_at
+            may_appear = (
+                self._read_key_file(create=self._is_local)
+                and time.monotonic() - self._first_try_at < _KEY_APPEARS_SECONDS
+            )
             if may_appear and not self._secret:
                 return None
             self._switch_to_munge()
@@ -110,41 +112,40 @@ class Secrets:
         return None
 
     def _switch_to_munge(self) -> bool:
-        """Use munge if there is no key file, but a job of Slurm and a munged that works; return whether it is used."""
-        if not self._secret and self._munge_ports and _credential(b""):
+        """Whether munge is used. Switches to munge in a Slurm job without a key file, if munged works."""
+        if not self._secret and self._munge_ports and _make_credential(b""):
             self.origin = Origin.MUNGE
         return self.origin is Origin.MUNGE
 
     def _read_key_file(self, *, create: bool) -> bool:
-        """Read the key file; return whether a key may still appear: the home is shared, or did not answer in time."""
+        """Read the key file. Returns whether a key may still appear: the home is shared, or did not answer in time."""
         helper = (sys.executable, "-I", "-S", key_file.__file__)
-        word = f"{'create' if create else 'read'}{' here' if self._local else ''}"
-        command = (*helper, os.path.expanduser("~"), word)
-        result = run_bounded(command, time.monotonic() + _HELPER_SECONDS)
+        mode = f"{'create' if create else 'read'}{' here' if self._is_local else ''}"
+        command = (*helper, os.path.expanduser("~"), mode)
+        result = run_bounded(command, time.monotonic() + _KEY_FILE_SECONDS)
         if result is None or result.code != 0:
             return True
-        key, shared, trouble = msgspec.json.decode(result.out, type=tuple[str, bool, str])
-        if trouble:
-            raise UsageError(trouble)
+        key, shared, error = msgspec.json.decode(result.out, type=tuple[str, bool, str])
+        if error:
+            raise UsageError(error)
         self._secret = bytes.fromhex(key)
         return shared
 
     def _wire(self) -> Wire:
         if not self._secret:
-            if self._required:
+            if self._is_required:
                 raise UsageError(f"--require-auth: this process holds no secret; {SHARE_A_SECRET}")
             self.origin = Origin.NONE
         return Wire(self._run_id, self._secret)
 
     def close(self) -> None:
-        """Stop sending the secret."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
 
 class SecretServer:
-    """A thread of rank 0 that calls `answer` with each connection to `listener`, until it is closed."""
+    """A thread of rank 0 that calls `answer` with each connection to `listener`, until `close` is called."""
 
     def __init__(self, listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
         self._listener = listener
@@ -184,7 +185,7 @@ class _Payload(msgspec.Struct, frozen=True):
 
 
 def offer_by_munge(run_id: str, secret: bytes, port: int, ports: Sequence[int]) -> SecretServer:
-    """Start a server that sends secret and port of rank 0 on one of `ports`; UsageError if none of these is free."""
+    """Start a server that sends secret and port of rank 0 on one of `ports`. UsageError if none of them is free."""
     payload = msgspec.json.encode(_Payload(run_id, secret, port))
     made_at, text = 0.0, b""
 
@@ -192,45 +193,45 @@ def offer_by_munge(run_id: str, secret: bytes, port: int, ports: Sequence[int]) 
         nonlocal made_at, text
         peer.setblocking(False)  # a credential fits into the socket's buffer
         if time.monotonic() - made_at > _NEW_AFTER_SECONDS or not text:
-            made_at, text = time.monotonic(), _credential(payload)
+            made_at, text = time.monotonic(), _make_credential(payload)
         peer.sendall(text)
 
-    return SecretServer(_listener_on(ports), answer)
+    return SecretServer(_listen_on_free_port(ports), answer)
 
 
 def ask_by_munge(run_id: str, address: str, ports: Sequence[int]) -> tuple[bytes, int] | None:
-    """Secret and port of this run's rank 0; None if no rank 0 of this run and user answers at this address."""
+    """The secret and the port of this run's rank 0, or None if it does not answer on one of these ports."""
     for port in ports:
         with contextlib.suppress(OSError):
-            offer = _decoded(_read((address, port)))
+            offer = _decode_credential(_read_credential((address, port)))
             if offer is not None and offer.run_id == run_id:
                 return offer.secret, offer.port
     return None
 
 
-def _listener_on(ports: Sequence[int]) -> socket.socket:
+def _listen_on_free_port(ports: Sequence[int]) -> socket.socket:
     for port in ports:
         with contextlib.suppress(OSError):
             return socket.create_server(("", port), backlog=4096, family=socket.AF_INET6, dualstack_ipv6=True)
         with contextlib.suppress(OSError):  # a host without IPv6
             return socket.create_server(("", port), backlog=4096)
-    held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
+    holders = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
     raise UsageError(
-        f"no port is free on which rank 0 could offer this run's secret: {held}; "
+        f"no port is free on which rank 0 could offer this run's secret: {holders}; "
         "set DDPDIAG_TOKEN to one secret on all hosts"
     )
 
 
-def _read(where: tuple[str, int]) -> bytes:
-    text, end = b"", time.monotonic() + _READ_SECONDS  # for all reads: some program may send one byte at a time
-    with socket.create_connection(where, _READ_SECONDS) as connection:
+def _read_credential(address: tuple[str, int]) -> bytes:
+    text, end = b"", time.monotonic() + _READ_SECONDS  # for all reads, which may get one byte each
+    with socket.create_connection(address, _READ_SECONDS) as connection:
         while len(text) < _CREDENTIAL_BYTES and time.monotonic() < end and (more := connection.recv(_CREDENTIAL_BYTES)):
             text += more
     return text
 
 
-def _credential(payload: bytes) -> bytes:
-    """Run munge, and return a credential that only processes of this user can decode, on any host; empty on failure."""
+def _make_credential(payload: bytes) -> bytes:
+    """Run munge, and return a credential that processes of this user on any host can decode, or b"" on failure."""
     command = ("munge", "--cipher=aes128", f"--restrict-uid={os.geteuid()}")
     with contextlib.suppress(OSError):
         result = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, payload)
@@ -239,8 +240,8 @@ def _credential(payload: bytes) -> bytes:
     return b""
 
 
-def _decoded(credential: bytes) -> _Payload | None:
-    """Run unmunge, and return the content of a credential; None unless a process of this user encoded it."""
+def _decode_credential(credential: bytes) -> _Payload | None:
+    """Run unmunge, and return the content of a credential, or None unless a process of this user encoded it."""
     command = ("unmunge", "--numeric", "--keys=STATUS,UID")
     result = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, credential) if credential else None
     if result is None or result.code not in (_SUCCESS, _EXPIRED, _REPLAYED):

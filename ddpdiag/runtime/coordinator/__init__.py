@@ -1,1 +1,1 @@
-"""Rank 0's part of a run: it sends trials to the ranks and collects their outcomes, within the budget."""
+"""The coordinator of rank 0, which sends trials to the ranks and collects their outcomes, within the budget."""

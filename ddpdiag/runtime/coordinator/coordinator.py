@@ -26,15 +26,15 @@ from ddpdiag.model import (
 from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
-from ddpdiag.runtime.control.messages import Ack, BarrierReached, Partial, Shutdown, Stop, Upward
+from ddpdiag.runtime.control.messages import Ack, BarrierReached, MessageToRank0, PartialData, Shutdown, Stop
 from ddpdiag.runtime.coordinator.dispatch import (
     BudgetSpent,
     DispatchedTrial,
-    KeptGroup,
+    OpenGroup,
     ProgressReporter,
-    kept_seconds,
-    too_late,
-    with_number,
+    numbered_trial,
+    reason_too_late,
+    seconds_for_last_checks,
 )
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.record import SharedRecord
@@ -48,10 +48,10 @@ def _by_stage(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
 
 
 class Coordinator:
-    """Runs one run on rank 0, from the first hello to the shutdown.
+    """Conducts one run from rank 0, from the first hello to the shutdown.
 
-    `signal_received` returns the signal to end that this process got, or None; `shared` is the record in
-    `--shared-dir`.
+    `signal_received` returns the signal to end that this process got, or None. Each line of the recording is also
+    written to `shared`, the record in `--shared-dir`. `own_arrival` is the arrival of rank 0, if known.
     """
 
     def __init__(
@@ -63,147 +63,146 @@ class Coordinator:
         signal_received: Callable[[], int | None],
         patience: Patience = PATIENCE,
         shared: SharedRecord | None = None,
-        own: Arrival | None = None,
+        own_arrival: Arrival | None = None,
     ) -> None:
         self._header = header
         self._checks = checks
-        self._tell = listener.tell
+        self._send_news = listener.tell
         self._progress = ProgressReporter(listener)
         self._patience = patience
         self._shared = shared
         self._lines: list[Line] = []
-        self._write(header)
-        self._assembled = 1  # number of lines that `_recording` holds
+        self._write_line(header)
+        self._assembled_count = 1  # number of lines that `_recording` holds
         self._recording = Recording(header=header)
-        self._known_world: World | None = None
-        self._membership = Membership(server, header, signal_received, patience, self._note, own)
-        self._without_torch: set[int] = set()
-        self._torch_is_there = False
-        self._kept_group = KeptGroup(header.world_size)
+        self._last_world: World | None = None
+        self._membership = Membership(server, header, signal_received, patience, self._write_and_report, own_arrival)
+        self._ranks_without_torch: set[int] = set()
+        self._torch_is_imported = False
+        self._open_group = OpenGroup(header.world_size)
         self._last_checks: list[AnyCheck] = []  # checks that run last and have not run yet
 
     def run(self, wait_seconds: float) -> Recording:
-        """Wait for the ranks, run all checks, and return the recording; no failure of a rank raises an error."""
+        """Wait for the ranks, run all checks, and return the recording. No failure of a rank raises an error."""
         try:
             self._gather(wait_seconds)
             self._run_checks()
         except (RunEnded, BudgetSpent):
             pass
-        self._write(End(seconds=self._membership.now()))
+        self._write_line(End(seconds=self._membership.now()))
         return self.recording()
 
     def _gather(self, wait_seconds: float) -> None:
         size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
-        self._tell(Started(budget_seconds=budget_seconds))
+        self._send_news(Started(budget_seconds=budget_seconds))
         self._membership.gather(
             min(wait_seconds, budget_seconds - DEADLINES.reserve),
-            lambda left: self._progress.waiting(self._membership.arrivals, size, left),
+            lambda left: self._progress.report_wait(self._membership.arrivals, size, left),
         )
-        self._progress.gathered(self._membership.arrivals, size)
+        self._progress.report_gathered(self._membership.arrivals, size)
 
-    def _write(self, line: Line) -> None:
+    def _write_line(self, line: Line) -> None:
         self._lines.append(line)
         if self._shared is not None:
             self._shared.write(line)
 
-    def _note(self, line: Line) -> None:
-        self._write(line)
-        self._progress.saw_line(line)
+    def _write_and_report(self, line: Line) -> None:
+        self._write_line(line)
+        self._progress.report_event(line)
 
     def recording(self) -> Recording:
-        """The recording of all lines up to now."""
-        if new := self._lines[self._assembled :]:
+        if new := self._lines[self._assembled_count :]:
             self._recording = extend(self._recording, new)
-            self._assembled += len(new)
+            self._assembled_count += len(new)
         return self._recording
 
     def lines(self) -> tuple[Line, ...]:
-        """All lines up to now."""
         return tuple(self._lines)
 
-    def idle(self) -> None:
-        """Send heartbeats for 0.05 s; another thread judges and writes meanwhile."""
-        self._membership.idle(0.05)
+    def send_heartbeats(self) -> None:
+        """Send heartbeats if they are due, and wait 0.05 s, while another thread judges and writes the report."""
+        self._membership.send_heartbeats(0.05)
 
     def late_signal(self) -> int | None:
-        """The signal by which a rank was asked to end after all trials, or None."""
+        """The signal by which a rank was asked to end after all trials, which no event records, or None."""
         return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
 
     def check_not_lost(self) -> None:
-        """RunLost if the other ranks ended the run without rank 0, while it was stopped."""
         self._membership.check_not_lost()
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
-        """Send every rank the exit code, wait 1 s at most for answers, and return the message that they got."""
         return self._membership.shut_down(exit_code, sentence)
 
     @property
-    def _unable(self) -> set[int]:
+    def _unable_ranks(self) -> set[int]:
         """Ranks that joined but can take part in no further trial."""
-        return self._membership.gone | self._without_torch
+        return self._membership.gone_ranks | self._ranks_without_torch
 
     def _run_checks(self) -> None:
-        chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
-        self._last_checks = [check for check in chosen if check.last_seconds is not None]
+        measuring_checks = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
+        self._last_checks = [check for check in measuring_checks if check.last_seconds is not None]
         # Plain checks are first: they run while the fork servers import torch.
-        before = [check for check in chosen if check.last_seconds is None or check.plan(self._seen(check))]
-        usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _by_stage([c for c in before if c.kind is kind])]
-        last = _by_stage(self._last_checks)
-        # Progress counts a stage as done before the checks that run last, because these only compare.
-        self._progress.planned(stage for stage, _checks in usual)
-        # Once the budget is spent, checks that run last may still run, because time was kept for some of them.
-        for parts in (usual, last):
+        first_checks = [c for c in measuring_checks if c.last_seconds is None or c.plan(self._seen(c))]
+        kinds = (Kind.PLAIN, Kind.TORCH)
+        first_parts = [part for kind in kinds for part in _by_stage([c for c in first_checks if c.kind is kind])]
+        last_parts = _by_stage(self._last_checks)
+        # Progress shows a stage as done before the checks that run last, because these only compare two measurements.
+        self._progress.set_stages(stage for stage, _checks in first_parts)
+        # Checks that run last may run even when the budget is spent, because time is reserved for some of them.
+        for parts in (first_parts, last_parts):
             for stage, checks in parts:
-                if self._run_stage(stage, checks, is_last=parts is last):
+                if self._run_stage(stage, checks, is_last=parts is last_parts):
                     break
 
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck], *, is_last: bool) -> bool:
-        """Run a part of a stage; return whether the budget was spent in it."""
-        begin, before, spent = self._membership.now(), len(self._lines), False
+        """Run some checks of a stage. Returns whether the budget was spent meanwhile."""
+        begin, first_line, budget_spent = self._membership.now(), len(self._lines), False
         self._progress.stage_began(stage)
         try:
             for check in checks:
                 self._run_check(check, is_last=is_last)
         except BudgetSpent:
-            spent = True  # `_run_trial` has recorded this
-        self._progress.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
-        return spent
+            budget_spent = True  # `_run_trial` has recorded this
+        self._progress.stage_ended(stage, self._lines[first_line:], self._membership.now() - begin, cut=budget_spent)
+        return budget_spent
 
     def _run_check(self, check: AnyCheck, *, is_last: bool) -> None:
         if is_last:
             self._last_checks = [other for other in self._last_checks if other is not check]
         skip = self._reason_to_skip(check, is_last=is_last)
         if skip is not None:
-            self._write(skip)
+            self._write_line(skip)
             return
-        seen, kept = self._seen(check, is_last=is_last), self._kept_seconds()
-        takes = check.last_seconds(seen) if is_last and check.last_seconds and check.plan(seen) else 0.0
-        if takes and (reason := too_late(self._left_seconds(kept), takes)):
-            self._write(Skip(code=check.code, reason=reason, grounds=False))
+        seen, reserved_seconds = self._seen(check, is_last=is_last), self._seconds_for_last_checks()
+        needed_seconds = check.last_seconds(seen) if is_last and check.last_seconds and check.plan(seen) else 0.0
+        if needed_seconds and (reason := reason_too_late(self._left_seconds(reserved_seconds), needed_seconds)):
+            self._write_line(Skip(code=check.code, reason=reason, grounds=False))
             return
-        self._tell(CheckBegan(code=check.code, name=check.name))
-        while trials := check.plan(replace(self._seen(check, is_last=is_last), left_seconds=self._left_seconds(kept))):
+        self._send_news(CheckBegan(code=check.code, name=check.name))
+        while trials := check.plan(
+            replace(self._seen(check, is_last=is_last), left_seconds=self._left_seconds(reserved_seconds))
+        ):
             for trial in trials:
-                if gone := self._unable.intersection(trial.ranks):
-                    reason = f"{ranks_text(sorted(gone))} can take no further part"
-                    self._write(Skip(code=check.code, reason=reason, grounds=False))
+                if gone_ranks := self._unable_ranks.intersection(trial.ranks):
+                    reason = f"{ranks_text(sorted(gone_ranks))} can take no further part"
+                    self._write_line(Skip(code=check.code, reason=reason, grounds=False))
                     return
-                self._run_trial(trial, kept)
+                self._run_trial(trial, reserved_seconds)
 
-    def _left_seconds(self, kept: float) -> float:
+    def _left_seconds(self, reserved_seconds: float) -> float:
         """Seconds of the budget that trials may still take."""
-        return self._header.options.budget_seconds - self._membership.now() - DEADLINES.reserve - kept
+        return self._header.options.budget_seconds - self._membership.now() - DEADLINES.reserve - reserved_seconds
 
-    def _kept_seconds(self) -> float:
-        """Seconds of the budget that are kept for checks that run last and still plan a trial."""
-        takes = [
+    def _seconds_for_last_checks(self) -> float:
+        """Seconds of the budget that are reserved for the checks that run last and still plan a trial."""
+        estimates = [
             check.last_seconds(seen)
             for check in self._last_checks
             if check.last_seconds is not None
             and self._reason_to_skip(check, is_last=True) is None
             and check.plan(seen := self._seen(check, is_last=True))
         ]
-        return kept_seconds(self._header.options.budget_seconds, takes)
+        return seconds_for_last_checks(self._header.options.budget_seconds, estimates)
 
     def _reason_to_skip(self, check: AnyCheck, *, is_last: bool) -> Skip | None:
         world, seen = self._world(), self._seen(check, is_last=is_last)
@@ -212,131 +211,131 @@ class Coordinator:
             return reason.skip(check, seen.options)
         if not world.living:
             return Skip(code=check.code, reason="no rank can take part", grounds=False)
-        missing = sorted(set(range(world.size)).difference(world.living))
-        if check.scope is Scope.WORLD and missing:
-            needs = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
-            return Skip(code=check.code, reason=needs, grounds=False)
+        missing_ranks = sorted(set(range(world.size)).difference(world.living))
+        if check.scope is Scope.WORLD and missing_ranks:
+            needed_ranks = f"it needs all {world.size} ranks, and {ranks_text(missing_ranks)} cannot take part"
+            return Skip(code=check.code, reason=needed_ranks, grounds=False)
         return reason.skip(check, seen.options) if reason is not None else None
 
     def _world(self) -> World:
-        header, known = self._header, self._known_world
-        arrivals, out = self._membership.arrivals, frozenset(self._unable)
-        if known is None or known.arrivals is not arrivals or known.out != out:
+        header, world = self._header, self._last_world
+        arrivals, out = self._membership.arrivals, frozenset(self._unable_ranks)
+        if world is None or world.arrivals is not arrivals or world.out != out:
             size, launcher, options = header.world_size, header.launcher, header.options
-            known = World(size=size, launcher=launcher, options=options, arrivals=arrivals, out=out)
-            self._known_world = known
-        return known
+            world = World(size=size, launcher=launcher, options=options, arrivals=arrivals, out=out)
+            self._last_world = world
+        return world
 
     def _seen(self, check: AnyCheck, *, is_last: bool = False) -> Seen[Any]:
         return Seen(self._world(), check, self.recording(), is_last=is_last)
 
-    def _run_trial(self, planned: Trial, kept: float) -> None:
-        left = self._left_seconds(kept)
-        if left < DEADLINES.least_trial:
-            spent = f"before {planned.code} could run"
-            self._write(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=spent))
+    def _run_trial(self, planned_trial: Trial, reserved_seconds: float) -> None:
+        left_seconds = self._left_seconds(reserved_seconds)
+        if left_seconds < DEADLINES.min_trial:
+            detail = f"before {planned_trial.code} could run"
+            self._write_line(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=detail))
             raise BudgetSpent
         number = len(self.recording().trials) + 1
-        importing = planned.kind is Kind.TORCH and not self._torch_is_there
-        wanted = planned.deadline_seconds + (DEADLINES.import_torch if importing else 0.0)
-        planned = self._kept_group.prepared(planned)
-        trial = with_number(planned, number, wanted, left, self._membership.now())
-        self._write(trial)
-        slack = min(DEADLINES.outcome, left - trial.limit_seconds + DEADLINES.cut_short)
+        may_wait_for_import = planned_trial.kind is Kind.TORCH and not self._torch_is_imported
+        wanted_seconds = planned_trial.deadline_seconds + (DEADLINES.import_torch if may_wait_for_import else 0.0)
+        planned_trial = self._open_group.prepare(planned_trial)
+        trial = numbered_trial(planned_trial, number, wanted_seconds, left_seconds, self._membership.now())
+        self._write_line(trial)
+        slack = min(DEADLINES.late_outcome, left_seconds - trial.limit_seconds + DEADLINES.cut_short)
         dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
         for rank in trial.ranks:
-            self._membership.send(rank, dispatched.run_trial(rank))
-        self._progress.trial_began(trial, importing=importing)
+            self._membership.send(rank, dispatched.trial_message(rank))
+        self._progress.trial_began(trial, importing=may_wait_for_import)
         try:
-            while dispatched.pending:
+            while dispatched.pending_ranks:
                 for rank, message in self._membership.attend(0.05):
                     self._handle(dispatched, rank, message)
                 self._close_overdue(dispatched)
-                self._repeat(dispatched)
-                self._progress.pending(dispatched, self._membership.arrivals)
+                self._repeat_messages(dispatched)
+                self._progress.report_pending(dispatched, self._membership.arrivals)
         except RunEnded as ended:
             for rank, message in ended.messages:
                 self._handle(dispatched, rank, message)
-            self._close(dispatched)
+            self._close_trial(dispatched)
             raise
 
-    def _handle(self, dispatched: DispatchedTrial, rank: int, message: Upward) -> None:
+    def _handle(self, dispatched: DispatchedTrial, rank: int, message: MessageToRank0) -> None:
         match message:
-            case BarrierReached(number, offer, shares) if number == dispatched.trial.number:
-                self._open_barrier(dispatched, dispatched.reached_barrier(rank, offer, shares=shares))
-            case Partial(number, data, text) if number == dispatched.trial.number:
-                dispatched.partial[rank] = data
-                if rank == dispatched.first:
-                    self._tell(Progressed(text=text))
+            case BarrierReached(number, offer, is_exchange) if number == dispatched.trial.number:
+                self._open_barrier(dispatched, dispatched.mark_at_barrier(rank, offer, is_exchange=is_exchange))
+            case PartialData(number, data, text) if number == dispatched.trial.number:
+                dispatched.partial_data[rank] = data
+                if rank == dispatched.first_rank:
+                    self._send_news(Progressed(text=text))
             case Outcome() as outcome if outcome.rank == rank:
                 self._membership.send(rank, Ack(outcome.trial))
-                if outcome.trial == dispatched.trial.number and rank in dispatched.pending:
+                if outcome.trial == dispatched.trial.number and rank in dispatched.pending_ranks:
                     self._record_outcome(dispatched, outcome)
             case _:
                 pass
 
     def _record_outcome(self, dispatched: DispatchedTrial, outcome: Outcome) -> None:
-        self._write(outcome)
-        self._kept_group.ended(dispatched.trial, outcome)
-        dispatched.pending.discard(outcome.rank)
+        self._write_line(outcome)
+        self._open_group.note_outcome(dispatched.trial, outcome)
+        dispatched.pending_ranks.discard(outcome.rank)
         if outcome.status is Status.DONE:
-            dispatched.done(outcome.rank)
+            dispatched.mark_done(outcome.rank)
         else:
-            dispatched.fail(outcome.rank)
-        self._torch_is_there |= dispatched.trial.kind is Kind.TORCH and not dispatched.pending
+            dispatched.mark_failed(outcome.rank)
+        self._torch_is_imported |= dispatched.trial.kind is Kind.TORCH and not dispatched.pending_ranks
         if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
-            self._without_torch.add(outcome.rank)
+            self._ranks_without_torch.add(outcome.rank)
 
     def _open_barrier(self, dispatched: DispatchedTrial, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            self._membership.send(rank, dispatched.barrier_open(rank, self._membership.arrivals))
+            self._membership.send(rank, dispatched.barrier_message(rank, self._membership.arrivals))
 
     def _close_overdue(self, dispatched: DispatchedTrial) -> None:
-        """Close what cannot end: lost ranks, peers of failed ranks, late groups, and ranks past the deadline."""
-        for rank in dispatched.pending & self._membership.lost:
-            self._close_unheard(dispatched, rank)
+        """Record lost and overdue ranks as unheard, and stop late groups and groups with a failed rank."""
+        for rank in dispatched.pending_ranks & self._membership.lost_ranks:
+            self._record_unheard(dispatched, rank)
         now = self._membership.clock()
-        for index, since in dispatched.failed.items():
+        for index, since in dispatched.failed_at.items():
             if now - since > self._patience.grace:
-                self._stop(dispatched, index)
-        if dispatched.late() and self._torch_is_there:
-            for index in {dispatched.index_of(rank) for rank in dispatched.pending}:
-                self._stop(dispatched, index)
-        if now > dispatched.latest:
-            for rank in list(dispatched.pending):
-                self._close_unheard(dispatched, rank)
+                self._stop_group(dispatched, index)
+        if dispatched.has_late_groups() and self._torch_is_imported:
+            for index in {dispatched.group_index_of(rank) for rank in dispatched.pending_ranks}:
+                self._stop_group(dispatched, index)
+        if now > dispatched.closes_at:
+            for rank in list(dispatched.pending_ranks):
+                self._record_unheard(dispatched, rank)
 
-    def _stop(self, dispatched: DispatchedTrial, index: int) -> None:
-        """Stop the ranks of a group that have no outcome yet."""
-        if index not in dispatched.stopped:
-            dispatched.stopped.add(index)
+    def _stop_group(self, dispatched: DispatchedTrial, index: int) -> None:
+        """Tell the ranks of a group that have no outcome yet to stop. Does so once per group."""
+        if index not in dispatched.stopped_groups:
+            dispatched.stopped_groups.add(index)
             stop = Stop(dispatched.trial.number)
-            for rank in dispatched.pending.intersection(dispatched.trial.groups[index]):
+            for rank in dispatched.pending_ranks.intersection(dispatched.trial.groups[index]):
                 self._membership.send(rank, stop)
 
-    def _repeat(self, dispatched: DispatchedTrial) -> None:
-        """Repeat messages that may have been lost; a rank obeys each message once, even if it arrives again."""
+    def _repeat_messages(self, dispatched: DispatchedTrial) -> None:
+        """Repeat messages that may have been lost, if it is time. A rank ignores a message that it has handled."""
         if not dispatched.repeat_is_due():
             return
-        for rank in dispatched.pending - self._membership.gone:
-            if dispatched.index_of(rank) in dispatched.stopped:
+        for rank in dispatched.pending_ranks - self._membership.gone_ranks:
+            if dispatched.group_index_of(rank) in dispatched.stopped_groups:
                 self._membership.send(rank, Stop(dispatched.trial.number))
             elif not dispatched.is_at_barrier(rank):
-                self._membership.send(rank, dispatched.run_trial(rank))
+                self._membership.send(rank, dispatched.trial_message(rank))
             elif dispatched.barrier_is_open(rank):
                 self._open_barrier(dispatched, (rank,))
 
-    def _close_unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
-        why = "it was lost" if rank in self._membership.lost else "its process reported nothing"
-        dispatched.pending.discard(rank)
-        dispatched.fail(rank)
-        outcome = dispatched.missing_outcome(rank, Status.UNHEARD, error=why)
-        self._write(outcome)
-        self._kept_group.ended(dispatched.trial, outcome)
+    def _record_unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
+        reason = "it was lost" if rank in self._membership.lost_ranks else "its process reported nothing"
+        dispatched.pending_ranks.discard(rank)
+        dispatched.mark_failed(rank)
+        outcome = dispatched.missing_outcome(rank, Status.UNHEARD, error=reason)
+        self._write_line(outcome)
+        self._open_group.note_outcome(dispatched.trial, outcome)
 
-    def _close(self, dispatched: DispatchedTrial) -> None:
-        """Close the trial in which the run ends: lost ranks are unheard, all others are recorded as stopped."""
-        for rank in sorted(dispatched.pending):
-            lost = rank in self._membership.lost
-            status = Status.UNHEARD if lost else Status.SKIPPED
-            self._write(dispatched.missing_outcome(rank, status, told=not lost))
+    def _close_trial(self, dispatched: DispatchedTrial) -> None:
+        """Record outcomes for the trial in which the run ends: lost ranks are unheard, all others were stopped."""
+        for rank in sorted(dispatched.pending_ranks):
+            is_lost = rank in self._membership.lost_ranks
+            status = Status.UNHEARD if is_lost else Status.SKIPPED
+            self._write_line(dispatched.missing_outcome(rank, status, told=not is_lost))

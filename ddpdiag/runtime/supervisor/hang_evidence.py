@@ -1,8 +1,8 @@
-"""Evidence of a worker that did not end in time: its Python stacks, and the collectives that it posted last.
+"""Evidence from a worker that did not end in time: its Python stacks, and the collectives that it posted last.
 
-A thread of the worker reads torch's flight recorder for the collectives, while the main thread waits in one of them.
-The thread needs the GIL: if the worker holds the GIL for ever or is stopped, it does not answer, and its supervisor
-stops waiting after a moment.
+When its supervisor asks, a thread of the worker reads the collectives from torch's flight recorder, while the main
+thread waits in a collective. The thread needs the GIL. If another thread holds the GIL for ever, or the worker is
+stopped, no answer is sent, and the supervisor stops waiting after a moment.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.02
 
 
 class RecorderReader:
-    """The worker's end: reads the flight recorder when its supervisor asks."""
+    """The worker's side: a thread that reads the flight recorder whenever the supervisor asks."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -34,14 +34,14 @@ class RecorderReader:
         self._started = False
 
     def start_trial(self) -> None:
-        """Begin a trial: collectives that were posted before, in a group that it may share, are left out."""
+        """Begin a trial, so that collectives of earlier trials in the same process group are left out."""
         self._trial_unix_seconds = time.time()
         if not self._started:
             self._started = True
             threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
 
     def collectives(self) -> PostedCollectives:
-        """The collectives posted in this trial, or the reason why they are not known."""
+        """The collectives posted in this trial, or the reason why they are unknown."""
         collectives = posted(self._trial_unix_seconds)
         return PostedCollectives(collectives, unreadable() if collectives is None else "")
 
@@ -52,13 +52,13 @@ class RecorderReader:
 
 
 def ask_for_collectives(channel: socket.socket) -> None:
-    """Ask a worker for its collectives, without waiting; no error if the worker has ended."""
+    """Ask a worker for its collectives, without waiting. Raises no error if the worker has ended."""
     with contextlib.suppress(OSError):
         channel.send(_QUESTION, socket.MSG_DONTWAIT)
 
 
 def wait_for_answer(channel: socket.socket, end: float, alive: Callable[[], bool]) -> PostedCollectives | None:
-    """The worker's next answer; None at `end` of the monotonic clock, or once the worker is dead."""
+    """Wait for the worker's answer. Returns None if it is not there at `end` (monotonic), or if the worker is dead."""
     while True:
         with contextlib.suppress(OSError):
             if data := channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
@@ -68,60 +68,60 @@ def wait_for_answer(channel: socket.socket, end: float, alive: Callable[[], bool
         time.sleep(_POLL_SECONDS)
 
 
-MOST_FRAMES = 64
-MOST_THREADS = 16
-MOST_THREAD_FRAMES = 16
-_MOST_CHARACTERS = 160
-# faulthandler writes these instead of more: after 100 frames of a thread, and after 100 threads.
-_CUT, _THREADS_CUT = "  ...", "..."
+MAX_FRAMES = 64
+MAX_THREADS = 16
+MAX_THREAD_FRAMES = 16
+_MAX_FRAME_CHARACTERS = 160
+# faulthandler writes these in place of further lines, after 100 frames of a thread and after 100 threads.
+_FRAMES_CUT, _THREADS_CUT = "  ...", "..."
 
 
 class Stacks(NamedTuple):
-    """Stacks of the main thread and of each other thread: frames "function (file:line)", innermost first."""
+    """Stacks of the main thread and of the other threads. Frames are "function (file:line)", innermost first."""
 
     main: tuple[str, ...] = ()
     others: tuple[tuple[str, ...], ...] = ()
 
 
 def read_stacks(dump: str) -> Stacks:
-    """The stacks in a dump, which lists the main thread, the oldest one, last."""
-    threads = _threads(dump)
+    """The stacks in a dump of faulthandler, which lists the oldest thread, the main thread, last."""
+    threads = _parse_threads(dump)
     if not threads:
         return Stacks()
     *others, main = [*threads, []] if _THREADS_CUT in dump.splitlines() else threads
     shown = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
-    kept = tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in shown[:MOST_THREADS])
-    return Stacks(shortened(main, MOST_FRAMES), kept)
+    kept = tuple(first_frames(frames, MAX_THREAD_FRAMES) for frames in shown[:MAX_THREADS])
+    return Stacks(first_frames(main, MAX_FRAMES), kept)
 
 
-def shortened(frames: Sequence[str], most: int) -> tuple[str, ...]:
-    """The innermost `most` frames, and the number of frames left out."""
-    left_out = len(frames) - most
-    return tuple(frames) if left_out <= 0 else (*frames[:most], f"... and {left_out} more frames")
+def first_frames(frames: Sequence[str], max_frames: int) -> tuple[str, ...]:
+    """The innermost `max_frames` frames, and a line with the number of omitted frames, if there are any."""
+    left_out = len(frames) - max_frames
+    return tuple(frames) if left_out <= 0 else (*frames[:max_frames], f"... and {left_out} more frames")
 
 
-def _threads(dump: str) -> list[list[str]]:
+def _parse_threads(dump: str) -> list[list[str]]:
     threads: list[list[str]] = []
     for line in dump.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
             threads.append([])
         elif threads and line.startswith("  File ") and ", line " in line:
-            threads[-1].append(_frame(line))
-        elif threads and line == _CUT:
+            threads[-1].append(_parse_frame(line))
+        elif threads and line == _FRAMES_CUT:
             threads[-1].append("...")
     return threads
 
 
-def _frame(line: str) -> str:
+def _parse_frame(line: str) -> str:
     path, _, rest = line.removeprefix('  File "').partition('", line ')
     number, _, function = rest.partition(" in ")
-    return f"{function} ({os.path.basename(path)}:{number})"[:_MOST_CHARACTERS]
+    return f"{function} ({os.path.basename(path)}:{number})"[:_MAX_FRAME_CHARACTERS]
 
 
 class HangEvidence(NamedTuple):
-    """Evidence from a process that did not end in time: its stacks and its last collectives, if there are any.
+    """Evidence from a process that did not end in time: its stacks and its last collectives.
 
-    `no_collectives` is the reason why there are none, if torch keeps no record.
+    `collectives` is None if they are unknown. `no_collectives` is the reason, if torch keeps no record of them.
     """
 
     stacks: Stacks = Stacks()

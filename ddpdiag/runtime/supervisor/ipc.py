@@ -1,4 +1,4 @@
-"""Messages between a supervisor, its fork server and its workers (typed, never pickle), and a page for steps."""
+"""Messages between a supervisor, its fork server and its workers, and the shared page with a worker's steps."""
 
 import errno
 import mmap
@@ -13,14 +13,14 @@ import msgspec
 from msgspec import Struct, field
 
 from ddpdiag.model import Collective, Options, Place, Status, Trial
-from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial
+from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, PartialData
 
 
 class Task(Struct, frozen=True, tag=True):
-    """Run this trial. `env` is applied first (None unsets a variable); `scratch` is a private folder on this host.
+    """Run this trial. `env` is applied first; None unsets a variable. `scratch` is a private folder on this host.
 
     `end` is the time at which the supervisor will end the trial, on this host's monotonic clock. `ending` holds the
-    pids of killed workers whose GPU the driver may not have taken back yet.
+    pids of killed workers which the driver may still keep as users of a GPU.
     """
 
     place: Place
@@ -33,46 +33,49 @@ class Task(Struct, frozen=True, tag=True):
 
 
 class TrialEnded(Struct, frozen=True, tag=True):
-    """The worker ended the trial: DONE with `data`, or RAISED with `error` and a short traceback in `detail`."""
+    """The worker ended the trial: DONE with `data`, or RAISED with `error` and a short traceback in `detail`.
+
+    After an error, `collectives` are those posted last, or None for the reason in `no_collectives`.
+    """
 
     status: Status
-    data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is not JSON
+    data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be encoded as no text, which is not JSON
     error: str = ""
     detail: str = ""
     timings: dict[str, float] = field(default_factory=dict)
-    collectives: tuple[Collective, ...] | None = None  # posted last before an error
-    no_collectives: str = ""  # the reason why there are none
+    collectives: tuple[Collective, ...] | None = None
+    no_collectives: str = ""
 
 
 class PostedCollectives(Struct, frozen=True, tag=True):
-    """The collectives that a worker posted last in this trial; None, with the reason, if torch keeps no record."""
+    """The collectives that a worker posted last in this trial, or None with the reason, if torch keeps no record."""
 
     collectives: tuple[Collective, ...] | None
     no_collectives: str = ""
 
 
-class Incomplete(Struct, frozen=True):
-    """Returned instead of a message if only a part of it has arrived."""
+class IncompleteMessage(Struct, frozen=True):
+    """Stands for a message of which only a part has arrived."""
 
 
-# The supervisor sends the first two to rank 0 unchanged.
-WorkerMessage = BarrierReached | Partial | TrialEnded
+# The supervisor sends `BarrierReached` and `PartialData` on to rank 0 unchanged.
+WorkerMessage = BarrierReached | PartialData | TrialEnded
 WorkerCommand = Task | BarrierOpen
 
 
 class Fork(Struct, frozen=True, tag=True):
     """Fork a worker for this rank.
 
-    Descriptors are sent with the message: the worker's channel, step page, stack file and recorder channel, a pipe that
-    its supervisor holds open, its log and its environment.
+    Seven descriptors are sent with the message: the worker's channel, step page, stack file and recorder channel, a
+    pipe that its supervisor holds open, its log, and a file with its environment.
     """
 
     rank: int
 
 
 FORK_DESCRIPTORS = 7
-# Most clients of one fork server. Of those that wait for it the kernel keeps net.core.somaxconn.
-MOST_CLIENTS = 4096
+# The most clients of one fork server. The kernel queues at most net.core.somaxconn clients that are not accepted yet.
+MAX_CLIENTS = 4096
 
 
 class SkipLazyImports(Struct, frozen=True, tag=True):
@@ -80,20 +83,20 @@ class SkipLazyImports(Struct, frozen=True, tag=True):
 
 
 class Accepted(Struct, frozen=True, tag=True):
-    """The server `pid` has accepted a client; it lives as long as its pipe `life` is held open."""
+    """The server `pid` has accepted the client. It lives as long as a client holds its descriptor `life_pipe` open."""
 
     pid: int
-    life: int
+    life_pipe: int
 
 
-class Unlike(Struct, frozen=True, tag=True):
-    """The server refuses to fork a worker, because that would differ from a worker that the rank starts itself."""
+class ForkRefused(Struct, frozen=True, tag=True):
+    """The server refuses to fork workers for a rank, because they would differ from workers that the rank starts."""
 
     reason: str
 
 
 class Imported(Struct, frozen=True, tag=True):
-    """torch was imported, in so many seconds."""
+    """The server has imported torch, in so many seconds."""
 
     seconds: float
 
@@ -105,14 +108,14 @@ class Forked(Struct, frozen=True, tag=True):
 
 
 class Exited(Struct, frozen=True, tag=True):
-    """A worker or the server itself ends; `code` is negative for a signal, as in subprocess."""
+    """A worker has ended, or the server itself ends. `code` is negative for a signal, as in subprocess."""
 
     pid: int
     code: int
 
 
 ForkServerRequest = Fork | SkipLazyImports
-ForkServerMessage = Accepted | Unlike | Imported | Forked | Exited
+ForkServerMessage = Accepted | ForkRefused | Imported | Forked | Exited
 
 decode_worker_message: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
 decode_recorder_answer: msgspec.json.Decoder[PostedCollectives] = msgspec.json.Decoder(PostedCollectives)
@@ -126,7 +129,7 @@ _MORE, _LAST = b"+", b"."
 
 
 def send_framed(channel: socket.socket, message: bytes) -> None:
-    """Send a message of any length over a SOCK_SEQPACKET socket; waits if the other end does not read."""
+    """Send a message of any length over a SOCK_SEQPACKET socket. Waits if the other end does not read."""
     for start in range(0, max(1, len(message)), FRAME_BYTES):
         end = start + FRAME_BYTES
         channel.send((_MORE if end < len(message) else _LAST) + message[start:end])
@@ -139,7 +142,7 @@ class FrameReader:
         self._frames: list[bytes] = []
 
     def receive(self, channel: socket.socket) -> bytes | None:
-        """The whole message; None if more of its frames must arrive; empty if the channel is closed. Does not wait."""
+        """Receive one frame without waiting. Returns the message if it is complete, else None; b"" at the end."""
         try:
             frame = channel.recv(1 + FRAME_BYTES, socket.MSG_DONTWAIT)
         except OSError:
@@ -159,19 +162,19 @@ _SIZE = mmap.PAGESIZE
 
 
 def anonymous_file(name: str) -> int:
-    """A descriptor of an unnamed file in memory: on a full disk a mapped page would end this process by SIGBUS."""
+    """A descriptor of an unnamed file in memory. In a file on a full disk, a mapped page would cause SIGBUS."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-# execve(2): arguments and environment take at most three quarters of 8 MiB.
-_MOST_ENVIRONMENT_BYTES = 6 << 20
+# execve(2): arguments and environment together have at most three quarters of 8 MiB.
+_MAX_ENVIRONMENT_BYTES = 6 << 20
 
 
 def environment_file(env: Mapping[str, str]) -> int:
-    """A descriptor of a file with these variables, like /proc/PID/environ; a message may be too small for them."""
+    """A descriptor of a file with these variables, as in /proc/PID/environ. They may be too large for a message."""
     descriptor = anonymous_file("ddpdiag-environment")
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items()))
@@ -179,19 +182,19 @@ def environment_file(env: Mapping[str, str]) -> int:
 
 
 def read_environment(descriptor: int) -> dict[str, str]:
-    """The variables in a file of `environment_file`; OSError if it is larger than the kernel lets an environment be."""
+    """The variables in a file of `environment_file`. OSError if they exceed the kernel's limit of an environment."""
     size = os.fstat(descriptor).st_size
-    if size > _MOST_ENVIRONMENT_BYTES:
+    if size > _MAX_ENVIRONMENT_BYTES:
         raise OSError(errno.E2BIG, f"an environment of {size} bytes")
     words = os.pread(descriptor, size, 0).split(b"\0")
     return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
 
 
 class StepPage:
-    """A worker's current step, for its supervisor: number, time and label. A label that is half written does no harm.
+    """A page of memory that a worker shares with its supervisor, with number, time and label of the current step.
 
-    The page is shared memory, because a worker that holds the GIL, is stopped or is stuck in a driver answers no
-    message.
+    A worker that holds the GIL, is stopped or is stuck in a driver answers no message, but its page can be read. The
+    supervisor may read a label that is only half written, which does no harm.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -200,13 +203,11 @@ class StepPage:
 
     @classmethod
     def create(cls) -> "StepPage":
-        """A new page, whose descriptor can be passed to a worker."""
         descriptor = anonymous_file("ddpdiag-steps")
         os.truncate(descriptor, _SIZE)
         return cls(descriptor)
 
     def write(self, step: int, label: str) -> None:
-        """Announce a step, at the current time."""
         text = label.encode(errors="replace")[:_LABEL_BYTES]
         self._map[: _STEP.size + _LABEL_BYTES] = _STEP.pack(step, time.monotonic()) + text.ljust(_LABEL_BYTES, b"\0")
 
@@ -217,7 +218,7 @@ class StepPage:
         return step, label.decode(errors="replace")
 
     def seconds(self) -> float:
-        """Seconds since the last step was announced; all processes of a host have the same monotonic clock."""
+        """Seconds since the last step was announced. All processes of a host share the monotonic clock."""
         _step, at = _STEP.unpack(self._map[: _STEP.size])
         return max(0.0, time.monotonic() - float(at))
 

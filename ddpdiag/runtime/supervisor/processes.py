@@ -1,4 +1,4 @@
-"""Processes that this one starts: their output, their state, their end; and the signals that this process gets."""
+"""Child processes with their output, state and end, and the signals that this process receives."""
 
 import contextlib
 import ctypes
@@ -23,23 +23,23 @@ from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
 from ddpdiag.sanitize import without_secrets
 
-# Makes a worker or fork server write its Python stacks to a file; the handler is in C and needs no GIL (faulthandler).
+# Makes a worker or fork server write its Python stacks to a file. The handler is in C and needs no GIL (faulthandler).
 DUMP_SIGNAL = signal.SIGUSR1
-LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Signals by which a batch system warns a job (sbatch --signal=USR1@60); by default each ends the process (signal(7)).
-IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Signals by which a batch system warns a job (sbatch --signal=USR1@60). By default each ends the process (signal(7)).
+IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 _PR_SET_PDEATHSIG = 1
-OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
+OPEN_FILES_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)  # read before the control server raises the soft limit
 _POLL_SECONDS = 0.005
 _BLOCK_BYTES = 65536
-_THREADS = 17  # index of num_threads of proc(5) in the fields of stat_of; it counts a zombie, too
+_THREAD_COUNT_FIELD = 17  # index of num_threads (proc(5)) in the fields of stat_of; it also counts a zombie thread
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     """Make the kernel send `signum` to this process when the thread that started it ends (prctl(2), Linux).
 
-    If `parent` has ended already, no signal would be sent, so this process exits at once.
+    If `parent` has already ended, the kernel would send no signal, so this process exits at once.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -49,7 +49,7 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def die_with_writers(pipe: int) -> None:
-    """Make the kernel send SIGKILL to this process when the last writer of a pipe has closed it or ended.
+    """Make the kernel send SIGKILL to this process when no process holds the writing end of `pipe` any more.
 
     This works even if this process is stopped or holds the GIL: fcntl(2), F_SETSIG. No process ever writes to the pipe.
     """
@@ -59,25 +59,25 @@ def die_with_writers(pipe: int) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     poller = select.poll()
     poller.register(pipe, 0)
-    if poller.poll(0):  # the last writer has ended before
+    if poller.poll(0):  # no process holds it now
         os._exit(0)
 
 
-def leave_terminal() -> None:
-    """Start a new session, and ignore the signals of terminal and batch system: only a supervisor ends the process."""
+def detach_from_terminal() -> None:
+    """Start a new session, and ignore signals of terminal and batch system, so that only the supervisor ends it."""
     os.setsid()
-    for signum in {*LEAVE, *IGNORED} - {signal.SIGHUP, DUMP_SIGNAL}:
+    for signum in {*END_SIGNALS, *IGNORED_SIGNALS} - {signal.SIGHUP, DUMP_SIGNAL}:
         signal.signal(signum, signal.SIG_IGN)
 
 
 def dump_stacks_to(file: int) -> None:
-    """Make DUMP_SIGNAL write the stacks of all threads to a file; signals in IGNORED are no longer blocked."""
+    """Make DUMP_SIGNAL write the stacks of all threads to a file. Also unblocks the signals in IGNORED_SIGNALS."""
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
 
 
 class Log:
-    """Standard output and error of a child, in a file without a name: to read a pipe could block."""
+    """The output of a child, in a file without a name. A file is used because reading a pipe could block."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = anonymous_file("ddpdiag-log") if descriptor is None else descriptor
@@ -89,13 +89,13 @@ class Log:
         os.close(self._descriptor)
 
     def tail(self, size: int = 4000, since: int = 0) -> str:
-        """The last `size` bytes that were written after offset `since`, as text without secrets."""
+        """At most the last `size` bytes after offset `since`, as text without secrets."""
         end = self.size()
         start = max(since, end - size)
         return without_secrets(os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")).strip()
 
     def copy_to(self, descriptor: int) -> None:
-        """Write the whole log to a descriptor; waits as long as its reader does not read."""
+        """Write the log to a descriptor. Waits as long as the reader of the descriptor does not read."""
         begin = 0
         while block := os.pread(self._descriptor, _BLOCK_BYTES, begin):
             try:
@@ -108,7 +108,7 @@ class Log:
 
 
 class Child:
-    """A process that this one started, or will start; each wait has a time-out."""
+    """A child process; `pid` is None until it is started. Each wait has a time-out."""
 
     def __init__(self, pid: int | None = None) -> None:
         self.pid = pid
@@ -117,7 +117,7 @@ class Child:
         self.held_gpu = False
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal as in subprocess; None while the process runs."""
+        """The exit code, negative for a signal as in subprocess, or None while the process runs. Reaps the process."""
         if self.exit_code is None and self.pid is not None:
             with contextlib.suppress(ChildProcessError):
                 done, status = os.waitpid(self.pid, os.WNOHANG)
@@ -125,14 +125,12 @@ class Child:
         return self.exit_code
 
     def wait(self, seconds: float) -> int | None:
-        """Wait at most so long for the end; return the exit code, or None."""
         end = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
         return self.exit_code
 
     def state(self) -> ProcessState:
-        """The state of the process now; does not disturb it."""
         state, wchan = process_state(self.pid) if self.pid else (None, None)
         return ProcessState(pid=self.pid or 0, state=state, wchan=wchan)
 
@@ -141,7 +139,7 @@ class Child:
             signal_process(self.pid, signum)
 
     def kill(self) -> bool:
-        """Send SIGKILL; return whether it is gone within 2 s. A process with a GPU may need longer: `may_still_end`."""
+        """Send SIGKILL. Returns whether the process ends in 2 s. With a GPU it may take longer (`may_still_end`)."""
         if self.pid is None or self.exit_code is not None:
             return True
         # Read before the signal: the kernel does not show open files of an ending process.
@@ -155,49 +153,48 @@ class Child:
         return False
 
     def is_gone(self) -> bool:
-        """Whether the process has ended; does not wait."""
         return self.pid is None or self.poll() is not None or not is_alive(self.pid)
 
     def may_still_end(self, now: float) -> bool:
-        """Whether it was killed so recently that the driver may still be taking its GPU back."""
+        """Whether the process held a GPU and was killed less than 20 s ago, so that the driver may still end it."""
         return self.held_gpu and self.killed_at is not None and now < self.killed_at + DEADLINES.kill_gpu
 
 
 class ForkedChildren:
-    """Children that run functions of this process, by number; each gets the signal to end that this process gets.
+    """Forked children, by number. The first signal to end that this process gets is sent on to all of them.
 
-    `signals` must catch SIGCHLD, too. `exit_codes` holds those of the children that have ended.
+    `signals` must also catch SIGCHLD. `running` holds the children that run, and `exit_codes` the codes of the others.
     """
 
     def __init__(self, signals: "Signals") -> None:
         self.signals = signals
         self.running: dict[int, Child] = {}
         self.exit_codes: dict[int, int] = {}
-        self._forwarded = False
+        self._has_forwarded_signal = False
 
     def fork(self, call: Callable[[], int], number: int = 0) -> Child:
-        """Fork a child that exits with the result of `call`; without exec, which saves an interpreter's start."""
+        """Fork a child that exits with the result of `call`. Without an exec, no new interpreter must start."""
         flush_output()
         parent = os.getpid()
-        # Blocked until the child has its handlers: the inherited handlers would lose a signal that arrives before.
-        signal.pthread_sigmask(signal.SIG_BLOCK, LEAVE)
+        # Blocked until the child has its own handlers: the inherited ones would lose a signal that arrives earlier.
+        signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent(parent, signal.SIGTERM)
             os._exit(call())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
         self.running[number] = Child(pid)
         return self.running[number]
 
     def wait(self, seconds: float) -> None:
-        """Collect ended children; if there are none, sleep until something happens. Pass a signal to end on."""
+        """Wait at most so long for the end of a child or a signal. Forwards the first signal to end to all children."""
         if not self._reap():
-            select.select([self.signals.woken], [], [], seconds)
+            select.select([self.signals.wake_socket], [], [], seconds)
             self.signals.drain()
             self._reap()
-        if self.signals.received is not None and not self._forwarded:
-            self._forwarded = True
+        if self.signals.received is not None and not self._has_forwarded_signal:
+            self._has_forwarded_signal = True
             self.send(self.signals.received)
 
     def _reap(self) -> bool:
@@ -207,62 +204,61 @@ class ForkedChildren:
         return bool(ended)
 
     def send(self, signum: int) -> None:
-        """Send a signal to all children that run."""
         for child in self.running.values():
             child.signal(signum)
 
 
 def flush_output() -> None:
-    """Flush standard output and error before a fork, or the child would write the buffered text again."""
+    """Flush standard output and error. Done before a fork, so that the child does not write buffered text again."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
 
 
-def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
-    """Start `python -m module`, which inherits the descriptors in `passed`; return its pid at once."""
-    # Blocked until the process has its handlers; it then unblocks these signals.
-    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+def start_python(module: str, words: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
+    """Start `python -m module`, which inherits the descriptors `passed` and logs to `log`. Returns its pid at once."""
+    # Blocked until the process has its handlers and unblocks these signals.
+    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     process = subprocess.Popen(
-        python_command(module, *arguments),
+        python_command(module, *words),
         stdin=subprocess.DEVNULL,
         stdout=log.fileno(),
         stderr=log.fileno(),
         pass_fds=passed,
         env=with_home(env),
     )
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     process.returncode = 0  # `Child` reaps it by pid, not Popen
     # Rank 0 raised its limit for the control server; checks must see the user's limit.
     with contextlib.suppress(OSError, AttributeError):
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, OPEN_FILES)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, OPEN_FILES_LIMITS)
     return process.pid
 
 
 def signal_process(pid: int, signum: int) -> None:
-    """Send a signal; no error if the process has ended or is another user's."""
+    """Send a signal. Raises no error if the process has ended or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this pid runs, or is a zombie with a thread that runs and still has its files open."""
+    """Whether a process with this pid runs. A zombie counts if one of its threads runs, and keeps its files open."""
     _, fields = stat_of(PROC / str(pid))
     if not fields or fields[0] not in "ZX":
         return bool(fields)
-    return len(fields) > _THREADS and int(fields[_THREADS]) > 1
+    return len(fields) > _THREAD_COUNT_FIELD and int(fields[_THREAD_COUNT_FIELD]) > 1
 
 
 def is_busy(pid: int) -> bool:
-    """Whether a process uses a core now; measures for 0.1 s."""
+    """Whether a process uses a core, measured over 0.1 s."""
     before = cpu_ticks(pid)
-    time.sleep(DEADLINES.busy)
+    time.sleep(DEADLINES.busy_sample)
     after = cpu_ticks(pid)
     return before is not None and after is not None and after > before
 
 
-def how_it_ended(code: int | None) -> str:
-    """The end of a process in words, from its exit code."""
+def describe_end(code: int | None) -> str:
+    """The end of a process in words. `code` is its exit code, or None if that is unknown."""
     match code:
         case None:
             return "the process vanished; its exit code is unknown"
@@ -281,40 +277,43 @@ def signal_name(number: int) -> str:
 
 
 class Signals:
-    """Catches SIGTERM, SIGINT and SIGHUP (`children`: SIGCHLD, too) in the main thread; those in IGNORED do nothing."""
+    """Catches the signals to end (SIGTERM, SIGINT, SIGHUP), and with `children` SIGCHLD; IGNORED_SIGNALS do nothing.
+
+    Each signal makes `wake_socket` readable. Create an instance in the main thread.
+    """
 
     def __init__(self, *, children: bool = False) -> None:
         self._received: int | None = None
-        self.woken, self._waker = socket.socketpair()
-        self._waker.setblocking(False)
-        self.woken.setblocking(False)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        for signum in LEAVE:
+        self.wake_socket, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
+        self.wake_socket.setblocking(False)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        for signum in END_SIGNALS:
             # nohup and batch systems start programs with SIGHUP ignored, which must stay so.
             if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, self._note)
+                signal.signal(signum, self._handle_signal)
         # An empty handler, because programs that this process starts would inherit SIG_IGN.
-        for signum in (*IGNORED, *((signal.SIGCHLD,) if children else ())):
+        for signum in (*IGNORED_SIGNALS, *((signal.SIGCHLD,) if children else ())):
             signal.signal(signum, lambda _signum, _frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # the process that forked this one blocked them
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)  # the process that forked this one blocked them
 
     @property
     def received(self) -> int | None:
         """The first signal to end that this process got, or None.
 
-        Python calls handlers only when the main thread runs. Before that, another thread sees the signal in the socket.
+        Python calls handlers only in the main thread. Another thread may find the signal earlier, in the socket.
         """
         if self._received is None:
             with contextlib.suppress(OSError):
-                waiting = self.woken.recv(4096, socket.MSG_PEEK)
-                self._received = next((number for number in waiting if number in LEAVE), None)
+                waiting = self.wake_socket.recv(4096, socket.MSG_PEEK)
+                self._received = next((number for number in waiting if number in END_SIGNALS), None)
         return self._received
 
-    def _note(self, signum: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self._received is None:
             self._received = signum
 
     def drain(self) -> None:
         """Empty the socket, so that it is readable only after the next signal."""
         with contextlib.suppress(BlockingIOError):
-            self.woken.recv(4096)
+            self.wake_socket.recv(4096)

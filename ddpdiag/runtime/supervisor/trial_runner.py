@@ -1,4 +1,4 @@
-"""Trials on one rank: each runs in a worker, which is ended if the trial is past its deadline."""
+"""The trials of one rank. Each runs in a worker process, which is killed if the trial does not end in time."""
 
 import time
 from abc import ABC, abstractmethod
@@ -9,60 +9,59 @@ from msgspec import structs
 from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
 from ddpdiag.probes.host.kernel import core_seconds
-from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, RunTrial, Stop
+from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, PartialData, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES, frozen_seconds
-from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
-from ddpdiag.runtime.supervisor.processes import Child, how_it_ended, is_busy
+from ddpdiag.runtime.supervisor.ipc import IncompleteMessage, Task, TrialEnded
+from ddpdiag.runtime.supervisor.processes import Child, describe_end, is_busy
 from ddpdiag.runtime.supervisor.workers import WorkerProcess
 
-# The same sentence on every rank that shared the server, because no rank is to blame for its end.
+# Every rank that shared the server reports the same sentence, because no rank is to blame for the server's end.
 _SERVER_ENDED = "the process that imported torch for the ranks of this host was ended, and theirs with it"
 
 
 class RunningTrial:
-    """The trial that runs now; all times are of the monotonic clock."""
+    """The trial that runs now, with its deadline and its state. All times are of the monotonic clock."""
 
     def __init__(self, trial: Trial, rank: int, worker: WorkerProcess, now: float) -> None:
         self.trial = trial
         self.worker = worker
         self.begin = now
         self.deadline = now + trial.deadline_seconds
-        self._seen_at = now
+        self._extended_at = now
         self._first_use_left = trial.first_use_seconds
-        self._stuck_since = self._looked_at = now
-        self._last_look: tuple[int, float | None] | None = None
+        self._stuck_since = self._sampled_at = now
+        self._last_sample: tuple[int, float | None] | None = None
         self.log_start = worker.log.size()
-        self.opened = False
-        self.reached: BarrierReached | None = None
+        self.is_barrier_open = False
+        self.barrier_reached: BarrierReached | None = None
         self.partial = NOTHING
-        worker.page.write(0, "")  # the worker is idle, and the page still holds the last step of the trial before
+        worker.page.write(0, "")  # the worker is idle, and the page still holds the last step of the previous trial
         self._rank = rank
 
     def allow_first_use(self, now: float) -> None:
-        """Extend the deadline by the time that the worker spent in its first use, up to the trial's limit for that."""
-        passed, self._seen_at = now - self._seen_at, now
+        """Extend the deadline by the time that the worker spent in a first use, up to `trial.first_use_seconds`."""
+        passed, self._extended_at = now - self._extended_at, now
         if self._first_use_left > 0 and is_first_use(self.worker.page.read()[1]):
             more = min(passed, self._first_use_left)
             self._first_use_left -= more
             self.deadline += more
 
-    def is_stuck(self, process: ProcessState, on_core: float | None, now: float) -> bool:
-        """Whether the worker has been stopped, or in uninterruptible sleep outside of its first use, for 10 s.
+    def is_stuck(self, process: ProcessState, cpu_seconds: float | None, now: float) -> bool:
+        """Whether the worker has been stopped for 10 s, or in uninterruptible sleep outside of a first use.
 
-        At every look in that time it must be so, without a new step and without time on a core (`on_core` is the total
-        in seconds), which a worker needs for each page that it reads from a slow disk. Time in which this process was
-        stopped does not count: after a stop of the whole job (Ctrl-Z) the worker may be resumed a moment later than its
-        supervisor.
+        Each call takes a sample. In every sample of the 10 s the state, the step and `cpu_seconds`, the total time on
+        cores, must be unchanged: a worker that reads from a slow disk needs a core for each page. Time in which this
+        process was stopped does not count, because after a stop of all processes of the job (Ctrl-Z) the worker may be
+        resumed a moment later than its supervisor.
         """
         step, label = self.worker.page.read()
-        before, self._last_look = self._last_look, (step, on_core)
-        is_still = (process.state or "?") in ("Tt" if is_first_use(label) else "TtD") and before == self._last_look
-        self._stuck_since = self._stuck_since + frozen_seconds(self._looked_at, now) if is_still else now
-        self._looked_at = now
-        return now - self._stuck_since >= DEADLINES.stuck
+        before, self._last_sample = self._last_sample, (step, cpu_seconds)
+        is_still = (process.state or "?") in ("Tt" if is_first_use(label) else "TtD") and before == self._last_sample
+        self._stuck_since = self._stuck_since + frozen_seconds(self._sampled_at, now) if is_still else now
+        self._sampled_at = now
+        return now - self._stuck_since >= DEADLINES.stuck_worker
 
-    def ended(self, answer: TrialEnded, now: float) -> Outcome:
-        """The outcome of a trial that the worker ended."""
+    def ended_outcome(self, answer: TrialEnded, now: float) -> Outcome:
         return structs.replace(
             self._outcome(answer.status, now),
             data=answer.data,
@@ -74,19 +73,19 @@ class RunningTrial:
             no_collectives=answer.no_collectives,
         )
 
-    def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
-        """The outcome at the deadline, or when rank 0 ends the trial; `at` is the step of an unfinished start."""
+    def hung_outcome(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
+        """The outcome at the deadline, or when rank 0 ends the trial (`told`); `at` is the step of a hanging start."""
         outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
         return outcome if at is None else structs.replace(outcome, step=0, at=at)
 
-    def died(self, how: str, log: str, now: float) -> Outcome:
+    def died_outcome(self, how: str, log: str, now: float) -> Outcome:
         """The outcome of a trial whose worker ended without an answer."""
         return structs.replace(self._outcome(Status.DIED, now), error=how, detail=log)
 
-    def without_torch(self, code: int | None, log: str, now: float) -> Outcome:
-        """The outcome of a trial whose worker could not start, because the process that imports torch ended."""
+    def no_torch_outcome(self, code: int | None, log: str, now: float) -> Outcome:
+        """The outcome of a trial whose worker could not start, because the process that imports torch has ended."""
         last = log.splitlines()[-1] if log else ""
-        status, error = (Status.RAISED, last) if code == 1 and last else (Status.DIED, how_it_ended(code))
+        status, error = (Status.RAISED, last) if code == 1 and last else (Status.DIED, describe_end(code))
         return structs.replace(self._outcome(status, now), step=0, at=IMPORT_STEP, error=error, detail=log)
 
     def _outcome(self, status: Status, now: float) -> Outcome:
@@ -104,7 +103,7 @@ class RunningTrial:
 
 
 class TrialRunner(ABC):
-    """Runs one trial after the other. Consecutive trials of a kind share a worker, unless a trial needs a new one.
+    """Runs trials one after another. Consecutive trials of a kind share a worker, unless a trial needs a new one.
 
     `scratch` is a folder on this host for files of trials.
     """
@@ -114,39 +113,38 @@ class TrialRunner(ABC):
         self.options = Options()
         self.running_trial: RunningTrial | None = None
         self.workers: dict[Kind, WorkerProcess] = {}
-        self._ending: list[Child] = []  # killed processes that held a GPU and have not ended yet
+        self._ending_processes: list[Child] = []  # killed processes that held a GPU and have not ended yet
         self._scratch = scratch
         self._last_trial = 0
 
     @abstractmethod
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
-        """Start a worker in which these variables are set, or unset if None."""
+        """Start a worker in which `overrides` are set, or unset if None."""
 
     @abstractmethod
-    def report(self, message: BarrierReached | Partial | Outcome) -> None:
+    def report(self, message: BarrierReached | PartialData | Outcome) -> None:
         """Send the progress or the outcome of the trial to rank 0."""
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
-        """Variables that the worker sets or unsets for a trial."""
+        """The variables that the worker sets, or unsets if None, for a trial."""
         return dict(trial.env)
 
-    def obey(self, message: RunTrial | BarrierOpen | Stop) -> None:
-        """Obey a message of rank 0; repetitions of a message have no effect."""
+    def handle_order(self, message: RunTrial | BarrierOpen | Stop) -> None:
+        """Do what a message of rank 0 orders. A repeated message has no effect."""
         running_trial = self.running_trial
         match message:
             case RunTrial(trial) if trial.number > self._last_trial:
-                self.start(message.unpacked(self.place.rank))
+                self.start(message.trial_for(self.place.rank))
             case BarrierOpen(trial=number) if (
-                running_trial is not None and running_trial.trial.number == number and not running_trial.opened
+                running_trial is not None and running_trial.trial.number == number and not running_trial.is_barrier_open
             ):
-                running_trial.opened = running_trial.worker.send(message)
+                running_trial.is_barrier_open = running_trial.worker.send(message)
             case Stop(number) if running_trial is not None and running_trial.trial.number == number:
                 self.expire(running_trial, told=True)
             case _:
                 pass
 
     def start(self, trial: Trial) -> None:
-        """Send the trial to a worker."""
         self._last_trial = trial.number
         worker = self.worker_for(trial)
         self.running_trial = running_trial = RunningTrial(trial, self.place.rank, worker, time.monotonic())
@@ -154,12 +152,13 @@ class TrialRunner(ABC):
         worker.send(structs.replace(task, ending=self._may_hold_gpu()) if trial.kind is Kind.TORCH else task)
 
     def _may_hold_gpu(self) -> tuple[int, ...]:
-        """Pids of killed processes whose GPU the driver may not have taken back yet."""
+        """Pids of killed processes that the driver may still keep as users of a GPU."""
         now = time.monotonic()
-        return tuple(child.pid or 0 for child in self._ending if child.may_still_end(now) and not child.is_gone())
+        killed = (child for child in self._ending_processes if child.may_still_end(now) and not child.is_gone())
+        return tuple(child.pid or 0 for child in killed)
 
     def worker_for(self, trial: Trial) -> WorkerProcess:
-        """The worker of the trials before, if its variables are right and the trial is not `fresh`; else a new one."""
+        """The worker of the previous trials, if its variables fit and the trial is not `fresh`, else a new one."""
         worker = self.workers.get(trial.kind)
         if worker is not None:
             if worker.overrides == trial.env and not trial.fresh:
@@ -169,28 +168,28 @@ class TrialRunner(ABC):
         self.workers[trial.kind] = worker = self.start_worker(trial.kind, trial.env)
         return worker
 
-    def read(self, running_trial: RunningTrial) -> None:
-        """Handle a message of the worker."""
+    def read_message(self, running_trial: RunningTrial) -> None:
+        """Receive one message of the worker, and handle it: report progress, or the end of the trial."""
         match running_trial.worker.receive():
             case BarrierReached() as message:
-                running_trial.reached = message
+                running_trial.barrier_reached = message
                 self.report(message)
-            case Incomplete():
+            case IncompleteMessage():
                 pass
-            case Partial() as message:
+            case PartialData() as message:
                 running_trial.partial = message.data
                 self.report(message)
             case TrialEnded() as answer:
-                self._finish(running_trial, running_trial.ended(answer, time.monotonic()))
+                self._finish(running_trial, running_trial.ended_outcome(answer, time.monotonic()))
             case None:
-                self._finish(running_trial, _death(running_trial))
+                self._finish(running_trial, _death_outcome(running_trial))
 
-    def watch(self, running_trial: RunningTrial) -> None:
+    def check_limits(self, running_trial: RunningTrial) -> None:
         """End the trial if it cannot start, if it is past its deadline, or if its worker is stopped or stuck."""
         running_trial.allow_first_use(time.monotonic())
         worker, now = running_trial.worker, time.monotonic()
         if worker.cannot_start:
-            self._finish(running_trial, _death(running_trial))
+            self._finish(running_trial, _death_outcome(running_trial))
         elif now >= running_trial.deadline:
             self.expire(running_trial)
         elif worker.pid is None or worker.start_step is not None:
@@ -199,71 +198,68 @@ class TrialRunner(ABC):
             self.expire(running_trial)
 
     def expire(self, running_trial: RunningTrial, *, told: bool = False) -> None:
-        """End the trial, which did not end in time; takes up to 3 s. `told`: rank 0 ends it because of another rank.
+        """End the trial, which has not ended in time, and report its outcome. Takes up to 3 s.
 
-        The state is read first. Then the process is woken and its stacks are dumped, and at last it is killed.
+        `told`: rank 0 ends the trial, because of another rank. First the state of the process is read, then it is woken
+        and its stacks are dumped, and at last it is killed.
         """
-        child, step = running_trial.worker.waits_for, running_trial.worker.start_step
+        child, step = running_trial.worker.active_process, running_trial.worker.start_step
         process = child.state()
-        outcome = running_trial.hung(process, time.monotonic(), at=step, told=told)
+        outcome = running_trial.hung_outcome(process, time.monotonic(), at=step, told=told)
         if not told:
             since = None if step is not None else running_trial.worker.page.seconds()
             process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
         evidence = child.gather_evidence(process.state)
-        # A fork server that has imported torch is only slow to fork. It is kept: later trials need it for torch.
+        # A fork server that has imported torch is only slow to fork. It is kept, because later trials need it.
         survived = (child is running_trial.worker or step == IMPORT_STEP) and self._kill(child)
         stacks = evidence.stacks
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
-        outcome = structs.replace(
-            outcome,
-            process=process,
-            collectives=evidence.collectives,
-            no_collectives=evidence.no_collectives,
-        )
+        outcome = structs.replace(outcome, process=process, collectives=evidence.collectives)
+        outcome = structs.replace(outcome, no_collectives=evidence.no_collectives)
         self._finish(running_trial, outcome)
 
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
-        """Report the outcome; the worker is kept only after DONE."""
+        """Report the outcome. Kill the worker unless the outcome is DONE."""
         self.running_trial = None
-        self.report(structs.replace(outcome, survivors=self._overdue()))
+        self.report(structs.replace(outcome, survivors=self._take_overdue()))
         if outcome.status is not Status.DONE:
             worker = self.workers.pop(running_trial.trial.kind)
-            if outcome.process is None:  # otherwise it was killed before, and a survivor is not waited for again
+            if outcome.process is None:  # else `expire` has killed it, and must not wait for a survivor again
                 self._kill(worker)
             worker.close()
 
     def _kill(self, child: Child) -> bool:
-        """Kill a process; return whether it survived. One that held a GPU may still end: `_overdue` looks again."""
+        """Kill a process. Returns whether it survived; one with a GPU may still end, and is left to `_take_overdue`."""
         gone = child.kill()
         if not gone and child.held_gpu:
-            self._ending.append(child)
+            self._ending_processes.append(child)
         return not gone and not child.held_gpu
 
-    def _overdue(self) -> tuple[ProcessState, ...]:
-        """Processes that held a GPU and did not end in the time that the driver may need; each is returned once."""
+    def _take_overdue(self) -> tuple[ProcessState, ...]:
+        """Processes that held a GPU and have not ended in the time that the driver may need. Each is returned once."""
         now = time.monotonic()
-        self._ending = [child for child in self._ending if not child.is_gone()]
-        late = [child for child in self._ending if not child.may_still_end(now)]
-        self._ending = [child for child in self._ending if child not in late]
+        self._ending_processes = [child for child in self._ending_processes if not child.is_gone()]
+        late = [child for child in self._ending_processes if not child.may_still_end(now)]
+        self._ending_processes = [child for child in self._ending_processes if child not in late]
         return tuple(structs.replace(child.state(), survived=True) for child in late)
 
     def kill_workers(self) -> list[Child]:
-        """Kill all workers; return the processes that have not ended, including those killed before."""
-        survivors: list[Child] = [child for child in self._ending if not child.is_gone()]
+        """Kill all workers. Returns the processes that have not ended, including those killed earlier."""
+        survivors: list[Child] = [child for child in self._ending_processes if not child.is_gone()]
         for worker in self.workers.values():
             if not worker.kill():
                 survivors.append(worker)
             worker.close()
         self.workers.clear()
-        self._ending.clear()
+        self._ending_processes.clear()
         return survivors
 
 
-def _death(running_trial: RunningTrial) -> Outcome:
+def _death_outcome(running_trial: RunningTrial) -> Outcome:
     """The outcome of a trial whose worker closed its channel without an answer, or cannot start."""
     worker = running_trial.worker
-    code, now = worker.waits_for.wait(DEADLINES.reap), time.monotonic()
+    code, now = worker.active_process.wait(DEADLINES.reap), time.monotonic()
     if worker.start_step is not None:
-        return running_trial.without_torch(code, worker.waits_for.log.tail(), now)
-    how = _SERVER_ENDED if worker.ended_with_server else how_it_ended(code)
-    return running_trial.died(how, worker.log.tail(since=running_trial.log_start), now)
+        return running_trial.no_torch_outcome(code, worker.active_process.log.tail(), now)
+    how = _SERVER_ENDED if worker.ended_with_server else describe_end(code)
+    return running_trial.died_outcome(how, worker.log.tail(since=running_trial.log_start), now)

@@ -1,7 +1,7 @@
-"""The worker: runs one measurement after another, until its supervisor closes the channel or kills it.
+"""The worker, which runs the trials that its supervisor sends, until the supervisor closes the channel or kills it.
 
-A worker is `python -m ddpdiag.runtime.supervisor.worker` (without torch, started at once) or a fork of the fork server
-(with torch). It reports what happened, and judges nothing.
+A worker without torch is `python -m ddpdiag.runtime.supervisor.worker`, and one with torch is a fork of the fork
+server. It reports the results of measurements, and judges nothing.
 """
 
 import os
@@ -18,7 +18,7 @@ from ddpdiag import codec
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, CONTEXT_STEP, NVML_STEP, Context, Opening, is_first_use
 from ddpdiag.probes.gpu.nvml import is_exclusive
-from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, Partial
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, PartialData
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
@@ -29,15 +29,15 @@ from ddpdiag.runtime.supervisor.ipc import (
     decode_worker_command,
     send_framed,
 )
-from ddpdiag.runtime.supervisor.processes import die_with_parent, dump_stacks_to, is_alive, leave_terminal
+from ddpdiag.runtime.supervisor.processes import detach_from_terminal, die_with_parent, dump_stacks_to, is_alive
 from ddpdiag.sanitize import without_secrets
 
-_MAX_DETAIL = 8_000
+_MAX_DETAIL_CHARACTERS = 8_000
 _POLL_SECONDS = 0.02
 
 
 class WorkerContext:
-    """The world and the trial as a measurement sees them; see `ddpdiag.model.trial.Context`."""
+    """The facts and functions that a measurement gets; see `ddpdiag.model.trial.Context`."""
 
     def __init__(self, task: Task, channel: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place
@@ -50,53 +50,50 @@ class WorkerContext:
         self._channel = channel
         self._page = page
         self._steps = 0
-        self._at, self._since = "", time.monotonic()
+        self._step_label, self._step_began_at = "", time.monotonic()
         self._first_use_left = task.trial.first_use_seconds
         self.step("start")
 
     @property
     def group_rank(self) -> int:
-        """This rank's position in its group."""
         return self.group.index(self.place.rank)
 
     def step(self, label: str) -> None:
-        """Announce the next step. The time that a first use took extends `end`, as it extends the deadline."""
+        """Announce the next step. If the last step was a first use, its time extends `end`, like the deadline."""
         now = time.monotonic()
-        if is_first_use(self._at):
-            more = min(now - self._since, self._first_use_left)
+        if is_first_use(self._step_label):
+            more = min(now - self._step_began_at, self._first_use_left)
             self._first_use_left -= more
             self.end += more
-        if self._at.startswith(NVML_STEP):
-            self.timed(NVML_STEP, now - self._since)
-        self._at, self._since = label, now
+        if self._step_label.startswith(NVML_STEP):
+            self.timed(NVML_STEP, now - self._step_began_at)
+        self._step_label, self._step_began_at = label, now
         self._steps += 1
         self._page.write(self._steps, label)
 
     def report(self, data: msgspec.Struct, text: str) -> None:
-        """Send the data measured up to now to the supervisor."""
-        partial = Partial(self.trial.number, msgspec.Raw(codec.encode(data)), text)
+        partial = PartialData(self.trial.number, msgspec.Raw(codec.encode(data)), text)
         send_framed(self._channel, msgspec.json.encode(partial))
 
     def timed(self, name: str, seconds: float) -> None:
-        """Add seconds to one of the trial's timings."""
         self.timings[name] = self.timings.get(name, 0.0) + seconds
 
     def barrier(self, offer: str = "") -> Opening:
-        """Wait for all ranks of the group; return the host and offer of its first rank."""
+        """Wait for all ranks of the group. Returns the address and offer of its first rank."""
         barrier = self._wait_at_barrier(offer)
         return Opening(barrier.host, barrier.offer)
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
-        """Wait for all ranks of the group; return host and offer of each of them."""
-        return self._wait_at_barrier(offer, shares=True).peers
+        """Wait for all ranks of the group. Returns the address and offer of each of them."""
+        return self._wait_at_barrier(offer, is_exchange=True).peers
 
-    def _wait_at_barrier(self, offer: str, *, shares: bool = False) -> BarrierOpen:
+    def _wait_at_barrier(self, offer: str, *, is_exchange: bool = False) -> BarrierOpen:
         self.step(BARRIER_STEP)
         begin = time.monotonic()
-        send_framed(self._channel, msgspec.json.encode(BarrierReached(self.trial.number, offer, shares)))
+        send_framed(self._channel, msgspec.json.encode(BarrierReached(self.trial.number, offer, is_exchange)))
         barrier = _receive(self._channel)
         if not isinstance(barrier, BarrierOpen):
-            os._exit(0)  # the supervisor has ended, or has ended this trial
+            os._exit(0)  # the supervisor has closed the channel
         self.timed("gate", time.monotonic() - begin)
         self.step("gate is open")
         return barrier
@@ -107,8 +104,8 @@ def _receive(channel: socket.socket) -> Task | BarrierOpen | None:
     return decode_worker_command.decode(data) if data else None
 
 
-def apply(env: Mapping[str, str | None]) -> None:
-    """Set variables of this process; a value of None unsets the variable."""
+def apply_variables(env: Mapping[str, str | None]) -> None:
+    """Set environment variables of this process. A value of None unsets the variable."""
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -117,7 +114,7 @@ def apply(env: Mapping[str, str | None]) -> None:
 
 
 def _wait_for_gpus(ending: Sequence[int], context: Context) -> None:
-    """Wait until killed workers (`ending`) are gone, if a GPU takes one process only: it would refuse this worker."""
+    """Wait until the killed workers in `ending` are gone, if a GPU is exclusive, and so would refuse this worker."""
     if not ending:
         return
     context.step(NVML_STEP)
@@ -139,7 +136,7 @@ def _measure(task: Task, context: WorkerContext) -> TrialEnded:
     return TrialEnded(Status.DONE, data=msgspec.Raw(codec.encode(data)), timings=context.timings)
 
 
-def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> TrialEnded:
+def _run_trial(task: Task, context: WorkerContext, recorder: RecorderReader) -> TrialEnded:
     try:
         return _measure(task, context)
     except Exception as error:  # noqa: BLE001 - any error that a measurement raises is its outcome
@@ -148,38 +145,34 @@ def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> Tri
         posted = recorder.collectives() if task.trial.kind is Kind.TORCH else PostedCollectives(None)
         return TrialEnded(
             Status.RAISED,
-            error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL]),
-            detail=codec.readable(without_secrets(text)[-_MAX_DETAIL:]),
+            error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL_CHARACTERS]),
+            detail=codec.readable(without_secrets(text)[-_MAX_DETAIL_CHARACTERS:]),
             timings=context.timings,
             collectives=posted.collectives,
             no_collectives=posted.no_collectives,
         )
 
 
-def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
-    """Run trials until the supervisor closes the channel, then exit. All four arguments are descriptors."""
+def serve_trials(channel: int, page: int, stack_file: int, recorder_channel: int) -> NoReturn:
+    """Run trials until the supervisor closes the channel, then exit. The arguments are descriptors."""
     dump_stacks_to(stack_file)
-    orders, steps, recorder = (
-        socket.socket(fileno=channel),
-        StepPage(page),
-        RecorderReader(socket.socket(fileno=questions)),
-    )
-    while isinstance(task := _receive(orders), Task):
-        apply(task.env)
+    supervisor_channel, step_page = socket.socket(fileno=channel), StepPage(page)
+    recorder = RecorderReader(socket.socket(fileno=recorder_channel))
+    while isinstance(task := _receive(supervisor_channel), Task):
+        apply_variables(task.env)
         if task.trial.kind is Kind.TORCH:
             recorder.start_trial()
-        answer = _answer(task, WorkerContext(task, orders, steps), recorder)
+        answer = _run_trial(task, WorkerContext(task, supervisor_channel, step_page), recorder)
         sys.stdout.flush()
         sys.stderr.flush()
-        send_framed(orders, msgspec.json.encode(answer))
+        send_framed(supervisor_channel, msgspec.json.encode(answer))
     os._exit(0)
 
 
 def main(parent: int, *descriptors: int) -> None:
-    """Run a worker. Arguments: PARENT_PID CHANNEL PAGE STACK QUESTIONS."""
     die_with_parent(parent)
-    leave_terminal()
-    serve(*descriptors)
+    detach_from_terminal()
+    serve_trials(*descriptors)
 
 
 if __name__ == "__main__":
