@@ -192,7 +192,7 @@ def port_changes(readings: Readings, rise_limit: Callable[[str, float], float]) 
 
 
 def measure(ctx: Context) -> NetworkLook:
-    """Read the counters of this host. The trial's `towards` is an address of another host, absent on a single host."""
+    """Read this host's counters. `towards` is the address of another host, whose route leads through a port to read."""
     towards = ctx.trial.params.get("towards")
     return network_look(None if towards is None else str(towards), os.environ, ctx.step)
 
@@ -238,13 +238,14 @@ def _first_readings(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
 
 def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     readings = dict(_readings_by_host(seen))
-    all_changes = {host: tuple(port_changes(own, partial(allowed_rise, seen))) for host, own in readings.items()}
+    rise_limit = partial(allowed_rise, seen)
+    all_changes = {host: tuple(port_changes(of_host, rise_limit)) for host, of_host in readings.items()}
     for word in _TEXTS:
         by_host = {host: [change for change in rows if change.word == word] for host, rows in all_changes.items()}
         affected = {host: changes for host, changes in by_host.items() if changes}
-        is_shared = _is_common_cause(len(affected), len(readings))
-        for part in [affected] if is_shared else [{host: changes} for host, changes in affected.items()]:
-            yield _port_finding(seen, word, readings, part)
+        is_common = _is_common_cause(len(affected), len(readings))
+        for subset in [affected] if is_common else [{host: changes} for host, changes in affected.items()]:
+            yield _port_finding(seen, word, readings, subset)
     yield from _damaged_segments(seen, readings)
     yield from _resent_segments(seen, readings)
 
@@ -332,7 +333,7 @@ def _commands(port: PortCounters) -> str:
 def _damaged_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that received more than `damaged_segments` TCP segments with a wrong checksum."""
     limit = seen.number("damaged_segments")
-    damaged = {host: rise for host, pair in readings.items() if (rise := pair.tcp_rise("InCsumErrors")) > limit}
+    damaged = {host: rise for host, own in readings.items() if (rise := own.tcp_rise("InCsumErrors")) > limit}
     if not damaged:
         return
     names = [host.name for host in damaged]
@@ -358,7 +359,7 @@ def _damaged_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]
 def _resent_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that sent many segments again, unless RDZ004 found the loss before: then it reports it."""
     limit, least = seen.number("resent_share"), seen.number("resent_segments")
-    rises = {host: (pair.tcp_rise("RetransSegs"), pair.tcp_rise("OutSegs")) for host, pair in readings.items()}
+    rises = {host: (own.tcp_rise("RetransSegs"), own.tcp_rise("OutSegs")) for host, own in readings.items()}
     # OutSegs does not count segments that are sent again.
     resent = {host: (again, again + new) for host, (again, new) in rises.items() if again >= least}
     lossy = {host: counts for host, counts in resent.items() if counts[0] > limit * counts[1]}

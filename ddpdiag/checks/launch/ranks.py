@@ -189,14 +189,14 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
                 "exec python train.py'`.",
             )
     if ranks_without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
-        crowded = host.gpus > 0 and len(host.ranks) > 1
-        effect = " A script that does not read it puts all ranks on the first GPU." if crowded else ""
+        is_crowded = host.gpus > 0 and len(host.ranks) > 1
+        effect = " A script that does not read it puts all ranks on the first GPU." if is_crowded else ""
         yield seen.finding(
             "no-local-rank",
             f"LOCAL_RANK is not set on {host.name}",
             f"{begun(ranks_text(ranks_without))} on {host.name} joined without the variable LOCAL_RANK. A training "
             f"script that reads it stops with a KeyError.{effect}",
-            severity=Severity.ERROR if crowded else Severity.WARNING,
+            severity=Severity.ERROR if is_crowded else Severity.WARNING,
             ranks=ranks_without,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
             fix="Start the job with torchrun, which sets it. If you set RANK yourself, also export LOCAL_RANK: 0, 1, "
@@ -213,8 +213,10 @@ def _gpu_counts(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     """The finding on a host with more ranks than GPUs, or with GPUs that no rank uses."""
     ranks, gpus = len(host.ranks), host.gpus
     # Ranks that see one GPU each may share this GPU. If a container hides the PCI bus, only GPU002 can decide.
-    buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
-    may_be_bound = _has_one_gpu_per_rank(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks)
+    on_bus = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
+    may_be_bound = _has_one_gpu_per_rank(seen, host) and (
+        None in on_bus or max(number or 0 for number in on_bus) >= ranks
+    )
     fix = (
         f"Start {count(gpus, 'rank')} on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without torchrun: "
         f"`--ntasks-per-node={gpus}`)."

@@ -114,7 +114,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Remove it from the job script, and run `unset NCCL_HOSTID` before the launcher.",
         )
     levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
-    # torch ignores case here.
+    # torch ignores the case of the value.
     for level in sorted(value for value in {*levels.values()} if value and value.upper() not in DEBUG_LEVELS):
         ranks = tuple(rank for rank, value in levels.items() if value == level)
         yield seen.finding(

@@ -65,7 +65,7 @@ FINDINGS = {
         "several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine."
     ),
     "wrong": FindingSpec(
-        "the address belongs to another interface than the route to the coordinator; an error if the other hosts could "
+        "the address belongs to another interface than the route to MASTER_ADDR; an error if the other hosts could "
         "not connect to it in RDZ004, no finding if all of them could."
     ),
     "unreadable": FindingSpec.not_seen("the interfaces of a host could not be read."),
@@ -89,8 +89,8 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, frozen=True):
-    """The address that a library will offer on a host (None: no address that a library could offer). `severity` is that
-    of findings on the choice. `route_interface` is the interface of the route to MASTER_ADDR."""
+    """The `address` that a library ("gloo" or "nccl") will offer on a host, None if it finds no address. `severity` is
+    that of findings on this choice. `route_interface` is the interface of the route to MASTER_ADDR."""
 
     library: str
     severity: Severity
@@ -155,8 +155,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
             continue
         # A job over nccl also uses gloo. In other jobs NCCL is checked only if its variable is set.
-        with_nccl = library_of(seen.world.backend) == "nccl" or data.variables.nccl
-        libraries = ("nccl", "gloo") if with_nccl else ("gloo",)
+        checks_nccl = library_of(seen.world.backend) == "nccl" or data.variables.nccl
+        libraries = ("nccl", "gloo") if checks_nccl else ("gloo",)
         route = interface_of(data.source_address, data.interfaces)
         for library in libraries:
             severity = Severity.ERROR if seen.world.backend == library else Severity.WARNING
@@ -206,14 +206,14 @@ def _common_env(seen: Seen[Data]) -> Mapping[str, str]:
 def _unusable_names(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
     """Findings on interfaces that the variable names, and that do not exist or cannot be used."""
     host = choice.host.name
-    interfaces_by_name = _named_interfaces(choice)
-    if missing := [name for name, interface in interfaces_by_name if interface is None]:
-        has = names_text([interface.name for interface in choice.interfaces])
+    named_interfaces = _named_interfaces(choice)
+    if missing := [name for name, interface in named_interfaces if interface is None]:
+        existing = names_text([interface.name for interface in choice.interfaces])
         is_syntax_of_nccl = choice.library == "gloo" and missing[0][0] in "^="
         advice = " gloo takes exact names only; ^ and = are for NCCL_SOCKET_IFNAME." if is_syntax_of_nccl else ""
-        message = f"{choice.assignment} is set on {host}, but {host} has no such interface. It has {has}.{advice}"
+        message = f"{choice.assignment} is set on {host}, but {host} has no such interface. It has {existing}.{advice}"
         yield _choice_finding(seen, "missing", choice, f"{host} has no interface {missing[0]}", message)
-    for name, interface in interfaces_by_name:
+    for name, interface in named_interfaces:
         if interface is not None and not (interface.addresses and interface.running):
             state = "is down or has no carrier" if interface.addresses else "has no IP address"
             message = f"{choice.assignment} is set on {host}, but {name} {state} there."

@@ -62,7 +62,7 @@ FINDINGS = {
     "itself": FindingSpec.error(
         "MASTER_ADDR is also an address of that host, such as docker0's, or a name that /etc/hosts gives to it."
     ),
-    "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
+    "partly": FindingSpec.note("there are so many hosts that not all of them took part."),
 }
 
 # The kernel sends a lost first packet again after 1 s and after 3 s: three tries.
@@ -150,14 +150,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield _unreachable_from_itself(seen, first_host, first, own_failure)
     else:
         others = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
-        failed = {rank: why for rank in others if (why := _failure_word(seen, rank, answers[rank])) is not None}
+        failed = {rank: word for rank in others if (word := _failure_word(seen, rank, answers[rank])) is not None}
         if self_connected := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
             yield _itself(seen, first_host, self_connected)
-        failed = {rank: why for rank, why in failed.items() if rank not in self_connected}
+        failed = {rank: word for rank, word in failed.items() if rank not in self_connected}
         reached = sum(map(answered, others.values()))
-        for why in dict.fromkeys(failed.values()):
-            ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
-            yield _failure_finding(seen, ranks, why, reached=reached, total=reached + len(failed))
+        for word in dict.fromkeys(failed.values()):
+            ranks = {rank: answers[rank] for rank in failed if failed[rank] == word}
+            yield _failure_finding(seen, ranks, word, reached=reached, total=reached + len(failed))
     if seen.trials:
         yield from left_out(seen, MAX_HOSTS, "MASTER_PORT", "tried to connect to MASTER_PORT")
 

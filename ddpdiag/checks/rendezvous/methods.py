@@ -73,16 +73,15 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan one method after the other, `repeat` times each. After two failures in a row no more methods are tested."""
     methods = _methods_to_test(seen)
     repeat = int(seen.number("repeat"))
-    done = len(seen.trials)
-    if done >= len(methods) * repeat or (done >= 2 and not any(map(seen.succeeded, seen.trials[-2:]))):
+    trial_count = len(seen.trials)
+    if trial_count >= len(methods) * repeat or (trial_count >= 2 and not any(map(seen.succeeded, seen.trials[-2:]))):
         return ()
-    agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
-    method = methods[done // repeat]
+    has_agent_store = any(arrival.agent_store for arrival in seen.world.arrivals.values())
+    method = methods[trial_count // repeat]
     params: dict[str, str | bool] = {"method": method, "backend": "gloo"}
     if method == "env":
-        params["agent_store"] = agent
-    # In the shared directory the group's file is in the run's folder: at the end this folder is removed, with the files
-    # of killed workers.
+        params["agent_store"] = has_agent_store
+    # The file of a killed worker is removed at the end, with the run's folder in the shared directory.
     uses_shared_dir = method == "file" and seen.options.shared_dir
     env = {RUN_NONCE: seen.world.arrivals[0].nonce} if uses_shared_dir else {}
     return (new_trial(seen, params=params, env=env),)
@@ -93,10 +92,12 @@ def _methods_to_test(seen: Seen[Data]) -> tuple[str, ...]:
     excluded = set()
     if not master_port.is_usable(seen.of(master_port.CHECK)):
         excluded.add("env")
-    shared = seen.options.shared_dir
-    if (len(seen.world.hosts) > 1 and not shared) or (shared and not shared_dir.is_usable(seen.of(shared_dir.CHECK))):
+    directory = seen.options.shared_dir
+    if (len(seen.world.hosts) > 1 and not directory) or (
+        directory and not shared_dir.is_usable(seen.of(shared_dir.CHECK))
+    ):
         excluded.add("file")
-    if shared and unfit_for_url(shared):
+    if directory and unfit_for_url(directory):
         excluded.add("file")
     return tuple(method for method in METHODS if method not in excluded)
 
@@ -133,8 +134,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if failed and working:
         failed_trials = [trial for trial in seen.trials if trial.params["method"] in failed]
         is_harmless = all(map(seen.is_harmless, failed_trials))
-        is_extra = all(map(seen.is_harmless, seen.trials))
-        remark = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_extra else ""
+        is_gloo_only = all(map(seen.is_harmless, seen.trials))
+        remark = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_gloo_only else ""
         cause = _failure_cause(seen, failed[0])
         yield seen.finding(
             "method",
@@ -143,7 +144,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{cause}.{remark}",
             severity=Severity.WARNING if is_harmless else Severity.ERROR,
             evidence={"works": list(working), "fails": list(failed)},
-            fix=f"{_fix(seen, failed[0])} Or start the job over {working[0]}://: {_start_command(seen, working[0])}.",
+            fix=f"{_fix(seen, failed[0])} Or start the job over {working[0]}://: {_init_call(seen, working[0])}.",
             known=known_error(cause),
         )
 
@@ -183,7 +184,7 @@ def _fix(seen: Seen[Data], method: str) -> str:
     return "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`."
 
 
-def _start_command(seen: Seen[Data], method: str) -> str:
+def _init_call(seen: Seen[Data], method: str) -> str:
     """The call of init_process_group that uses a method."""
     match method:
         case "env":

@@ -45,7 +45,7 @@ FINDINGS = {
         "locks (flock) fail there, or two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre "
         "with `localflock`. torch's FileStore needs them."
     ),
-    "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
+    "partly": FindingSpec.note("there are so many hosts that not all of them took part."),
     "stale": FindingSpec.warning(
         "a file there is the store of an earlier job that ended without removing it. A job that uses it again connects "
         "to processes that no longer exist, and hangs."
@@ -133,7 +133,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _not_shared(seen, writers)
     yield from _bad_locks(seen, writers)
     if old_stores := [store for data in answers.values() for store in data.stores]:
-        one, directory = len(old_stores) == 1, next(iter(answers.values())).directory
+        is_one, directory = len(old_stores) == 1, next(iter(answers.values())).directory
         shown = ", ".join(
             f"{store.path} {span_text(store.age_seconds)} ago ({store.bytes} bytes, owner {store.owner})"
             for store in old_stores[:4]
@@ -141,11 +141,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         more = f" and {len(old_stores) - 4} more" if len(old_stores) > 4 else ""
         yield seen.finding(
             "stale",
-            f"{'an old FileStore file is' if one else 'old FileStore files are'} in the shared directory",
+            f"{'an old FileStore file is' if is_one else 'old FileStore files are'} in the shared directory",
             f"torch's FileStore wrote {shown}{more}. A new job that uses "
-            f"{'this file' if one else 'one of these files'} connects to processes that no longer exist, and hangs.",
+            f"{'this file' if is_one else 'one of these files'} connects to processes that no longer exist, and hangs.",
             evidence={"paths": [store.path for store in old_stores]},
-            fix=f"If no running job uses {'the file, remove it' if one else 'these files, remove them'}: "
+            fix=f"If no running job uses {'the file, remove it' if is_one else 'these files, remove them'}: "
             f"`rm {shlex.join(store.path for store in old_stores[:4])}`. Give every job a file of its own, such as "
             f"{directory}/store-$SLURM_JOB_ID.",
         )
@@ -186,21 +186,21 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
 def _bad_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     """The finding on hosts that cannot lock a file or, if all can, on hosts that got a lock held by the first host."""
     failed = [rank for rank, data in writers.items() if data.lock_error is not None]
-    unshared = [rank for rank, data in writers.items() if data.lock_is_local]
-    if not failed and not unshared:
+    ranks_with_local_lock = [rank for rank, data in writers.items() if data.lock_is_local]
+    if not failed and not ranks_with_local_lock:
         return
     if failed:
         where, blamed = _hosts_to_blame(seen, failed, len(writers))
         errors = ", ".join(map(errno_text, sorted({str(writers[rank].lock_error) for rank in failed})))
         reason = f"locking a file with flock gave {errors} on {where}"
     else:
-        where, blamed = _hosts_to_blame(seen, unshared, len(writers) - 1)
+        where, blamed = _hosts_to_blame(seen, ranks_with_local_lock, len(writers) - 1)
         first = seen.world.host_of(min(writers))
         reason = f"{first} held a lock (flock), and {where if blamed else 'every other host'} got the same lock"
         if len(writers) == 2:
             blamed = ()
             reason += ". With two hosts it cannot be decided whose mount is the cause"
-    data = writers[(failed or unshared)[0]]
+    data = writers[(failed or ranks_with_local_lock)[0]]
     yield seen.finding(
         "locks",
         f"file locks do not work in {data.directory}",

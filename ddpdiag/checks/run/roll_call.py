@@ -50,10 +50,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if not absent:
         return
     who = ranks_text(absent)
-    waited = max(event.seconds for event in events.values())
+    seconds = max(event.seconds for event in events.values())
     layout_hosts = _layout_hosts(seen, absent)
     blamed, doubt = _blamed_ranks(seen, absent, layout_hosts)
-    joined = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {waited:.0f} s; {who} did not."
+    joined_text = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {seconds:.0f} s; {who} did not."
     they = "It belongs" if len(absent) == 1 else "They belong"
     location = f" {they} on {names_text(_distinct(layout_hosts, absent))}." if layout_hosts else ""
     fix, hosts = _FIX, _distinct(layout_hosts, absent)
@@ -63,10 +63,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield seen.finding(
         "absent",
         f"{who} never joined",
-        joined + location + doubt,
+        joined_text + location + doubt,
         ranks=blamed,
         hosts=_distinct(layout_hosts, blamed),
-        evidence={"came": len(seen.world.arrivals), "expected": seen.world.size, "waited_seconds": round(waited, 1)},
+        evidence={"came": len(seen.world.arrivals), "expected": seen.world.size, "waited_seconds": round(seconds, 1)},
         fix=fix,
     )
 
@@ -95,18 +95,18 @@ def _blamed_ranks(
     if len(seen.world.hosts) != 1 or (0 in arrivals and arrivals[0].coordinator.startswith(_LOOPBACK)):
         return absent, ""
     place = next(iter(seen.world.places.values()))
-    only, size = place.host, place.local_world_size or 1
+    only_host, per_host = place.host, place.local_world_size or 1
     # Ranks joined from one host only. Its absent ranks are found by the host's name if the layout is known, else by
     # their number.
-    by_number = {rank for rank in absent if size >= seen.world.size or rank // size == place.rank // size}
-    by_name = {rank for rank, host in layout_hosts.items() if short_name(host) == short_name(only)}
-    local = [rank for rank in absent if rank in (by_name if rank in layout_hosts else by_number)]
-    if len(local) == len(absent):
+    by_number = {rank for rank in absent if per_host >= seen.world.size or rank // per_host == place.rank // per_host}
+    by_name = {rank for rank, host in layout_hosts.items() if short_name(host) == short_name(only_host)}
+    local_ranks = [rank for rank in absent if rank in (by_name if rank in layout_hosts else by_number)]
+    if len(local_ranks) == len(absent):
         return absent, ""
-    others = "no other rank" if local else "no rank"
-    return local, (
-        f" No rank of another host joined, so the cause may be on {only} itself (its firewall, the address that was "
-        f"given for it): {others} is blamed."
+    others = "no other rank" if local_ranks else "no rank"
+    return local_ranks, (
+        f" No rank of another host joined, so the cause may be on {only_host} itself (its firewall, the address that "
+        f"was given for it): {others} is blamed."
     )
 
 
