@@ -1,5 +1,5 @@
-"""`Analysis`, which rules query: the kind of an expression's value (a rank, a local rank, a wrapped model, a sampler),
-and the conditions and ranks under which a line runs."""
+"""`Analysis`, the script as rules query it: the kinds of value that an expression may have (a rank, a wrapped model, a
+sampler), and the conditions and ranks under which a line runs."""
 
 import ast
 import re
@@ -60,7 +60,7 @@ _RANK_TEST_NAME = re.compile(r"_?is_(main|master|rank_?(0|zero)|primary|chief|ro
 _SUGGESTS_RANK = re.compile(
     r"rank|main|master|primary|chief|leader|root|local|gpu|device|proc|worker|node|zero", re.IGNORECASE
 )
-_SUGGESTS_OWN_PATH = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
+_SUGGESTS_RANK_PATH = re.compile(r"rank|local|gpu|pid|uuid|host|proc|device|temp|tmp", re.IGNORECASE)
 _MAX_DEPTH = 40
 # Early exits that are read in one block. Only generated scripts have more, for which the time would grow quadratically.
 _MAX_EXITS = 1000
@@ -118,7 +118,7 @@ class Analysis(Bindings):
     def may_differ_by_rank(self, path: ast.expr) -> bool:
         """Whether a path or dataset, or a value from which it is computed, may differ between ranks."""
         parts = [path, *(origin for origin in self.origins(path) if origin is not None)]
-        return any(self.contains_rank(part) or any(map(_SUGGESTS_OWN_PATH.search, names_in(part))) for part in parts)
+        return any(self.contains_rank(part) or any(map(_SUGGESTS_RANK_PATH.search, names_in(part))) for part in parts)
 
     def _may_depend_on_rank(self, node: ast.AST, depth: int) -> bool:
         if (node, depth) not in self._rank_dependence:

@@ -41,8 +41,8 @@ class Bindings(Script):
                 nodes = tuple(scope_nodes(scope))
                 global_names = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
                 for target, source in (pair for node in nodes for pair in _assignments(node)):
-                    for key, element in self._keys(scope, target, source, global_names):
-                        sources[key].append(element)
+                    for key, bound_source in self._bindings(scope, target, source, global_names):
+                        sources[key].append(bound_source)
         return sources
 
     def sources(self, node: ast.Name | ast.Attribute) -> list[Source]:
@@ -56,7 +56,7 @@ class Bindings(Script):
                     return sources
         return []
 
-    def _keys(self, scope: ast.AST, target: ast.expr, source: Source, global_names: set[str]) -> Iterator[Binding]:
+    def _bindings(self, scope: ast.AST, target: ast.expr, source: Source, global_names: set[str]) -> Iterator[Binding]:
         """Yield the key and source of each name or attribute in a target; `global_names` belong to the module."""
         match target:
             case ast.Name(id=name):
@@ -65,7 +65,7 @@ class Bindings(Script):
                 yield self._attribute_key(target), source
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 for number, each in enumerate(elements):
-                    yield from self._keys(scope, each, _unpacked(source, number, len(elements)), global_names)
+                    yield from self._bindings(scope, each, _unpacked(source, number, len(elements)), global_names)
 
     def _attribute_key(self, node: ast.Attribute) -> Key:
         """The key of an attribute: (class, "self.x"); or (None, "args.x"), one variable in the whole script."""
@@ -75,10 +75,10 @@ class Bindings(Script):
     def _argument_sources(self, function: Function, name: str) -> Iterator[Source]:
         """Yield the source of the parameter `name` at each call, or UNKNOWN; nothing if there is no such parameter."""
         arguments = function.args
-        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-        if name not in names:
+        parameters = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        if name not in parameters:
             return
-        position = names.index(name)
+        position = parameters.index(name)
         if self.takes_self(function):
             if position == 0:
                 yield UNKNOWN
@@ -127,12 +127,12 @@ class Bindings(Script):
         visited: set[ast.expr | None] = set()
         waiting: list[ast.expr | None] = [node]
         while waiting:
-            each = waiting.pop()
-            if each not in visited:
-                visited.add(each)
-                direct_origins = list(self._direct_origins(each)) if each is not None else []
+            expression = waiting.pop()
+            if expression not in visited:
+                visited.add(expression)
+                direct_origins = list(self._direct_origins(expression)) if expression is not None else []
                 waiting += direct_origins
-                origins += [] if direct_origins else [each]
+                origins += [] if direct_origins else [expression]
         return tuple(origins)
 
     def _direct_origins(self, node: ast.expr) -> Iterator[ast.expr | None]:

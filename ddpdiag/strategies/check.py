@@ -5,10 +5,10 @@ shipped digits by each requested strategy: single (one process alone), dp (nn.Da
 (DistributedDataParallel), fsdp (fully_shard), tensor-parallel (DTensor), pipeline (GPipe), model-parallel (a network
 over several devices of a rank, under DDP). All begin with the same weights and take the same images in each step, and
 nothing in the network depends on how a batch is divided, so the loss of every step must be that of single except for
-rounding (`tolerance`; float32 is computed as float32, without TF32). Each runs in fresh processes with a deadline of
-its own: one that hangs is reported, and the next one still runs. A strategy that the installed torch lacks is reported
-as not possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of
-the messages between its stages. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
+rounding (`tolerance`; float32 is computed as float32, without TF32). Each strategy runs in new processes with its own
+deadline, so that the next one runs even after one that hangs. A strategy that the installed torch lacks is reported as
+not possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of the
+messages between its stages. The code of each strategy is one file in ddpdiag/strategies/workloads, made to be copied.
 
 Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
 Memory is the peak of a rank: resident on a CPU, allocated on GPUs; state is the size of its parameters, gradients and
@@ -18,8 +18,8 @@ Findings and their causes:
 
 Fix: `ddpdiag check` finds faults of hosts, GPUs and network; use the simplest working strategy that is fast enough.
 
-Confirm by hand: Each file in ddpdiag/strategies/workloads runs by itself under torchrun; compare its losses with those
-of single.
+Confirm by hand: copy the loop of the strategy's file in ddpdiag/strategies/workloads into a script, run this script
+under torchrun, and compare its losses with those of single.
 
 Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (docs.pytorch.org/tutorials).
 """

@@ -143,13 +143,13 @@ def reference_losses(seen: Seen[Data]) -> tuple[float, ...]:
 
 def train_report(seen: Seen[Data]) -> TrainReport:
     """The report of `ddpdiag train`: a row for each requested strategy, and a row for single if it ran."""
-    asked = train_options(seen.options)
+    options = train_options(seen.options)
     single = run_of(seen, Strategy.SINGLE)
-    strategies = dict.fromkeys((Strategy.SINGLE, *asked.strategy) if single is not None else asked.strategy)
+    strategies = dict.fromkeys((Strategy.SINGLE, *options.strategy) if single is not None else options.strategy)
     rows = tuple(_row(seen, strategy, single) for strategy in strategies)
     versions = seen.of(lch003.CHECK).by_rank
     return TrainReport(
-        asked=asked,
+        asked=options,
         batch_size=batch_size_of(seen.world),
         device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
         rows=rows,

@@ -40,10 +40,10 @@ _HIDDEN_WIDTH = 128
 
 def strategies_of(world: World) -> tuple[Strategy, ...]:
     """The possible strategies in order: single for comparison, then the requested ones; empty if none of these is."""
-    asked = train_options(world.options).strategy
-    if all(why_impossible(each, world) for each in asked):
+    requested = train_options(world.options).strategy
+    if all(why_impossible(each, world) for each in requested):
         return ()
-    return tuple(each for each in dict.fromkeys((Strategy.SINGLE, *asked)) if not why_impossible(each, world))
+    return tuple(each for each in dict.fromkeys((Strategy.SINGLE, *requested)) if not why_impossible(each, world))
 
 
 def ranks_of(strategy: Strategy, world: World) -> tuple[int, ...]:
@@ -103,9 +103,9 @@ def why_impossible(strategy: Strategy, world: World) -> str | None:
             gpus = world.arrivals[world.living[0]].gpus if world.living else 0
             return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
         case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _ranks_with_device_group(world):
-            most = max((arrival.gpus for arrival in world.arrivals.values()), default=0)
-            least = train_options(world.options).group_size
-            return f"a rank needs {least} GPUs (--group-size), and no rank sees more than {most}"
+            available = max((arrival.gpus for arrival in world.arrivals.values()), default=0)
+            needed = train_options(world.options).group_size
+            return f"a rank needs {needed} GPUs (--group-size), and no rank sees more than {available}"
         case Strategy.SINGLE | Strategy.MODEL_PARALLEL:
             return None
         case _:

@@ -60,7 +60,7 @@ def _finding(code_word: str, title: str, message: str, fix: str = "", ranks: Seq
 
 
 def _ended_ranks(look: Look) -> Finding | None:
-    ranks = look.ranks_doing(Activity.GONE)
+    ranks = look.ranks_doing(Activity.ENDED)
     if not ranks or (len(ranks) < len(look.ranks) and not look.ranks_doing(Activity.WAITING)):
         return None
     return _finding(
@@ -75,7 +75,7 @@ def _ended_ranks(look: Look) -> Finding | None:
 
 def _last_ranks(look: Look) -> Finding | None:
     """Name no rank if some have ended and none is known to wait for them. Usually rank 0 then saves the model."""
-    ended = look.ranks_doing(Activity.GONE)
+    ended = look.ranks_doing(Activity.ENDED)
     left = tuple(sorted(rank for rank in look.by_rank if rank not in ended))
     if not ended or not left:
         return None
@@ -155,16 +155,16 @@ def _ranks_without_data(look: Look) -> Finding | None:
 def _different_collectives(look: Look) -> Finding | None:
     """Name ranks that posted another collective than most ranks, or fewer collectives."""
     traces = {state.rank: state.collectives for state in look.ranks if state.collectives is not None}
-    if found := split(traces):
-        sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
+    if mismatch := split(traces):
+        sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in mismatch.sides[:4])
         return _finding(
             "mismatch",
-            f"{ranks_text(found.odd)} posted a different collective than the others"
-            if found.odd
+            f"{ranks_text(mismatch.odd)} posted a different collective than the others"
+            if mismatch.odd
             else "the ranks posted different collectives",
             f"Under the same number, {sides}.",
             _PATHS_FIX,
-            found.odd,
+            mismatch.odd,
         )
     lagging = lag(traces)
     ranks = tuple(rank for rank in lagging.ranks if look.activities[rank] is not Activity.WAITING)
@@ -221,15 +221,15 @@ def _without_rank_0(look: Look) -> Finding | None:
 
 def _awaited_ranks(look: Look) -> Finding | None:
     """Name ranks that are not in the collective in which other ranks wait."""
-    waiting, away = look.ranks_doing(Activity.WAITING), look.ranks_doing(Activity.ELSEWHERE, Activity.LOADING)
-    if not waiting or not away:
+    waiting, absent = look.ranks_doing(Activity.WAITING), look.ranks_doing(Activity.ELSEWHERE, Activity.LOADING)
+    if not waiting or not absent:
         return None
     return _finding(
         "awaited",
-        f"{subject(waiting, 'waits', 'wait')} for {ranks_text(away)}{look.place_text(away)}",
-        f"{begun(look.waiting_text(waiting))}; {subject(away, 'is', 'are')} not in it{look.where_text(away)}.",
+        f"{subject(waiting, 'waits', 'wait')} for {ranks_text(absent)}{look.place_text(absent)}",
+        f"{begun(look.waiting_text(waiting))}; {subject(absent, 'is', 'are')} not in it{look.where_text(absent)}.",
         _ELSEWHERE_FIX,
-        away,
+        absent,
     )
 
 
@@ -280,11 +280,11 @@ def _ranks_elsewhere(look: Look) -> Finding | None:
     odd = odd_ones_out(places) if len(known) == len(look.ranks) else None
     if odd is None or not odd.ranks:
         return None
-    rest = tuple(rank for rank in places if rank not in odd.ranks)
+    others = tuple(rank for rank in places if rank not in odd.ranks)
     return _finding(
         "odd",
         f"{subject(odd.ranks, 'is', 'are')} elsewhere in the code than the others",
-        f"{begun(subject(rest, 'is', 'are'))} in {odd.usual}), "
+        f"{begun(subject(others, 'is', 'are'))} in {odd.usual}), "
         f"{subject(odd.ranks, 'is', 'are')} not{look.where_text(odd.ranks)}.",
         _ELSEWHERE_FIX,
         odd.ranks,
@@ -326,7 +326,7 @@ def _no_rank_to_name(look: Look) -> Finding:
     if not look.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
         return _finding("no-rank", "no rank was found", message)
-    loading, unseen = look.ranks_doing(Activity.LOADING), look.ranks_doing(Activity.NO_STACK)
+    loading, without_stack = look.ranks_doing(Activity.LOADING), look.ranks_doing(Activity.NO_STACK)
     if len(loading) == len(look.ranks):
         return _finding(
             "data",
@@ -334,12 +334,12 @@ def _no_rank_to_name(look: Look) -> Finding:
             "Every rank waits for its data loader, and its workers are alive.",
             "Look at the source of the data: a file system, a download, memory; try num_workers=0.",
         )
-    if unseen:
+    if without_stack:
         waiting = look.ranks_doing(Activity.WAITING)
         waits = f"{look.waiting_text(waiting)}; " if waiting else ""
         return _finding(
             "no-stack",
-            f"{waits}no stack of {ranks_text(unseen)} can be read",
+            f"{waits}no stack of {ranks_text(without_stack)} can be read",
             "These ranks show no stack, and their states and use of cores do not distinguish them.",
             "Make the stacks readable (a note shows how).",
         )

@@ -48,7 +48,7 @@ _SAME_CORES = 0.2
 class Activity(Enum):
     """The activity of a rank."""
 
-    GONE = "gone"
+    ENDED = "ended"
     STOPPED = "stopped"
     STUCK = "stuck"
     WAITING = "waiting"  # in a collective, for other ranks
@@ -131,7 +131,7 @@ class RankState(Struct, frozen=True, kw_only=True):
         """The activity of the rank, by its own state alone."""
         state = self.process.state if self.process is not None else "Z"
         if state in ("Z", "X"):
-            return Activity.GONE
+            return Activity.ENDED
         if state in ("T", "t"):
             return Activity.STOPPED
         if state == "D":
@@ -231,7 +231,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def proves_a_hang(self) -> bool:
         """Whether two looks saw all ranks at the same places, or a rank has ended, is stopped or stuck."""
-        return self.all_unmoved or bool(self.ranks_doing(Activity.GONE, Activity.STOPPED, Activity.STUCK))
+        return self.all_unmoved or bool(self.ranks_doing(Activity.ENDED, Activity.STOPPED, Activity.STUCK))
 
     def is_unmoved(self, before: "Look | None") -> bool:
         """Whether `before`, an earlier look at the same silence, shows each rank at the same place. False for None."""

@@ -78,13 +78,13 @@ def descendants(pids: Iterable[int], root: Path = PROC) -> list[Process]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
-    found: list[Process] = []
+    ordered: list[Process] = []
     waiting = sorted(pid for pid in pids if pid in processes)
     while waiting:
         pid = waiting.pop(0)
-        found.append(processes[pid])
+        ordered.append(processes[pid])
         waiting += sorted(children.get(pid, ()))
-    return found
+    return ordered
 
 
 def find_ranks(processes: Sequence[Process]) -> RankProcesses:
@@ -99,8 +99,8 @@ def find_ranks(processes: Sequence[Process]) -> RankProcesses:
         if top_processes:
             ranks = {rank: _training_process(top, processes) for rank, top in sorted(top_processes.items())}
             holders = (*ranks.values(), *top_processes.values())
-            values = (process.environ.get(name, "") for process in holders for name in WORLD_NAMES)
-            return RankProcesses(ranks, next((int(value) for value in values if value.isdecimal()), None))
+            world_sizes = (process.environ.get(name, "") for process in holders for name in WORLD_NAMES)
+            return RankProcesses(ranks, next((int(value) for value in world_sizes if value.isdecimal()), None))
     spawned = {process.pid: process for process in processes if process.is_spawned and process.state not in "ZX"}
     parents = [process for process in spawned.values() if process.parent not in spawned]  # others are their helpers
     if len(parents) > 1:
