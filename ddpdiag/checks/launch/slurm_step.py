@@ -80,8 +80,8 @@ class SlurmStep(NamedTuple):
 def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
     """The step that these variables describe; None outside of a step, or if its size is not known."""
     name = job_and_step(variables)
-    tasks, nodes = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
-    return SlurmStep(name, tasks, nodes, variables) if "." in name and tasks and nodes else None
+    tasks, hosts = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
+    return SlurmStep(name, tasks, hosts, variables) if "." in name and tasks and hosts else None
 
 
 def _number(variables: Mapping[str, str], name: str) -> int | None:

@@ -99,22 +99,22 @@ def measure(ctx: Context) -> Data:
     """Rank 0 listens, unless torchrun's agent does, and gives its random word to the others. Then all ranks connect."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
-        secret = ctx.barrier(_AGENT).offer
-        answer = _connect(ctx, name, port, secret) if secret else None
+        token = ctx.barrier(_AGENT).offer
+        answer = _connect(ctx, name, port, token) if token else None
         return Data(name=name, port=port, port_check=answer, is_own=_is_own_address(answer))
-    secret = secrets.token_hex(16)
+    token = secrets.token_hex(16)
     ctx.step(f"listen on port {port}")
     try:
-        listener = PortListener(port, secret, {str(rank) for rank in ctx.group})
+        listener = PortListener(port, token, {str(rank) for rank in ctx.group})
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error))
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
         ctx.barrier("")
         return Data(name=name, port=port, error=code, holder=holder)
     try:
-        ctx.barrier(secret)
+        ctx.barrier(token)
         end = time.monotonic() + _ACCEPT_SECONDS
-        answer = _connect(ctx, name, port, secret)
+        answer = _connect(ctx, name, port, token)
         ctx.step("wait for the other hosts")
         listener.wait(end - time.monotonic())
     finally:
@@ -122,9 +122,10 @@ def measure(ctx: Context) -> Data:
     return Data(name=name, port=port, port_check=answer, is_own=_is_own_address(answer))
 
 
-def _connect(ctx: Context, name: str, port: int, secret: str) -> PortAnswer:
+def _connect(ctx: Context, name: str, port: int, token: str) -> PortAnswer:
+    """Connect to MASTER_ADDR:MASTER_PORT, and check that rank 0 sends `token`; torchrun's agent sends none."""
     ctx.step(f"connect to {name}:{port}")
-    return check_port(name, port, _CONNECT_SECONDS, who=str(ctx.place.rank), word=None if secret == _AGENT else secret)
+    return check_port(name, port, _CONNECT_SECONDS, who=str(ctx.place.rank), word=None if token == _AGENT else token)
 
 
 def _is_own_address(answer: PortAnswer | None) -> bool | None:
@@ -136,8 +137,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     leaders = [rank for group in scope_groups(Scope.HOST, seen.world) for rank in group]
     if seen.trials or 0 not in leaders:
         return ()
-    agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
-    return (new_trial(seen, groups=(tuple(leaders[:MAX_HOSTS]),), params={"agent_store": agent}),)
+    has_agent_store = any(arrival.agent_store for arrival in seen.world.arrivals.values())
+    return (new_trial(seen, groups=(tuple(leaders[:MAX_HOSTS]),), params={"agent_store": has_agent_store}),)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -152,7 +153,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         others = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
         failed = {rank: word for rank in others if (word := _failure_word(seen, rank, answers[rank])) is not None}
         if self_connected := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
-            yield _itself(seen, first_host, self_connected)
+            yield _self_connection(seen, first_host, self_connected)
         failed = {rank: word for rank, word in failed.items() if rank not in self_connected}
         reached = sum(map(answered, others.values()))
         for word in dict.fromkeys(failed.values()):
@@ -181,7 +182,7 @@ def _failure_word(seen: Seen[Data], rank: int, data: Data) -> str | None:
 
 
 def _not_listening(seen: Seen[Data], host: str, first: Data) -> Finding:
-    """The finding on a rank 0 that could not listen on MASTER_PORT; `first` is its data, `host` its host."""
+    """The finding if rank 0 could not listen on MASTER_PORT; `first` is its data, `host` its host."""
     other_port = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(max(first.port + 1, 29500))
     fix = f"Choose another port in the job script: `export MASTER_PORT={other_port}`."
     if first.error != "EADDRINUSE":
@@ -234,7 +235,7 @@ def _unreachable_from_itself(seen: Seen[Data], host: str, first: Data, failure: 
     return seen.finding(word, title, message, hosts=[host], evidence=_evidence({host: first}), fix=fix)
 
 
-def _itself(seen: Seen[Data], first_host: str, answers: Mapping[int, Data]) -> Finding:
+def _self_connection(seen: Seen[Data], first_host: str, answers: Mapping[int, Data]) -> Finding:
     """The finding on hosts to which the address of MASTER_ADDR also belongs, so that they connect to themselves."""
     first, hosts = next(iter(answers.values())), seen.world.hosts_of(list(answers))
     names = names_text(hosts)

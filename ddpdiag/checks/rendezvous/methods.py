@@ -89,17 +89,12 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 def _methods_to_test(seen: Seen[Data]) -> tuple[str, ...]:
     """The methods that are not known to fail. On a single host file:// needs no shared directory."""
-    excluded = set()
-    if not master_port.is_usable(seen.of(master_port.CHECK)):
-        excluded.add("env")
     directory = seen.options.shared_dir
-    if (len(seen.world.hosts) > 1 and not directory) or (
-        directory and not shared_dir.is_usable(seen.of(shared_dir.CHECK))
-    ):
-        excluded.add("file")
-    if directory and unfit_for_url(directory):
-        excluded.add("file")
-    return tuple(method for method in METHODS if method not in excluded)
+    is_file_possible = len(seen.world.hosts) == 1
+    if directory:
+        is_file_possible = shared_dir.is_usable(seen.of(shared_dir.CHECK)) and not unfit_for_url(directory)
+    is_possible = {"tcp": True, "env": master_port.is_usable(seen.of(master_port.CHECK)), "file": is_file_possible}
+    return tuple(method for method in METHODS if is_possible[method])
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
