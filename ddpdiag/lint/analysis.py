@@ -36,7 +36,7 @@ class Kind(Enum):
 Kinds = frozenset[Kind]
 ONLY_OTHER: Kinds = frozenset({Kind.OTHER})
 RANKS: Kinds = frozenset({Kind.RANK, Kind.LOCAL_RANK, Kind.PROCESS_INDEX})
-# Variables of torchrun, Slurm, Open MPI and MPICH.
+# Variables that torchrun, Slurm, Open MPI and MPICH set for each rank, with the kind of their values.
 _KINDS_BY_VARIABLE = {
     **dict.fromkeys(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), Kind.RANK_TEXT),
     **dict.fromkeys(

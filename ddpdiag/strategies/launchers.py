@@ -39,7 +39,7 @@ class RankTimes(Struct, frozen=True, kw_only=True):
     """What one rank measured in a training.
 
     `group_ready_at` is the end of the first all-reduce, when all ranks have joined the group; all processes of a host
-    share its clock, time.monotonic(). `step_seconds` is the median of the timed steps.
+    share its clock, time.monotonic(). `step_seconds` is the median timed step, `threads` is torch.get_num_threads().
     """
 
     rank: int

@@ -157,7 +157,7 @@ def sampler_of_wrong_rank(script: Analysis) -> Iterator[Hit]:
         DistributedSampler(data)                # the same
 
     Fix: remove rank, num_replicas and seed. On a single host a local rank is correct, so this is a warning; it is an
-    error where the script mentions several hosts. A number from mp.spawn is accepted.
+    error if the script mentions several hosts. A number from mp.spawn is accepted.
 
     Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (rank within
     num_replicas; seed: "should be identical across all processes").

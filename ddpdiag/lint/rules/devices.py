@@ -80,7 +80,7 @@ def device_of_global_rank(script: Analysis) -> Iterator[Hit]:
         torch.cuda.set_device(dist.get_rank())                  # one host
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))    # any number
 
-    Fix: use the local rank. This is an error where the script mentions several hosts (an option --nnodes, a variable
+    Fix: use the local rank. This is an error if the script mentions several hosts (an option --nnodes, a variable
     NODE_RANK), else a warning.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html (LOCAL_RANK, RANK);
