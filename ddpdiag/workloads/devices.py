@@ -98,7 +98,7 @@ def link_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
         **structs.asdict(links) | {"nvlink_domain": links.nvlink_domain if allows_mnnvl(env) else None},
         uuid=uuid,
         # Behind an NVSwitch all pairs of GPUs have the same rate, so the paths between pairs are not needed.
-        peers={} if links.nvlink_switched else peers_of(uuid, [own for own in shown_uuids if own is not None]),
+        peers={} if links.nvlink_switched else peers_of(uuid, [each for each in shown_uuids if each is not None]),
         processor=processor_maker(proc_root(os.environ)),
     )
 

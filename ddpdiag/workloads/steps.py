@@ -89,10 +89,11 @@ def time_step(
 def average_gradients(model: nn.Module) -> None:
     """Replace the gradients by their means over all ranks, with one all-reduce."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for gradient, mean in zip(gradients, flat.split([own.numel() for own in gradients]), strict=True):
+    all_gradients = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(all_gradients)
+    all_gradients /= dist.get_world_size()
+    means = all_gradients.split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
         gradient.copy_(mean.view_as(gradient))
 
 

@@ -4,9 +4,9 @@ DDP spends its communication time in this collective. Every rank contributes int
 the sum is known exactly: a wrong sum means corrupted data (seen with P2P behind an IOMMU). Then a small message is
 timed for the latency and a large one for the bandwidth, with each rank's own clock.
 
-Where a sum is wrong, the ranks broadcast known values one after the other. A sender whose values arrive wrong at most
-of the others is named, and so is a receiver at which the values of most of the others arrive wrong. Single links that
-deliver wrong values are named, and neither of their ends, unless a rank finds its copy corrupted.
+If a sum is wrong, the ranks broadcast known values one after the other. A sender is named if its values arrive wrong at
+most other ranks, and a receiver is named if the values of most other ranks arrive wrong there. If single links deliver
+wrong values, the links are named and not the ranks at their ends, unless a rank finds its own copy corrupted.
 
 busbw is defined as in nccl-tests: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
 ranks. With more ranks than cores the numbers do not describe the machine and are not judged.

@@ -105,8 +105,8 @@ class Pair(NamedTuple):
     def link_statuses(self) -> dict[Link, P2P]:
         """NVML's P2P status of each direction, by the indices of the GPUs (from, to), if NVML reports it."""
         paths = ((self.one, self.other, self.forward), (self.other, self.one, self.reverse))
-        known = (((one.index, other.index), status_of(path)) for one, other, path in paths if path is not None)
-        return {link: status for link, status in known if status is not None}
+        statuses = (((one.index, other.index), status_of(path)) for one, other, path in paths if path is not None)
+        return {link: status for link, status in statuses if status is not None}
 
     @property
     def statuses(self) -> tuple[P2P, ...]:
@@ -168,9 +168,9 @@ class HostPaths(Struct, frozen=True, kw_only=True):
     @property
     def pairs_through_memory(self) -> tuple[Pair, ...]:
         """Pairs without NVLinks that are too far apart for NCCL's P2P, so that NCCL uses the host's memory."""
-        most = p2p_level(self.surroundings.processor, len(self.host.ranks), self.nccl_version)
+        limit = p2p_level(self.surroundings.processor, len(self.host.ranks), self.nccl_version)
         return tuple(
-            pair for pair in self.pcie_pairs if pair.level is not None and most is not None and pair.level > most
+            pair for pair in self.pcie_pairs if pair.level is not None and limit is not None and pair.level > limit
         )
 
 
@@ -179,8 +179,8 @@ def status_of(path: GpuPath) -> P2P | None:
     reported = [P2P(status) for status in (path.read, path.write) if status is not None]
     if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
         reported.append(P2P.DISABLED_BY_REGKEY)
-    known = [status for status in reported if status is not P2P.UNKNOWN]
-    return next((status for status in known if status is not P2P.OK), P2P.OK) if known else None
+    statuses = [status for status in reported if status is not P2P.UNKNOWN]
+    return next((status for status in statuses if status is not P2P.OK), P2P.OK) if statuses else None
 
 
 @lru_cache(maxsize=1)
@@ -263,8 +263,8 @@ def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
 
 def _label(gpu: Gpu) -> str:
     """The GPU in words, such as "GPU 5 (GPU-3f1c..., PCI 0000:65:00.0)"."""
-    known = ", ".join(filter(None, [gpu.uuid, f"PCI {gpu.pci}" if gpu.pci else None]))
-    return f"GPU {gpu.index}{f' ({known})' if known else ''}"
+    details = ", ".join(filter(None, [gpu.uuid, f"PCI {gpu.pci}" if gpu.pci else None]))
+    return f"GPU {gpu.index}{f' ({details})' if details else ''}"
 
 
 def _gpus_of(pairs: Iterable[Pair]) -> list[Gpu]:

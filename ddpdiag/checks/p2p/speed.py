@@ -1,14 +1,14 @@
-"""All-reduce far below what its path can do.
+"""An all-reduce that is much slower than NCCL's path allows.
 
-NCCL's log (P2P004) shows the path between the ranks, and NVML what its links carry. Where the all-reduce of COL001 over
-nccl stays below `far_ratio` of that, it is measured once more, with a larger message (128 MiB, less
-where that takes long). A run whose all-reduce is fast enough measures nothing more. Short messages are bound by
-latency, so the time of a call of 4 bytes is left out.
+NCCL's log (P2P004) shows the path between the ranks, and NVML shows the rate of its links. If the all-reduce of COL001
+over nccl stays below `far_ratio` of this rate, it is measured once more, with a larger message (128 MiB, or less if
+that takes long). If the all-reduce of COL001 is fast enough, nothing more is measured. Short messages are bound by
+latency, so the time of a call of 4 bytes is subtracted.
 
-It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
-cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a note.
-Where NCCL copies directly between GPUs (P2P) and stays slow, a last measurement with NCCL_P2P_DISABLE=1 shows whether
-direct copies are the cause. For TCP sockets and for gloo no rate is expected: their speed depends on the hosts' cores.
+The finding is an error if both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
+cores. Else it is a warning, which states what is missing. If the second measurement is fast enough, it is a note. If
+NCCL copies directly between GPUs (P2P) and stays slow, a last measurement with NCCL_P2P_DISABLE=1 shows whether direct
+copies are the cause. For TCP sockets and gloo no rate is expected, because their speed depends on the hosts' cores.
 
 Findings:
 
@@ -338,10 +338,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         return
     is_note = severity is Severity.NOTE
     causes = [] if is_note else [*_causes(seen, path)]
-    last = second or first
+    latest = second or first
     hosts = seen.world.hosts_of(seen.world.living) if len(seen.world.hosts) == 1 else ()
     where = f" on {hosts[0]}" if hosts else ""
-    rate, backend = last.busbw_bytes_per_s, seen.world.backend
+    rate, backend = latest.busbw_bytes_per_s, seen.world.backend
     first_text = f" ({rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)})" if second else ""
     cause_text = f" Seen in this run: {'; '.join(c.text for c in causes)}." if causes else " This run shows no cause."
     yield seen.finding(
@@ -349,7 +349,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         f"one of two measurements of the all-reduce over {backend} was slow: {rate_text(first.busbw_bytes_per_s)}"
         if is_note
         else f"the all-reduce over {backend} is far too slow for its path: {rate_text(rate)}",
-        f"The all-reduce over {backend}{where} reaches {rate_text(rate)} busbw at {size_text(last.size_bytes)}"
+        f"The all-reduce over {backend}{where} reaches {rate_text(rate)} busbw at {size_text(latest.size_bytes)}"
         f"{first_text}. At least {share_text(ratio)} of {rate_text(expected)} is expected: {path.text}."
         f"{'' if is_note else cause_text}{'' if is_note else doubts_text(doubts)}",
         severity=severity,

@@ -173,9 +173,9 @@ def _hops(seen: Seen[Data], *, inside: bool) -> list[Hop]:
 
 def _reasons(logs: Mapping[int, Log], ranks: Sequence[int]) -> list[str]:
     """The reasons for NCCL's choice on these ranks: variables that are set, and notes in NCCL's log."""
-    known = [logs[rank] for rank in ranks if rank in logs]
-    settings = (f"{name}={log.settings[name]}" for log in known for name in _VARIABLES if name in log.settings)
-    return list(dict.fromkeys((*settings, *(f"'{note}'" for log in known for note in log.notes))))
+    rank_logs = [logs[rank] for rank in ranks if rank in logs]
+    settings = (f"{name}={log.settings[name]}" for log in rank_logs for name in _VARIABLES if name in log.settings)
+    return list(dict.fromkeys((*settings, *(f"'{note}'" for log in rank_logs for note in log.notes))))
 
 
 def _reasons_text(reasons: Sequence[str]) -> str:
@@ -304,12 +304,12 @@ def warning_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Find
         for text in log.warnings:
             ranks[text].append(rank)
     if ranks:
-        lines = [f"{ranks_text(own)}: {text}" for text, own in ranks.items()]
+        lines = [f"{ranks_text(text_ranks)}: {text}" for text, text_ranks in ranks.items()]
         yield seen.finding(
             "warned",
             "NCCL printed warnings",
             f"NCCL printed warnings although the all-reduces worked: {names_text(lines)}.",
-            hosts=seen.world.hosts_of(sorted({rank for own in ranks.values() for rank in own})),
+            hosts=seen.world.hosts_of(sorted({rank for text_ranks in ranks.values() for rank in text_ranks})),
             evidence={"warnings": [*lines]},
             fix="Give NCCL's output to `ddpdiag explain FILE`, which knows causes of many warnings. 'Got async event' "
             "means a link that goes down and up: have its cable checked.",
@@ -325,7 +325,7 @@ def report(seen: Seen[Data]) -> Contribution:
             texts[rank].add(hop.text)
     ordered = partial(sorted, key=lambda text: (text == "NVLS", text.startswith("NET"), text))
     columns: dict[int, Mapping[str, Scalar]] = {
-        rank: {"transport": ", ".join(ordered(own))} for rank, own in texts.items()
+        rank: {"transport": ", ".join(ordered(rank_texts))} for rank, rank_texts in texts.items()
     }
     return Contribution(columns=columns)
 

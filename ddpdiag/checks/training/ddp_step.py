@@ -1,12 +1,12 @@
 """One step of DistributedDataParallel: correct gradients, and the slowest rank.
 
-What: over one process group, one step of DDP is compared with one process that has all images (a ConvNet with
-GroupNorm: BatchNorm gets other images on each rank, and its gradients differ without a fault; GELU and mean pooling: a
-rounding changes no more than a rounding). Then the parts of some
-steps are timed: data, forward, backward, all-reduce, optimizer; and a bucket of 25 MiB, DDP's own size, is averaged.
+What: over one process group, one step of DDP is compared with one process that has all images. The network is a ConvNet
+with GroupNorm (with BatchNorm, each rank has other images, so gradients differ without a fault), GELU and mean pooling
+(with which rounding errors stay small). Then the parts of some steps are timed: data, forward, backward, all-reduce,
+optimizer. Last, a bucket of 25 MiB, DDP's own size, is averaged.
 
 Why: training can succeed although one rank sometimes computes wrong gradients, and it is as slow as its slowest rank.
-An all-reduce ends on all ranks together, so the rank at fault is the one that waits least.
+An all-reduce ends on all ranks together, so the rank that waits least is at fault.
 
 Findings and their causes:
 
@@ -138,8 +138,8 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """The seconds of each part of a step, from each rank's window of median length, so that they add up to a step."""
     parts = ("data", "forward", "backward", "optimizer", "wait")
     return {
-        rank: {f"{part}_seconds": getattr(typical_window(own), part) for part in parts}
-        for rank, own in _steps_by_rank(seen).items()
+        rank: {f"{part}_seconds": getattr(typical_window(steps), part) for part in parts}
+        for rank, steps in _steps_by_rank(seen).items()
     }
 
 
@@ -149,8 +149,8 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     if not steps_by_rank:
         return {}
     median_window, bucket_bytes = median_step(steps_by_rank), next(iter(steps_by_rank.values())).bucket_bytes
-    slowest = max(own.bucket_seconds for own in steps_by_rank.values())
-    overlaps = [own.overlap for own in steps_by_rank.values() if own.overlap is not None]
+    slowest = max(steps.bucket_seconds for steps in steps_by_rank.values())
+    overlaps = [steps.overlap for steps in steps_by_rank.values() if steps.overlap is not None]
     return {
         "step.data_seconds": median_window.data,
         "step.forward_seconds": median_window.forward,

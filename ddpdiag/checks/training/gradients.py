@@ -17,7 +17,6 @@ Sketch = Sequence[float]
 # in each layer changed the gradient by at most 1.6e-6 of its largest element, 1e-6 by 7e-6, and 1e-5 by 7e-5
 # (tests/benchmarks/rounding.py). A fault changes an element by about its own size. TensorFloat-32 is switched off.
 TOLERANCE = {"float32": 1e-4}
-
 _COMPARE = (
     "Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU and GPU "
     "between the hosts."

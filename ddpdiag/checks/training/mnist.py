@@ -101,22 +101,22 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     trained = _training_by_rank(seen)
     if not trained:
         return
-    uses = {rank: own.core_use for rank, own in seen.by_rank.items() if own.core_use is not None}
+    uses = {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use is not None}
     yield from stolen_core_findings(seen, uses, seen.number("others_share"), seen.number("waited_share"))
-    numbers = [number for own in trained.values() for number in (own.first_loss, own.last_loss, own.test_loss)]
-    if any(own.first_bad_step is not None for own in trained.values()) or not all(map(math.isfinite, numbers)):
+    numbers = [number for each in trained.values() for number in (each.first_loss, each.last_loss, each.test_loss)]
+    if any(each.first_bad_step is not None for each in trained.values()) or not all(map(math.isfinite, numbers)):
         # NaN has many bit patterns, so different checksums would say nothing.
         yield _not_finite_finding(seen, trained)
         return
     if odd := odd_ones_out({rank: training.checksum for rank, training in trained.items()}):
-        found = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training; 1 expected"
+        sets = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training; 1 expected"
         differ = "differs" if len(odd.ranks) == 1 else "differ"
         theirs = f"{who_text(seen, odd.ranks)} {differ} from the majority"
         whose = begun(theirs) if odd.ranks else "No set has a majority, so no rank is blamed"
         yield seen.finding(
             "diverged",
             "ranks have different parameters after training",
-            f"{found}. {whose}.",
+            f"{sets}. {whose}.",
             ranks=odd.ranks,
             evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
             fix="Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU "
@@ -183,8 +183,8 @@ def _accuracy_findings(seen: Seen[Data], result: Training) -> Iterator[Finding]:
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """Each rank's training speed in samples per second."""
     return {
-        rank: {"samples_per_second": own.samples / own.training_seconds if own.training_seconds > 0 else None}
-        for rank, own in _training_by_rank(seen).items()
+        rank: {"samples_per_second": each.samples / each.training_seconds if each.training_seconds > 0 else None}
+        for rank, each in _training_by_rank(seen).items()
     }
 
 
@@ -194,9 +194,10 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     if not trained:
         return {}
     result = next(iter(trained.values()))
+    samples = sum(training.samples for training in trained.values())
     seconds = max(training.training_seconds for training in trained.values())
     return {
-        "training.samples_per_second": sum(own.samples for own in trained.values()) / seconds if seconds > 0 else None,
+        "training.samples_per_second": samples / seconds if seconds > 0 else None,
         "training.accuracy": result.accuracy,
         "training.first_loss": result.first_loss,
         "training.last_loss": result.last_loss,

@@ -49,8 +49,8 @@ def cores_by_machine(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Mac
     ranks_by_machine: dict[object, list[int]] = {}
     for rank, arrival in seen.world.arrivals.items():
         ranks_by_machine.setdefault(arrival.host_id or arrival.host, []).append(rank)
-    for own in ranks_by_machine.values():
-        if all(rank in uses for rank in own) and (machine := _machine_cores(seen, own, uses)) is not None:
+    for ranks in ranks_by_machine.values():
+        if all(rank in uses for rank in ranks) and (machine := _machine_cores(seen, ranks, uses)) is not None:
             yield machine
 
 
@@ -92,12 +92,12 @@ def intruding_processes(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -
     if machine is None or machine.waited_shares[rank] < WAITED_SHARE:
         return ()
     cores = cores_of(seen, [rank])
-    return tuple(own for own in machine.processes if own.last_core in cores and own.cores >= OTHERS_SHARE)
+    return tuple(each for each in machine.processes if each.last_core in cores and each.cores >= OTHERS_SHARE)
 
 
 def processes_text(processes: Sequence[BusyProcess]) -> str:
     """The processes in words, such as "pid 4711 (python burn.py, user root) used 0.70 cores"."""
-    return "; ".join(f"pid {own.pid} ({own.command}, user {own.user}) used {own.cores:.2f} cores" for own in processes)
+    return "; ".join(f"pid {p.pid} ({p.command}, user {p.user}) used {p.cores:.2f} cores" for p in processes)
 
 
 def stolen_core_findings(

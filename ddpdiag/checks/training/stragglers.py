@@ -81,31 +81,31 @@ def find_stragglers(steps: Mapping[int, Steps], ratio: float, min_late_share: fl
     """
     if len(steps) < 2:
         return ()
-    count = min(len(own.windows) for own in steps.values())
+    count = min(len(rank_steps.windows) for rank_steps in steps.values())
     late_windows: dict[int, int] = dict.fromkeys(steps, 0)
     for index in range(count):
-        windows_by_rank = {rank: own.windows[index] for rank, own in steps.items()}
+        windows_by_rank = {rank: rank_steps.windows[index] for rank, rank_steps in steps.items()}
         work = median(window.own for window in windows_by_rank.values())
         wait = median(window.wait for window in windows_by_rank.values())
         for rank, window in windows_by_rank.items():
             late_windows[rank] += window.own > ratio * work and window.wait < wait
     ranks = [rank for rank, windows in late_windows.items() if count and windows >= min_late_share * count]
-    found = [_straggler(rank, steps, late_windows[rank] / count) for rank in ranks]
-    found = [straggler for straggler in found if straggler.own_seconds - straggler.usual_seconds > _MIN_EXCESS_SECONDS]
-    return () if len(found) > 1 and 2 * len(found) >= len(steps) else tuple(found)
+    late = [_straggler(rank, steps, late_windows[rank] / count) for rank in ranks]
+    stragglers = tuple(each for each in late if each.own_seconds - each.usual_seconds > _MIN_EXCESS_SECONDS)
+    return () if len(stragglers) > 1 and 2 * len(stragglers) >= len(steps) else stragglers
 
 
 def _straggler(rank: int, steps: Mapping[int, Steps], late_share: float) -> Straggler:
-    others = [own for other, own in steps.items() if other != rank]
+    peers = [peer for other, peer in steps.items() if other != rank]
     data_excess, compute_excess = (
-        _median_of(steps[rank], part) - median(_median_of(own, part) for own in others) for part in ("data", "compute")
+        _median_of(steps[rank], part) - median(_median_of(peer, part) for peer in peers) for part in ("data", "compute")
     )
     reason = Reason.DATA if data_excess > compute_excess else Reason.COMPUTE
-    usual_core = median(_median_of(own, "core_share") for own in others)
+    usual_core = median(_median_of(peer, "core_share") for peer in peers)
     if reason is Reason.COMPUTE and _median_of(steps[rank], "core_share") < _CORE_SHARE_RATIO * usual_core:
         reason = Reason.CORES
     return Straggler(
-        rank, reason, _median_of(steps[rank], "own"), median(_median_of(own, "own") for own in others), late_share
+        rank, reason, _median_of(steps[rank], "own"), median(_median_of(peer, "own") for peer in peers), late_share
     )
 
 
@@ -121,7 +121,7 @@ def typical_window(steps: Steps) -> Window:
 
 def median_step(steps: Mapping[int, Steps]) -> Window:
     """A step whose figures are medians over ranks, of each rank's median over windows."""
-    return Window(*(median(_median_of(own, name) for own in steps.values()) for name in Window.__struct_fields__))
+    return Window(*(median(_median_of(each, name) for each in steps.values()) for name in Window.__struct_fields__))
 
 
 def straggler_findings(

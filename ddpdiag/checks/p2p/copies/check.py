@@ -303,21 +303,19 @@ def untested_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> I
     by_rank = {copies.rank: copies for copies in all_copies}
     failed = failed_outcomes(seen)
     busy = [by_rank[each.rank] for each in failed if _is_gpu_busy(each, by_rank.get(each.rank))]
-    separate = [copies for copies in all_copies if not copies.sees_all_gpus]
+    partial_views = [copies for copies in all_copies if not copies.sees_all_gpus]
     for limited, reason in (
-        (separate, "each rank sees only some of the GPUs (Slurm: --gpu-bind=none)"),
+        (partial_views, "each rank sees only some of the GPUs (Slurm: --gpu-bind=none)"),
         (busy, "the GPUs allow one process each (compute mode 'exclusive process', GPU008), and the ranks use them"),
-        ([own for own in all_copies if own.refused], f"CUDA allows a GPU only 8 peers there ('{NO_PEERS_LEFT}')"),
+        ([each for each in all_copies if each.refused], f"CUDA allows a GPU only 8 peers there ('{NO_PEERS_LEFT}')"),
     ):
         if hosts := list(dict.fromkeys(copies.host.name for copies in limited)):
+            pairs = [copies.link_label(pair) for copies in limited for pair in copies.refused]
             yield seen.finding(
                 "untested",
                 "not all pairs of GPUs can be tested in one process",
                 f"{names_text(hosts)}: {reason}. Only the collectives test the other pairs.",
-                evidence={
-                    "hosts": [*hosts],
-                    "pairs": [own.link_label(pair) for own in limited for pair in own.refused],
-                },
+                evidence={"hosts": [*hosts], "pairs": [*pairs]},
                 fix="Nothing to do for the job.",
             )
 
@@ -329,7 +327,7 @@ def figures(all_copies: Sequence[RankCopies]) -> Mapping[str, Scalar]:
     """The lowest and the median rate of all pairs of GPUs, and of all links to and from the hosts' memory."""
     rates_by_figure: dict[str, Scalar] = {}
     for name, in_memory in (("p2p.copy", False), ("p2p.host", True)):
-        rates = [rate for own in all_copies for link, rate in own.rates.items() if (HOST_MEMORY in link) is in_memory]
+        rates = [rate for each in all_copies for link, rate in each.rates.items() if (HOST_MEMORY in link) is in_memory]
         if rates:
             rates_by_figure |= {f"{name}.min_bytes_per_s": min(rates), f"{name}.median_bytes_per_s": median(rates)}
     return rates_by_figure
@@ -358,12 +356,12 @@ def matrices(all_copies: Sequence[RankCopies]) -> Iterator[Matrix]:
 def _host_matrix(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
     """The table of rates between the host's memory and each of its GPUs."""
     # Ranks may share a GPU, so the keys are UUIDs.
-    known = {
+    gpus_by_key = {
         gpu.uuid or (copies.rank, index): (copies.label(index), gpu)
         for copies in all_copies
         for index, gpu in ((index, copies.gpus[index]) for index in copies.gpus_in_order)
     }
-    gpus = list(known.values())
+    gpus = list(gpus_by_key.values())
     return Matrix(
         name=f"p2p.host.{host.name}",
         title="Copies between the host's memory and its GPUs",
@@ -392,8 +390,8 @@ def _job_avoids_p2p(seen: Seen[Copies]) -> bool:
     if seen.options.uses_workarounds and fallback.job_workarounds(seen).get(_NO_P2P_VARIABLE) == "1":
         return True
     rows = seen.of(variables.CHECK).by_rank
-    everywhere = bool(rows) and all(row.variables.get(_NO_P2P_VARIABLE) == "1" for row in rows.values())
-    return everywhere and seen.job_backend_works
+    is_set_everywhere = bool(rows) and all(row.variables.get(_NO_P2P_VARIABLE) == "1" for row in rows.values())
+    return is_set_everywhere and seen.job_backend_works
 
 
 def report(seen: Seen[Copies]) -> Contribution:

@@ -96,10 +96,10 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 
     def full_label(self, gpu: int) -> str:
         """The GPU in words, with its UUID and PCI address."""
-        own = self.gpus.get(gpu)
-        known = [own.uuid or "", f"PCI {own.pci}" if own.pci else ""] if own else []
-        shown = ", ".join(filter(None, known))
-        return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
+        gpu_copies = self.gpus.get(gpu)
+        details = [gpu_copies.uuid or "", f"PCI {gpu_copies.pci}" if gpu_copies.pci else ""] if gpu_copies else []
+        text = ", ".join(filter(None, details))
+        return f"{self.label(gpu)}{f' ({text})' if text else ''}"
 
     def link_label(self, link: Link) -> str:
         """The link in words, such as "GPU 2 -> GPU 5"."""
@@ -107,7 +107,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 
     def uuids(self, gpus: Iterable[int]) -> tuple[str, ...]:
         """The UUIDs of these GPUs, as far as they are known."""
-        return tuple(own.uuid for gpu in gpus if (own := self.gpus.get(gpu)) is not None and own.uuid)
+        return tuple(each.uuid for gpu in gpus if (each := self.gpus.get(gpu)) is not None and each.uuid)
 
     def ranks_of(self, gpus: Iterable[int]) -> tuple[int, ...]:
         """The ranks that are known to train on these GPUs."""
@@ -128,7 +128,7 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     for rank, answer in seen.of(devices.CHECK).by_rank.items():
         if answer.gpu is not None and answer.gpu.uuid:
             ranks_by_uuid[answer.gpu.uuid].append(rank)
-    nvml_indices = {gpu.uuid: gpu.index for own in host_paths(seen.of(paths.CHECK)) for gpu in own.gpus if gpu.uuid}
+    nvml_indices = {gpu.uuid: gpu.index for each in host_paths(seen.of(paths.CHECK)) for gpu in each.gpus if gpu.uuid}
     all_copies = []
     for host in hosts_of(seen):
         ranks = [rank for rank in host.ranks if rank in first_answers]
@@ -136,7 +136,7 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
         for rank in ranks:
             first, second = first_answers[rank], second_answers.get(rank, Copies())
             uuids = {gpu.index: gpu.uuid for gpu in first.gpus if gpu.uuid}
-            own = RankCopies(
+            rank_copies = RankCopies(
                 host=host,
                 rank=rank,
                 sees_all_gpus=sees_all_gpus,
@@ -152,7 +152,7 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
                 new_rates=_rates_by_link(second),
                 wrong_words=_wrong_words_by_link(second) | _wrong_words_by_link(first),
             )
-            all_copies.append(own)
+            all_copies.append(rank_copies)
     return all_copies
 
 
@@ -294,7 +294,7 @@ def majority_rate(rates: Mapping[Link, float]) -> float | None:
     for link, rate in rates.items():
         for end in link:
             ends.setdefault(end, []).append(rate)
-    return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
+    return median_low(median_low(end_rates) for end_rates in ends.values()) if len(ends) > 2 else None
 
 
 def slot_rate(card: Card | None) -> tuple[float, str]:
@@ -322,8 +322,8 @@ def _slow_links(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[Ran
     )
     missed: dict[Link, Expectation] = {}
     for link, expected in expectations:
-        least = seen.number(expected.setting) * expected.bytes_per_s
-        if 0 < copies.rates.get(link, 0.0) < least and not _is_short(copies, link):
+        least_rate = seen.number(expected.setting) * expected.bytes_per_s
+        if 0 < copies.rates.get(link, 0.0) < least_rate and not _is_short(copies, link):
             missed.setdefault(link, expected)
     return missed
 
@@ -337,9 +337,9 @@ def _is_short(copies: RankCopies, link: Link) -> bool:
 def _peer_paths(copies: RankCopies, host: HostPaths | None) -> dict[Link, Pair]:
     """P2P001's path of each link with peer access, unless NCCL always uses the host's memory for this pair."""
     pairs = [pair for pair in host.pairs if pair not in host.pairs_through_memory] if host else []
-    known = {frozenset((pair.one.uuid, pair.other.uuid)): pair for pair in pairs}
+    pairs_by_uuids = {frozenset((pair.one.uuid, pair.other.uuid)): pair for pair in pairs}
     links = copies.rates_between(access=True)
-    return {link: known[uuids] for link in links if (uuids := frozenset(copies.uuids(link))) in known}
+    return {link: pairs_by_uuids[uuids] for link in links if (uuids := frozenset(copies.uuids(link))) in pairs_by_uuids}
 
 
 def _expect_by_path(copies: RankCopies, host: HostPaths | None) -> Expectations:
@@ -348,12 +348,12 @@ def _expect_by_path(copies: RankCopies, host: HostPaths | None) -> Expectations:
     For paths through a processor nothing is expected: the rate depends on the processor's model and is not published.
     """
     for link, pair in _peer_paths(copies, host).items():
-        ends = [copies.cards.get(gpu) for gpu in link]
+        cards = [copies.cards.get(gpu) for gpu in link]
         if nvlinks := min((path.nvlinks or 0 for path in pair.known_paths), default=0):
-            speeds = [own.bytes_per_s for end in ends if end for own in end.health.nvlinks if own.up]
+            speeds = [nvlink.bytes_per_s for card in cards if card for nvlink in card.health.nvlinks if nvlink.up]
             rate, source = nvlinks * min(filter(None, speeds), default=0.0), f"{count(nvlinks, 'NVLink')}, by NVML"
         elif pair.is_pcie_only and pair.level is not None and pair.level <= Level.PXB:
-            rate, source = min(map(slot_rate, ends))
+            rate, source = min(map(slot_rate, cards))
         else:
             continue
         if rate:
@@ -443,12 +443,12 @@ def slow_findings(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[R
 def _slow_finding(seen: Seen[Copies], bad_links: BadLinks, missed: Mapping[Link, Expectation]) -> Finding:
     copies, name, in_memory = bad_links.copies, bad_links.copies.host.name, bad_links.kind == "memory"
     rate, expected, links = median(copies.rates[link] for link in missed), min(missed.values()), len(bad_links.links)
-    min_share = max(seen.number(own.setting) for own in missed.values())
-    shares = [median(copies.rates[link] / own.bytes_per_s for link, own in missed.items())]
+    min_share = max(seen.number(each.setting) for each in missed.values())
+    shares = [median(copies.rates[link] / each.bytes_per_s for link, each in missed.items())]
     new_rates = {link: rate for link, rate in copies.new_rates.items() if link in missed}
     if new_rates:
         shares.append(median(rate / missed[link].bytes_per_s for link, rate in new_rates.items()))
-    may_be_error = all(own.may_be_error for own in missed.values())
+    may_be_error = all(each.may_be_error for each in missed.values())
     doubts = []
     if may_be_error and shares[0] < seen.number("far_ratio"):
         doubts = [] if new_rates else ["it was measured once only"]
@@ -491,9 +491,9 @@ def _slow_fix(bad_links: BadLinks, *, is_intended: bool, host_is_faster: bool) -
     if is_intended:
         return "Nothing to do if this is intended (`nvidia-smi topo -m` shows how the GPUs are connected)."
     if bad_links.kind == "memory":
-        own = bad_links.copies.gpus[bad_links.gpus[0]]
+        gpu = bad_links.copies.gpus[bad_links.gpus[0]]
         return (
-            f"Compare `nvidia-smi -q -d PCIE -i {smi_id(own.uuid, own.pci)}` on {name} under load and `nvidia-smi topo "
+            f"Compare `nvidia-smi -q -d PCIE -i {smi_id(gpu.uuid, gpu.pci)}` on {name} under load and `nvidia-smi topo "
             f"-m` with another GPU. Reboot {name}; if the GPU stays slow, have the card reseated."
         )
     return (

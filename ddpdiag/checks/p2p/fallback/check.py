@@ -156,7 +156,7 @@ def start_limit_seconds(seen: Seen[Any]) -> float:
     """The most seconds for the start of a group with new variables, from earlier starts: a set that hangs takes all."""
     timings = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
     steps = (CONTEXT_STEP, COMMUNICATOR_STEP, CONNECT_STEP)
-    slowest = max((sum(own.get(step, 0.0) for step in steps) for own in timings), default=0.0)
+    slowest = max((sum(seconds.get(step, 0.0) for step in steps) for seconds in timings), default=0.0)
     return max(_MIN_START_SECONDS, _START_FACTOR * slowest)
 
 
@@ -360,7 +360,7 @@ def _first_failure(results: Sequence[Result]) -> Result:
 
 def _tried_sets_text(results: Sequence[Result]) -> str:
     """The number of sets in words, such as "2 sets of variables were tried"."""
-    number = len({own.step.set_name for own in results if own.step.overrides})
+    number = len({result.step.set_name for result in results if result.step.overrides})
     return f"{number or 'no'} {'set of variables was' if number == 1 else 'sets of variables were'} tried"
 
 
@@ -389,7 +389,7 @@ def _evidence(seen: Seen[Data], results: Sequence[Result], end: SearchEnd | None
     """The evidence: the results of the steps in order, and the variables that were not tried, with the reasons."""
     excluded = excluded_overrides(seen)
     if end is not None and end.hosts_work:
-        excluded |= dict.fromkeys((own.name for own in search_input(seen).inside_hosts), "inside each host it works")
+        excluded |= dict.fromkeys((each.name for each in search_input(seen).inside_hosts), "inside each host it works")
     reasons: dict[str, list[str]] = {}
     for name, reason in excluded.items():
         reasons.setdefault(reason, []).append(next(iter(VARIABLES[name].override.env)))
@@ -441,7 +441,8 @@ def _cause_findings(seen: Seen[Data], variable: Variable, hosts: Sequence[str]) 
 def _are_copies_correct(seen: Seen[Data], hosts: Sequence[str]) -> bool:
     """Whether P2P002 copied directly between GPUs of these hosts (all if empty), and all copies ended correctly."""
     copies = seen.of(by_code("P2P002"))
-    ranks = {rank for (name, _), own in seen.world.hosts.items() if not hosts or name in hosts for rank in own}
+    ranks_by_host = [ranks for (name, _), ranks in seen.world.hosts.items() if not hosts or name in hosts]
+    ranks = {rank for host_ranks in ranks_by_host for rank in host_ranks}
     pairs = [pair for row in copies.rows_so_far if row.place.rank in ranks for pair in row.data.pairs if pair.access]
     all_ended = all(outcome.status is Status.DONE for outcome in copies.outcomes if outcome.rank in ranks)
     return bool(pairs) and all_ended and not any(pair.wrong for pair in pairs)

@@ -94,8 +94,8 @@ def _unrelated_error(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
 
 
 def _is_unrelated_error(line: str) -> bool:
-    known = known_error(line)
-    return any(text in line for text in _UNRELATED_ERRORS) or (known is not None and known.check in _GPU_CHECKS)
+    card = known_error(line)
+    return any(text in line for text in _UNRELATED_ERRORS) or (card is not None and card.check in _GPU_CHECKS)
 
 
 def search_input(seen: Seen[Any]) -> SearchInput:
