@@ -62,11 +62,11 @@ def measure(ctx: Context) -> Data:
     """Run this rank's part of a sweep of one collective over one backend."""
     from ddpdiag.bench.workloads.measure import bench
     from ddpdiag.workloads.devices import describe
-    from ddpdiag.workloads.group import process_group, why_absent
+    from ddpdiag.workloads.group import backend_error, process_group
 
     backend, collective = str(ctx.trial.params["backend"]), str(ctx.trial.params["collective"])
     empty = Data(backend=backend, collective=collective, ranks=len(ctx.group), pid=os.getpid(), device="")
-    if (unknown := why_absent(backend)) is not None:
+    if (unknown := backend_error(backend)) is not None:
         return structs.replace(empty, unsupported=(str(unknown),))
     with process_group(ctx, backend) as device:
         about = describe(device)

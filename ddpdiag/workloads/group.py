@@ -38,7 +38,7 @@ def group_timeout(ctx: Context) -> timedelta:
     return timedelta(seconds=max(ctx.trial.limit_seconds, ctx.options.budget_seconds) + _BEYOND_DEADLINE_SECONDS)
 
 
-def why_absent(backend: str) -> AbsentBackend | None:
+def backend_error(backend: str) -> AbsentBackend | None:
     """The error that says why this torch has no such backend, or None. Call it after other packages register theirs."""
     dist.is_backend_available(backend)  # from torch 2.15 on this call registers more backends of torch, such as nccl2
     # `backend_list` also names backends that this torch was built without. `fake` transfers nothing.
@@ -68,7 +68,7 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     another group (`KeptGroup`). Groups of gloo are closed: they open in milliseconds, and an open one would prevent a
     group of NCCL. Raises AbsentBackend if torch has no such backend.
     """
-    if (absent := why_absent(backend)) is not None:
+    if (absent := backend_error(backend)) is not None:
         raise absent
     ctx.step(f"choose a device for {backend}" if backend == "gloo" else CONTEXT_STEP)
     begin = time.perf_counter()

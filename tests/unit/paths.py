@@ -64,7 +64,7 @@ def host_of(changes=None, *, host=0, count=4, name="NVIDIA L40S", surroundings=N
         for target in range(count)
         if source != target
     )
-    return Data(paths=Paths(gpus=gpus, paths=ways), around=surroundings or around(count))
+    return Data(paths=Paths(gpus=gpus, paths=ways), surroundings=surroundings or around(count))
 
 
 def both(one, other, **changes):

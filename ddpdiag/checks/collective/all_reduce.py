@@ -81,7 +81,7 @@ def measure(ctx: Context) -> Data:
 
     backend = str(ctx.trial.params["backend"])
 
-    def calls(warmup: int, timed: int, seconds: float) -> tuple[int, int]:
+    def limit_calls(warmup: int, timed: int, seconds: float) -> tuple[int, int]:
         return affordable_calls(warmup, timed, seconds, ctx.end - time.monotonic())
 
     senders, wrong_from = 0, tuple[int, ...]()
@@ -90,11 +90,11 @@ def measure(ctx: Context) -> Data:
         large = check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
         small_seconds, large_seconds = [small.seconds], [large.seconds]
         if is_true_on_any_rank(ctx, small.wrong + large.wrong > 0):
-            _, max_senders = calls(0, MAX_SENDERS, large.seconds)
+            _, max_senders = limit_calls(0, MAX_SENDERS, large.seconds)
             senders, wrong_from = check_broadcasts(ctx, BROADCAST_BYTES, device, max_senders)
         else:
-            small_seconds = time_all_reduce(ctx, small.bytes, device, calls(5, 30, small.seconds))
-            large_seconds = time_all_reduce(ctx, large.bytes, device, calls(2, 8, large.seconds))
+            small_seconds = time_all_reduce(ctx, small.bytes, device, limit_calls(5, 30, small.seconds))
+            large_seconds = time_all_reduce(ctx, large.bytes, device, limit_calls(2, 8, large.seconds))
     return Data(
         backend=backend,
         ranks=len(ctx.group),

@@ -79,7 +79,7 @@ class Data(Struct, frozen=True, kw_only=True):
     """The answer of one rank: the GPUs that NVML shows with their paths, and the PCI devices above the GPUs."""
 
     paths: Paths
-    around: Surroundings = Surroundings()
+    surroundings: Surroundings = Surroundings()
 
 
 class Pair(NamedTuple):
@@ -224,7 +224,7 @@ def _host_paths(host: Host, answers: Sequence[Data], job_gpus: set[str] | None, 
             Pair(one, other, paths_by_gpus.get((_key(one), _key(other))), paths_by_gpus.get((_key(other), _key(one))))
             for one, other in combinations(gpus, 2)
         ),
-        surroundings=answers[0].around,
+        surroundings=answers[0].surroundings,
         errors=tuple(paths.error for paths in rank_paths if paths.error),
         nccl_version=nccl_version,
     )
@@ -287,15 +287,15 @@ def _reasons_text(pairs: Sequence[Pair]) -> str:
 def measure(ctx: Context) -> Data:
     """Read the PCI devices above the GPUs, then query NVML. NVML comes last, because it may hang."""
     proc, sys = proc_root(os.environ), sys_root(os.environ)
-    around = surroundings([function.address for function in nvidia_functions(sys) or ()], proc, sys)
-    return Data(paths=gpu_paths(ctx.step), around=around)
+    bus = surroundings([function.address for function in nvidia_functions(sys) or ()], proc, sys)
+    return Data(paths=gpu_paths(ctx.step), surroundings=bus)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip if GPU002 does, or if no host has two GPUs. The GPUs of all ranks count: a rank may see only its own."""
     arrivals = seen.world.arrivals
-    pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in seen.world.hosts.values())
-    return devices.skip(seen) or inapplicable(None if pairs else "no host has two GPUs")
+    has_pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in seen.world.hosts.values())
+    return devices.skip(seen) or inapplicable(None if has_pairs else "no host has two GPUs")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -359,19 +359,19 @@ def disabled_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 
 def acs_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """The finding on bridges that redirect GPU traffic (unless virtual), or on an IOMMU that translates addresses."""
-    around = paths.surroundings
-    bridges_by_pair = [(pair, around.between(pair.one.pci, pair.other.pci)) for pair in paths.pcie_pairs]
+    bus = paths.surroundings
+    bridges_by_pair = [(pair, bus.between(pair.one.pci, pair.other.pci)) for pair in paths.pcie_pairs]
     bridges = dict.fromkeys(bridge for _, between in bridges_by_pair for bridge in between if bridge.redirects)
-    if around.virtual:
+    if bus.virtual:
         bridges = {}
     pairs = [pair for pair, between in bridges_by_pair if bridges.keys() & {*between}]
-    translated_gpus = [gpu for gpu in _gpus_of(paths.pcie_pairs) if around.translates(gpu.pci)]
+    translated_gpus = [gpu for gpu in _gpus_of(paths.pcie_pairs) if bus.translates(gpu.pci)]
     if not (pairs or translated_gpus):
         return
     # Only pairs at one PCIe switch lose speed. Between root ports traffic goes through the processor in any case, and
     # with an IOMMU the kernel sets ACS on all root ports. Most such hosts copy well.
-    switch_pairs = [pair for pair in pairs if around.share_a_bridge(pair.one.pci, pair.other.pci)]
-    sentences = [*_acs_sentences(list(bridges), pairs, switch_pairs), *_iommu_sentences(around, translated_gpus)]
+    switch_pairs = [pair for pair in pairs if bus.share_a_bridge(pair.one.pci, pair.other.pci)]
+    sentences = [*_acs_sentences(list(bridges), pairs, switch_pairs), *_iommu_sentences(bus, translated_gpus)]
     if not bridges and any(bridge.acs is None for _, between in bridges_by_pair for bridge in between):
         sentences.append("Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`).")
     command = next((f"`setpci -s {quote(bridge.address)} ECAP_ACS+6.w=0000`" for bridge in bridges), "")
@@ -406,9 +406,9 @@ def _acs_sentences(bridges: Sequence[Bridge], pairs: Sequence[Pair], switch_pair
         )
 
 
-def _iommu_sentences(around: Surroundings, translated_gpus: Sequence[Gpu]) -> Iterator[str]:
+def _iommu_sentences(bus: Surroundings, translated_gpus: Sequence[Gpu]) -> Iterator[str]:
     if translated_gpus:
-        domains = ", ".join(dict.fromkeys(around.slot(gpu.pci).domain or "?" for gpu in translated_gpus))
+        domains = ", ".join(dict.fromkeys(bus.slot(gpu.pci).domain or "?" for gpu in translated_gpus))
         yield (
             f"The IOMMU translates addresses for {len(translated_gpus)} GPUs without NVLinks between them (domain type "
             f"{domains}). Passthrough (domain type identity) is the safe setting for P2P over PCIe."
