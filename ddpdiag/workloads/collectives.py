@@ -18,7 +18,7 @@ RANK_PERIOD = 64
 
 
 class AllReduceCheck(NamedTuple):
-    """The result of one all-reduce on this rank: its size per rank, its seconds, and the number of wrong elements."""
+    """The result of one all-reduce on this rank: bytes per rank, seconds, and the number of wrong elements."""
 
     bytes: int
     seconds: float

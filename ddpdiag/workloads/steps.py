@@ -66,10 +66,10 @@ def time_step(
 
     synchronize(device)
     ctx.step(f"watched step {step + 1}")
-    begin = time.process_time()
+    core_begin = time.process_time()
     lap()
-    first = (step * dist.get_world_size() + dist.get_rank()) * IMAGES
-    images, labels = batch(digits, range(first, first + IMAGES), device)
+    first_image = (step * dist.get_world_size() + dist.get_rank()) * IMAGES
+    images, labels = batch(digits, range(first_image, first_image + IMAGES), device)
     lap()
     with model.no_sync():  # without DDP's all-reduce
         loss = cross_entropy(model(images), labels)
@@ -77,7 +77,7 @@ def time_step(
         optimizer.zero_grad()
         loss.backward()
     lap()
-    core_seconds = time.process_time() - begin
+    core_seconds = time.process_time() - core_begin
     average_gradients(model)
     lap()
     optimizer.step()
@@ -98,8 +98,8 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def mean_window(timed_steps: list[Window]) -> Window:
-    """The means of each figure over some steps."""
-    return Window(*(fmean(getattr(lap, name) for lap in timed_steps) for name in Window.__struct_fields__))
+    """The mean of each figure over some steps."""
+    return Window(*(fmean(getattr(step, name) for step in timed_steps) for name in Window.__struct_fields__))
 
 
 def measure_overlap(

@@ -108,9 +108,9 @@ def batches(images: int, schedule: Schedule, rank: int, world_size: int) -> Iter
     If an epoch ends within a batch, the batch continues with the next epoch, whose order is new (`set_epoch`). So a
     small set of images is enough for any number of ranks.
     """
-    numbers = cast("Dataset[int]", range(images))  # the sampler reads nothing but its length
+    indices = cast("Dataset[int]", range(images))  # the sampler reads nothing but its length
     sampler: DistributedSampler[int] = DistributedSampler(
-        numbers, num_replicas=world_size, rank=rank, seed=schedule.seed
+        indices, num_replicas=world_size, rank=rank, seed=schedule.seed
     )
 
     def endless() -> Iterator[int]:
@@ -129,7 +129,7 @@ def prepare(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tenso
     return scaled.unsqueeze(1), labels.to(device).long()
 
 
-def sum_gradients(model: nn.Module, device: torch.device) -> Tensor:
+def register_gradient_sum(model: nn.Module, device: torch.device) -> Tensor:
     """Register hooks that add all elements of this rank's gradients, before the all-reduce, to the returned sum.
 
     The sum becomes and stays NaN or infinite when a gradient does. After the all-reduce every rank would have the NaN,
@@ -201,7 +201,7 @@ def run_training_loop(
     """
     device = next(model.parameters()).device
     optimizer, scheduler = create_optimizer(model, schedule)
-    gradients = sum_gradients(model, device)
+    gradients = register_gradient_sum(model, device)
     losses = torch.zeros(schedule.steps, device=device)
     first_bad_step: int | None = None
     begin = time.perf_counter()

@@ -20,7 +20,7 @@ from ddpdiag.model import Outcome, Severity, Status, Trial
 from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
-# Errors that no variable avoids: texts without a known-error card, and checks of GPUs to which cards refer.
+# Errors that no variable avoids: texts that have no known-error card, and checks of GPUs to which such cards refer.
 _UNRELATED_ERRORS = ("Unknown backend type", "torch sees none")
 _GPU_CHECKS = frozenset({"GPU001", "GPU002", "GPU008"})
 _SEPARATOR = ", "
@@ -118,7 +118,7 @@ def search_input(seen: Seen[Any]) -> SearchInput:
 
 
 def search_order(seen: Seen[Any]) -> SearchOrder:
-    """The recorded order. Before the first trial: the overrides that errors name, that findings suggest, the others."""
+    """The recorded order or, before the first trial, those that errors name, that findings suggest, and the rest."""
     if seen.trials:
         params = seen.trials[0].params
         names, named = (tuple(filter(None, str(params[key]).split(_SEPARATOR))) for key in ("order", "named"))
@@ -141,8 +141,8 @@ def search_order(seen: Seen[Any]) -> SearchOrder:
     # With NVSwitches NCCL uses NVLS for most sizes. If the fabric manager is at fault, NVLS hangs or fails.
     if any(card.health.fabric.state == JOINED for card in cards_of(seen.of(memory_errors.CHECK))):
         suspected.append("NVLS")
-    ranks = dict.fromkeys(suspected, 1) | dict.fromkeys(named, 0)
-    return SearchOrder(tuple(sorted(default_order, key=lambda name: ranks.get(name, 2))), named)
+    priorities = dict.fromkeys(suspected, 1) | dict.fromkeys(named, 0)
+    return SearchOrder(tuple(sorted(default_order, key=lambda name: priorities.get(name, 2))), named)
 
 
 def user_variables(seen: Seen[Any]) -> Overrides:
