@@ -1,61 +1,61 @@
-"""Show a benchmark: as blocks for Markdown and HTML, and as text in the format of nccl-tests.
+"""Show a benchmark as blocks for Markdown and HTML, and as text in the format of nccl-tests.
 
-The text begins with nccl-tests' table and comments: each line that is no row starts with "#". The tables of the series
-and ranks follow as comments, then the findings and the verdict.
+The text begins with nccl-tests' table, in which each line that is not a row starts with "#". The tables of the series
+and of the ranks follow, also after "#", and then the findings and the verdict.
 """
 
 from collections.abc import Iterator, Sequence
 
 from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
-from ddpdiag.bench.rows import Part, devices, measured, parts, reaches
+from ddpdiag.bench.rows import SweepTable, bench_of, rank_devices, reaches_minimum, sweep_tables
 from ddpdiag.model import Report, WorldLine
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Expectation, Series
 from ddpdiag.render.blocks import Block, Cell, Chart, Column, Fold, Items, Line, Mark, Section, Table, Text
 from ddpdiag.render.findings import LIST_SHOWN, write_findings
-from ddpdiag.render.page import ALL_SHOWN, Page, one_line
+from ddpdiag.render.page import ROWS_SHOWN, Page, one_line
 from ddpdiag.render.painter import paint
-from ddpdiag.render.terminal import write_notes, write_verdict
+from ddpdiag.render.terminal import write_file_problems, write_verdict
 from ddpdiag.text import byte_count, count, fold_hosts, is_exceeded
 
 
 def blocks(report: Report) -> Iterator[Section]:
-    """The section of a benchmark: tables of the series and ranks, a chart of the curves, and the rows behind folds."""
-    bench = measured(report)
-    rows = (Fold(part.name, (_sizes(part),)) for part in parts(bench))
-    yield Section("Benchmark", (*_results(report), *_curves(bench), *rows), name="benchmark")
+    """Yield the section of a benchmark: tables of the series and ranks, a chart, and the rows behind folds."""
+    bench = bench_of(report)
+    rows = (Fold(part.name, (_sizes_table(part),)) for part in sweep_tables(bench))
+    yield Section("Benchmark", (*_result_blocks(report), *_bandwidth_chart(bench), *rows), name="benchmark")
 
 
-def _results(report: Report) -> Iterator[Block]:
-    """Tables of the series and of the ranks, with the sentences that explain them; without the rows and the chart."""
-    bench = measured(report)
+def _result_blocks(report: Report) -> Iterator[Block]:
+    """Yield the tables of the series and of the ranks, with the sentences that explain them."""
+    bench = bench_of(report)
     if bench.series:
-        yield _series(bench.series)
+        yield _series_table(bench.series)
     elif not bench.rows:
         yield Text("nothing was measured")
-    # Sentences that are part of the report's sentence are not repeated.
+    # The sentence of the whole report is shown elsewhere, and its parts are not repeated.
     sentences = (one.sentence for one in bench.series if one.sentence and one.sentence not in report.sentence)
     if items := tuple(dict.fromkeys((*sentences, *bench.notes))):
         yield Items(items, "What the numbers mean")
-    groups: dict[tuple[str, str, int], list[BenchRank]] = {}
+    ranks_of_tables: dict[tuple[str, str, int], list[BenchRank]] = {}
     for rank in bench.ranks:
-        groups.setdefault((rank.collective, rank.backend, rank.size_bytes), []).append(rank)
-    for (collective, backend, size), ranks in groups.items():
-        yield _ranks(f"Ranks of {collective} over {backend} at {byte_count(size)}", ranks)
-        if slow := tuple(f"rank {rank.rank} on {rank.host}: {rank.slow}" for rank in ranks if rank.slow):
-            yield Items(slow, "Slow ranks")
+        ranks_of_tables.setdefault((rank.collective, rank.backend, rank.size_bytes), []).append(rank)
+    for (collective, backend, size), ranks in ranks_of_tables.items():
+        yield _ranks_table(f"Ranks of {collective} over {backend} at {byte_count(size)}", ranks)
+        if slow_ranks := tuple(f"rank {rank.rank} on {rank.host}: {rank.slow}" for rank in ranks if rank.slow):
+            yield Items(slow_ranks, "Slow ranks")
 
 
-def expectation_of(series: Series) -> Expectation | None:
-    """The expected bandwidth; None if it is unknown, or if the peak exceeds it by so much that it must be wrong."""
+def plausible_expectation(series: Series) -> Expectation | None:
+    """The expected bandwidth, or None if it is unknown, or wrong because the measured peak exceeds it by far."""
     expected = series.expectation
-    wrong = expected is not None and is_exceeded(series.peak_busbw_bytes_per_s, expected.busbw_bytes_per_s)
-    return None if wrong else expected
+    is_wrong = expected is not None and is_exceeded(series.peak_busbw_bytes_per_s, expected.busbw_bytes_per_s)
+    return None if is_wrong else expected
 
 
-def _series(series: Sequence[Series]) -> Table:
-    levels = [expectation_of(one) for one in series]
-    sources = dict.fromkeys(level.source for level in levels if level)
+def _series_table(series: Sequence[Series]) -> Table:
+    expectations = [plausible_expectation(one) for one in series]
+    sources = dict.fromkeys(level.source for level in expectations if level)
     return Table(
         columns=(
             Column("collective"),
@@ -78,16 +78,16 @@ def _series(series: Sequence[Series]) -> Table:
                 one.share if level else None,
                 one.latency_seconds,
             )
-            for one, level in zip(series, levels, strict=True)
+            for one, level in zip(series, expectations, strict=True)
         ),
         noun="collective",
         note=f"expected: {'; '.join(sources)}" if sources else "",
     )
 
 
-def _ranks(title: str, ranks: Sequence[BenchRank]) -> Table:
-    """The table of ranks at one size. If it is shortened, slow ranks and those with the longest calls are kept."""
-    order = sorted(range(len(ranks)), key=lambda place: (not ranks[place].slow, -(ranks[place].seconds or 0.0)))
+def _ranks_table(title: str, ranks: Sequence[BenchRank]) -> Table:
+    """The table of ranks at one size. If a painter shortens it, slow ranks and the longest calls are kept."""
+    row_order = sorted(range(len(ranks)), key=lambda place: (not ranks[place].slow, -(ranks[place].seconds or 0.0)))
     return Table(
         title=title,
         columns=(
@@ -116,11 +116,11 @@ def _ranks(title: str, ranks: Sequence[BenchRank]) -> Table:
         noun="rank",
         note="time: median of the calls; spread: their coefficient of variation; lag: start after the first rank; "
         "copy: in its own memory",
-        order=tuple(order),
+        order=tuple(row_order),
     )
 
 
-def _sizes(part: Part) -> Table:
+def _sizes_table(table: SweepTable) -> Table:
     return Table(
         columns=(
             Column("size", "size_bytes"),
@@ -139,93 +139,94 @@ def _sizes(part: Part) -> Table:
                 row.busbw_bytes_per_s,
                 Cell(row.wrong, Mark.ERROR if row.wrong else Mark.NONE),
             )
-            for row in part.rows
+            for row in table.rows
         ),
     )
 
 
-def _curves(bench: BenchReport) -> Iterator[Chart]:
-    """The chart of bus bandwidth over size, with the expected bandwidth as dashed lines; nothing without rows."""
+def _bandwidth_chart(bench: BenchReport) -> Iterator[Chart]:
+    """Yield the chart of bus bandwidth over size, with expectations as dashed lines, unless there are no rows."""
     curves: dict[tuple[str, str, str], dict[float, float]] = {}
     for row in bench.rows:
         if row.size_bytes > 0:
-            curves.setdefault(_key(row), {})[float(row.size_bytes)] = row.busbw_bytes_per_s
+            curves.setdefault(_series_key(row), {})[float(row.size_bytes)] = row.busbw_bytes_per_s
     lines = [
         Line(f"{collective} over {backend}, {dtype}", tuple(sorted(points.items())))
         for (collective, backend, dtype), points in curves.items()
     ]
     for one in bench.series:
-        if (level := expectation_of(one)) is not None and (points := curves.get(_key(one), {})):
+        if (level := plausible_expectation(one)) is not None and (points := curves.get(_series_key(one), {})):
             name = f"expected of {one.collective} over {one.backend}"
             ends = tuple((size, level.busbw_bytes_per_s) for size in (min(points), max(points)))
-            lines.append(Line(name, ends, dashed=True))
+            lines.append(Line(name, ends, is_dashed=True))
     if lines:
-        yield Chart(title="Bus bandwidth over size", x="size_bytes", y="busbw_bytes_per_s", lines=tuple(lines))
+        title = "Bus bandwidth over size"
+        yield Chart(title=title, x_name="size_bytes", y_name="busbw_bytes_per_s", lines=tuple(lines))
 
 
-def _key(item: BenchRow | Series) -> tuple[str, str, str]:
+def _series_key(item: BenchRow | Series) -> tuple[str, str, str]:
     return item.collective, item.backend, item.dtype
 
 
 def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
     """The report as text. With `details`, no list or table is shortened.
 
-    All lines above the findings are rows or comments, for scripts that read nccl-tests' output.
+    All lines above the findings are rows or comments, so that scripts for nccl-tests' output can read them.
     """
-    page, bench = Page(color=color, width=width), measured(report)
-    for line in (*_head(bench, report.world, details=details), *_tables(bench)):
-        page.verbatim(line)
+    page, bench = Page(color=color, width=width), bench_of(report)
+    for line in (*_head_lines(bench, report.world, details=details), *_sweep_lines(bench)):
+        page.write_verbatim(line)
     inner = Page(color=False, width=page.width - 2)
-    paint(inner, _results(report), details=details)
+    paint(inner, _result_blocks(report), details=details)
     for line in inner.text().rstrip("\n").split("\n"):
-        page.verbatim(f"# {line}")
+        page.write_verbatim(f"# {line}")
     page.blank()
     write_findings(page, report.findings, details=details)
-    write_notes(page, report.notes)
+    write_file_problems(page, report.notes)
     write_verdict(page, report)
     return page.text()
 
 
-def _tables(bench: BenchReport) -> Iterator[str]:
-    """Lines with the rows of each collective over each backend, between nccl-tests' comments."""
-    for part in parts(bench):
+def _sweep_lines(bench: BenchReport) -> Iterator[str]:
+    """Yield the rows of each collective over each backend, between the comment lines of nccl-tests."""
+    for part in sweep_tables(bench):
         name = one_line(part.name)
         yield from ("# ", f"# Collective test starting: {name}", "# ")
-        yield from tables.HEADER
-        yield from map(tables.line, part.rows)
-        yield from tables.footer(part, reaches(bench, part))
+        yield from tables.HEADER_LINES
+        yield from map(tables.row_line, part.rows)
+        yield from tables.footer_lines(part, reaches_minimum(bench, part))
         yield from ("# ", f"# Collective test {'concluded' if bench.complete else 'cut short'}: {name}")
     yield "# "
 
 
-def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
-    """Comment lines with the versions, the requested sizes and calls, and the devices."""
-    asked = bench.asked
+def _head_lines(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
+    """Yield comment lines with the versions, the requested sizes and calls, and the devices."""
+    request = bench.asked
     versions = {"torch": bench.torch_version, "nccl": bench.nccl_version}
-    known = (f"{name}={version}" for name, version in versions.items() if version)
-    yield one_line(" ".join((f"# ddpdiag version {__version__}", *known)))
-    backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backend or (world.backend,)
+    version_words = (f"{name}={version}" for name, version in versions.items() if version)
+    yield one_line(" ".join((f"# ddpdiag version {__version__}", *version_words)))
+    backends = dict.fromkeys(row.backend for row in bench.rows) or request.backend or (world.backend,)
     hosts = f" ({fold_hosts(world.hosts, limit=LIST_SHOWN)})" if world.hosts else ""
     yield one_line(
         f"# nRanks {world.size} nHosts {len(world.hosts)}{hosts} backend {','.join(backends)} "
-        f"minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {asked.stepfactor:g}(factor) "
-        f"warmup iters: {asked.warmup_iters} iters: {asked.iters} validation: {asked.check}"
+        f"minBytes {request.minbytes} maxBytes {request.maxbytes} step: {request.stepfactor:g}(factor) "
+        f"warmup iters: {request.warmup_iters} iters: {request.iters} validation: {request.check}"
     )
     yield "# torch has all_reduce, broadcast and reduce in place only; the others are measured out of place"
     yield "# a row shows the slowest rank; K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
     yield "# "
-    yield from _devices(devices(bench), details=details)
+    yield from _device_lines(rank_devices(bench), details=details)
 
 
-def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
+def _device_lines(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
     if not ranks:
         return
     yield "# Using devices"
-    shown = ranks if details else ranks[:ALL_SHOWN]
+    shown = ranks if details else ranks[:ROWS_SHOWN]
     for rank in shown:
         number = "" if rank.device_index is None else f"{rank.device_index:2d} [{_short_pci(rank.pci or '?')}] "
-        where = f"#  Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.host):>10} device "
-        yield f"{where}{number}{one_line(rank.device)}"
+        beginning = f"#  Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.host):>10} device "
+        yield f"{beginning}{number}{one_line(rank.device)}"
     if len(shown) < len(ranks):
         yield f"#  ... {count(len(ranks) - len(shown), 'more rank')}"
 

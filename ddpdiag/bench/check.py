@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import structs
 
 from ddpdiag.bench.data import Data
-from ddpdiag.bench.judge import bench_of, curves_of, findings
+from ddpdiag.bench.judge import bench_report, curves_of, findings
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import Effect, FindingSpec, Section
 from ddpdiag.checks.world import ONE_RANK
@@ -52,51 +52,49 @@ FINDINGS = {
     ),
 }
 
-# Added to a sweep's deadline, because NCCL takes some seconds to open a group.
-_OPEN_SECONDS = 10.0
-# The part of the budget that the other checks, the report and the start of a trial take.
-_BESIDE_SECONDS = 6.0
+# Added to the time of a sweep for its deadline, because NCCL takes some seconds to open a group.
+_GROUP_OPENING_SECONDS = 10.0
+# The part of the budget that is kept for the other checks, the report and the start of a trial.
+_RESERVED_SECONDS = 6.0
 
 
 def measure(ctx: Context) -> Data:
     """Run this rank's part of a sweep of one collective over one backend."""
-    from ddpdiag.bench.workloads.measure import bench
+    from ddpdiag.bench.workloads.measure import run_benchmark
     from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import backend_error, process_group
 
     backend, collective = str(ctx.trial.params["backend"]), str(ctx.trial.params["collective"])
-    empty = Data(backend=backend, collective=collective, ranks=len(ctx.group), pid=os.getpid(), device="")
+    empty = Data(backend=backend, collective=collective, rank_count=len(ctx.group), pid=os.getpid(), device="")
     if (unknown := backend_error(backend)) is not None:
         return structs.replace(empty, unsupported=(str(unknown),))
     with process_group(ctx, backend) as device:
-        about = describe(device)
-        known = structs.replace(
-            empty, device=about.name, device_index=about.gpu_index, gpu_uuid=about.uuid, pci=about.pci
-        )
-        return bench(ctx, known, device, share_seconds(ctx.options))
+        card = describe(device)
+        data = structs.replace(empty, device=card.name, device_index=card.gpu_index, gpu_uuid=card.uuid, pci=card.pci)
+        return run_benchmark(ctx, data, device, seconds_per_sweep(ctx.options))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The trial of the next collective and backend; empty after the last."""
-    asked = seen.options.bench or Bench()
-    tried = [trial.params for trial in seen.trials]
-    for name in asked.collective:
-        for backend in asked.backend or (seen.world.backend,):
+    """The trial of the next collective and backend, or an empty tuple after the last one."""
+    request = seen.options.bench or Bench()
+    earlier_params = [trial.params for trial in seen.trials]
+    for name in request.collective:
+        for backend in request.backend or (seen.world.backend,):
             params = {"backend": backend, "collective": name}
-            if params not in tried:
+            if params not in earlier_params:
                 trial = new_trial(seen, params=params)
                 if f"{trial.code}.deadline_seconds" in seen.options.settings:
                     return (trial,)
-                seconds = share_seconds(seen.options) + _OPEN_SECONDS
+                seconds = seconds_per_sweep(seen.options) + _GROUP_OPENING_SECONDS
                 return (structs.replace(trial, deadline_seconds=seconds),)
     return ()
 
 
-def share_seconds(options: Options) -> float:
-    """The seconds that the budget allows for one sweep."""
-    asked = options.bench or Bench()
-    sweeps = len(asked.collective) * max(1, len(asked.backend))
-    return max(1.0, (options.budget_seconds - _BESIDE_SECONDS) / sweeps)
+def seconds_per_sweep(options: Options) -> float:
+    """The seconds of the budget for one sweep."""
+    request = options.bench or Bench()
+    sweep_count = len(request.collective) * max(1, len(request.backend))
+    return max(1.0, (options.budget_seconds - _RESERVED_SECONDS) / sweep_count)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -105,23 +103,23 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """The reason to skip a run of one rank, which sends nothing."""
+    """The reason to skip the benchmark in a run of one rank, which sends nothing; else None."""
     return inapplicable(ONE_RANK if seen.world.size == 1 else None)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The highest bus bandwidth of each series."""
-    out: dict[str, Scalar] = {}
-    for series in bench_of(seen).series:
-        out.setdefault(f"bench.{series.collective}.{series.backend}.busbw_bytes_per_s", series.peak_busbw_bytes_per_s)
-    return out
+    """The highest bus bandwidth of each collective and backend; of several dtypes, that of the first."""
+    rates: dict[str, Scalar] = {}
+    for series in bench_report(seen).series:
+        rates.setdefault(f"bench.{series.collective}.{series.backend}.busbw_bytes_per_s", series.peak_busbw_bytes_per_s)
+    return rates
 
 
 def section(seen: Seen[Data]) -> Section | None:
-    """The section with the benchmark; None unless this is a run of `ddpdiag allreduce-bench`."""
+    """The section of the report about the benchmark; None unless this is a run of `ddpdiag allreduce-bench`."""
     if seen.options.bench is None:
         return None
-    report = bench_of(seen)
+    report = bench_report(seen)
     return Section(
         question="How well {} can communicate",
         sentence=report.sentence,
@@ -132,10 +130,10 @@ def section(seen: Seen[Data]) -> Section | None:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
+    """The figures and the section that the check adds to the report."""
     return Contribution(figures=figures(seen), section=section(seen))
 
 
-# As in P2P005: far below all rates that are called good, and as slow as a wrong network.
+# As in P2P005: far below every rate that counts as good, and as slow as over a wrong network.
 SETTINGS = {"far_ratio": 0.1}
 CHECK: Check[Data] = Check(__name__, "COL002", "bench", Stage.COLLECTIVE, Scope.WORLD, Kind.TORCH, deadline=60)

@@ -7,17 +7,17 @@ from ddpdiag.cli.options import CheckOptions
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.launch import LaunchArgs
 
-# The checks of a run: membership and versions (LCH), cores, the benchmark, and the events of the run (RUN).
-CODES = ("LCH", "HST001", "COL002", "RUN")
+# The selected checks: membership and versions (LCH), CPU cores, the benchmark, and the events of the run (RUN).
+SELECTED_CHECKS = ("LCH", "HST001", "COL002", "RUN")
 
 
 def run(launch: LaunchArgs, bench: Bench, baseline: str | None, outputs: BenchOutputs) -> int:
-    """Run as a rank of a launched job, or start all ranks on this host; the exit code."""
+    """Run the benchmark as a rank of a launched job, or start all ranks on this host. Returns the exit code."""
     bench.validate()
     for backend in bench.backend:
         check_backend(backend)
         refuse_nccl_without_gpus(backend)
-    # The run's backend is the last one named, which a job would use; gloo before it is for comparison.
+    # The last backend is that of the run, as of a job; one before it, such as gloo, is measured for comparison.
     backend = bench.backend[-1] if bench.backend else "auto"
-    options = CheckOptions(select=CODES, backend=backend, budget=bench.timeout, baseline=baseline)
+    options = CheckOptions(select=SELECTED_CHECKS, backend=backend, budget=bench.timeout, baseline=baseline)
     return check.run(launch, options, outputs, bench=bench)

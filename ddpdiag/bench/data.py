@@ -1,6 +1,6 @@
-"""The benchmark's data (COL002): the rows of one rank, the sweeps over all ranks, and the rows of the table.
+"""The data of the benchmark (COL002): what one rank measured, the sweeps over all ranks, and the rows of the table.
 
-There may be millions of rows. They have no reference cycles, so they are exempt from garbage collection (`gc=False`).
+A sweep is one collective over one backend, measured at every size and dtype. A row is one size and dtype of a sweep.
 """
 
 import math
@@ -17,25 +17,29 @@ from ddpdiag.model.bench import BenchRow, Limits, RankRow
 from ddpdiag.stats import quantile
 
 
-def row_of(
-    sizes: Counts,
+def rank_row(
+    counts: Counts,
     dtype: str,
     seconds: Sequence[float],
     wrong: int | None,
     extremes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> RankRow:
-    """A rank's row from its calls of a size; `extremes` has the shortest and longest time of any rank in each call."""
+    """Make one rank's row from the `seconds` of its calls of one size.
+
+    `extremes` has, for each call, the shortest and the longest time that any rank needed. `wrong` is the number of
+    incorrect elements, or None if values were not checked.
+    """
     ordered, mean = sorted(seconds), sum(seconds) / len(seconds)
     deviation = math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds))
-    lag = last = transfer = None
+    lag_seconds = last_starts = transfer_seconds = None
     if extremes is not None:
         shortest, longest = extremes
-        lag = quantile(sorted(most - each for each, most in zip(seconds, longest, strict=True)), 0.5)
-        last = sum(each <= least for each, least in zip(seconds, shortest, strict=True))
-        transfer = quantile(sorted(shortest), 0.5)
+        lag_seconds = quantile(sorted(of_any - own for own, of_any in zip(seconds, longest, strict=True)), 0.5)
+        last_starts = sum(own <= of_any for own, of_any in zip(seconds, shortest, strict=True))
+        transfer_seconds = quantile(sorted(shortest), 0.5)
     return RankRow(
-        size_bytes=sizes.size_bytes,
-        count=sizes.count,
+        size_bytes=counts.size_bytes,
+        count=counts.count,
         dtype=dtype,
         calls=len(seconds),
         min_seconds=ordered[0],
@@ -43,23 +47,25 @@ def row_of(
         mean_seconds=mean,
         cv=deviation / mean if mean > 0 else 0.0,
         wrong=wrong,
-        lag_seconds=lag,
-        last=last,
-        transfer_seconds=transfer,
+        lag_seconds=lag_seconds,
+        last=last_starts,
+        transfer_seconds=transfer_seconds,
     )
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's results of one trial, on `device`; index, UUID and PCI address are those of a GPU.
+    """One rank's results of one trial.
 
-    `copies` has the rates of copies in its memory, in bytes copied per second, at moments at which all ranks copy.
-    `notes` give the rows that were left out and the reasons, and are equal on all ranks. `unsupported` has requested
-    combinations that torch or the backend lacks. `whole` is False if time or memory was too short for some rows.
+    `ranks` is the number of ranks in the trial. `device` is the name of this rank's CPU or GPU; `device_index`,
+    `gpu_uuid` and `pci` are None for a CPU. `copy_rates` are the rates, in bytes per second, at which the rank copied
+    within the memory of its device, at moments at which all ranks copied. `notes` are sentences on rows that were left
+    out, with the reason; all ranks have the same notes. `unsupported` has a sentence for each requested combination
+    that torch or the backend lacks. `is_complete` is False if time or memory was too short for some rows.
     """
 
     backend: str
     collective: str
-    ranks: int
+    rank_count: int
     pid: int
     device: str
     device_index: int | None = None
@@ -67,55 +73,60 @@ class Data(Struct, frozen=True, kw_only=True):
     pci: str | None = None
     limits: Limits = Limits()
     rows: tuple[RankRow, ...] = ()
-    copies: tuple[float, ...] = ()
+    copy_rates: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
-    whole: bool = True
+    is_complete: bool = True
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The data of all ranks from one trial: one collective over one backend."""
+    """The data of all ranks from one trial, which measured one collective over one backend."""
 
     trial: Trial
     backend: str
     collective: str
-    ranks: Mapping[int, Data]
+    data_by_rank: Mapping[int, Data]
 
     @property
-    def size(self) -> int:
+    def rank_count(self) -> int:
         """The number of ranks in the trial's group."""
         return len(self.trial.ranks)
 
     @cached_property
-    def rows(self) -> Mapping[tuple[str, int], Mapping[int, RankRow]]:
-        """For each dtype and size that all ranks measured, the row of each rank. Ranks without any row are left out."""
+    def rank_rows(self) -> Mapping[tuple[str, int], Mapping[int, RankRow]]:
+        """The row of each rank by (dtype, size in bytes), for sizes that all ranks with any row measured."""
         rows: dict[tuple[str, int], dict[int, RankRow]] = {}
-        for rank, data in self.ranks.items():
+        for rank, data in self.data_by_rank.items():
             for row in data.rows:
                 rows.setdefault((row.dtype, row.size_bytes), {})[rank] = row
-        measured = sum(bool(data.rows) for data in self.ranks.values())
-        return {key: by_rank for key, by_rank in rows.items() if len(by_rank) == measured}
+        measuring_ranks = sum(bool(data.rows) for data in self.data_by_rank.values())
+        return {key: by_rank for key, by_rank in rows.items() if len(by_rank) == measuring_ranks}
 
 
 def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
-    """All sweeps in the order of their trials, including the partial data of trials that were cut short."""
+    """All sweeps in the order of their trials, including partial data of trials that were cut short."""
     trials: dict[int, Trial] = {}
-    ranks: dict[int, dict[int, Data]] = {}
+    data_by_trial: dict[int, dict[int, Data]] = {}
     for row in seen.rows_so_far:
         trials[row.trial.number] = row.trial
-        ranks.setdefault(row.trial.number, {})[row.place.rank] = row.data
+        data_by_trial.setdefault(row.trial.number, {})[row.place.rank] = row.data
     return tuple(
-        Sweep(trial, str(trial.params["backend"]), str(trial.params["collective"]), dict(sorted(ranks[number].items())))
+        Sweep(
+            trial,
+            str(trial.params["backend"]),
+            str(trial.params["collective"]),
+            dict(sorted(data_by_trial[number].items())),
+        )
         for number, trial in trials.items()
     )
 
 
-def rows(sweep: Sweep) -> Iterator[BenchRow]:
-    """Yield the table's row for each dtype and size of a sweep: that of the slowest rank."""
-    for by_rank in sweep.rows.values():
+def table_rows(sweep: Sweep) -> Iterator[BenchRow]:
+    """Yield a row for each dtype and size of a sweep, with the times of the slowest rank."""
+    for by_rank in sweep.rank_rows.values():
         rank, slowest = max(by_rank.items(), key=lambda each: each[1].mean_seconds)
-        wrong = [row.wrong for row in by_rank.values() if row.wrong is not None]
+        wrong_counts = [row.wrong for row in by_rank.values() if row.wrong is not None]
         yield BenchRow(
             backend=sweep.backend,
             collective=sweep.collective,
@@ -124,8 +135,8 @@ def rows(sweep: Sweep) -> Iterator[BenchRow]:
             dtype=slowest.dtype,
             seconds=slowest.mean_seconds,
             algbw_bytes_per_s=algbw(slowest.size_bytes, slowest.mean_seconds),
-            busbw_bytes_per_s=busbw(sweep.collective, slowest.size_bytes, slowest.mean_seconds, sweep.size),
-            wrong=sum(wrong) if wrong else None,
+            busbw_bytes_per_s=busbw(sweep.collective, slowest.size_bytes, slowest.mean_seconds, sweep.rank_count),
+            wrong=sum(wrong_counts) if wrong_counts else None,
             calls=min(row.calls for row in by_rank.values()),
             slowest_rank=rank,
             min_seconds=max(row.min_seconds for row in by_rank.values()),

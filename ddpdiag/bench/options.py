@@ -1,4 +1,4 @@
-"""The options for the files that `ddpdiag allreduce-bench` writes. `ddpdiag.model.bench.Bench` has the others."""
+"""The options for the output files of `ddpdiag allreduce-bench`. `ddpdiag.model.bench.Bench` has its other options."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ def _csv(report: "Report", _lines: "Iterable[Line]", _path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOutputs(Outputs):
-    """The paths of a benchmark's output files."""
+    """The paths of the files to write, each None if its option was not given."""
 
     json: str | None = written(as_json, "The JSON report ('-': standard output).", "-J", "--output-file")
     csv: str | None = written(_csv, "Write all rows as CSV.")
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
-        """The paths to write, each with a function for its content. A report without a benchmark gets no CSV."""
+        """Each path to write, with a function that makes the content. No CSV is written without a benchmark."""
         return (
             (path, content)
             for path, content in super().contents(report, lines)

@@ -98,7 +98,7 @@ def first_reason(log: Iterable[bytes]) -> Sighting | None:
     """The main sighting in the log of a failed job; None if its card gives no reason for the failure."""
     sightings = explain_log(log, "").sightings
     first = sightings[0] if sightings else None
-    if first is None or first.card.role not in _REASONS or first.card.fallback:
+    if first is None or first.card.role not in _REASONS or first.card.is_fallback:
         return None
     return first
 

@@ -32,7 +32,7 @@ from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
 from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.files import Display, display_of
-from ddpdiag.render.progress import Silent, listener
+from ddpdiag.render.progress import SilentListener, listener
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import cut_budget, job_left_seconds, read_topology
@@ -108,7 +108,7 @@ def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
     else:
         prints = place.rank == 0 or (not whole and place.rank == 1)
     if not prints or outputs.quiet:
-        return Silent()
+        return SilentListener()
     return listener(sys.stderr, os.environ)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, NoReturn
 
 from ddpdiag.errors import ExitCode, UsageError, UserError
-from ddpdiag.render.files import size
+from ddpdiag.render.files import terminal_size
 from ddpdiag.sanitize import printable, without_commands
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -80,7 +80,7 @@ def complain(sentence: str) -> None:
         if sys.stderr.isatty():
             # A traceback behind the first line stays as it is.
             first, *others = text.split("\n")
-            width = max(size(sys.stderr)[0], _LEAST_COLUMNS)
+            width = max(terminal_size(sys.stderr)[0], _LEAST_COLUMNS)
             text = "\n".join([*textwrap.wrap(first, width, break_long_words=False, break_on_hyphens=False), *others])
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 

@@ -20,7 +20,7 @@ from ddpdiag.judgement.ending import with_signal
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.progress import Silent
+from ddpdiag.render.progress import SilentListener
 from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import AnnounceStep, call_with_deadline, run_alone
@@ -87,7 +87,7 @@ def _look(asked: HostOptions, options: Options, outputs: Outputs, announce: Anno
         version=ddpdiag.__version__,
         checks=names,
     )
-    lines = run_alone(arrival, header, chosen, Silent(), signals)
+    lines = run_alone(arrival, header, chosen, SilentListener(), signals)
     signalled_before = signals.received is not None
     announce("judge")
     report = judge(assemble(lines), checks)

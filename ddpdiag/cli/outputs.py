@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
     from ddpdiag.render import Feature
-    from ddpdiag.render.progress import Counter
+    from ddpdiag.render.progress import ProgressLine
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
 
@@ -218,13 +218,13 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 @contextmanager
-def counter(*, quiet: bool) -> "Iterator[Counter]":
+def counter(*, quiet: bool) -> "Iterator[ProgressLine]":
     """Show the progress of work without stages on standard error, unless `quiet`."""
     from ddpdiag.render.files import Display, display_of
-    from ddpdiag.render.progress import Counter
+    from ddpdiag.render.progress import ProgressLine
 
     display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
-    progress = Counter(sys.stderr, display)
+    progress = ProgressLine(sys.stderr, display)
     try:
         yield progress
     finally:

@@ -14,7 +14,7 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement.reading import read_report
 from ddpdiag.render.blocks import Block, Fold, Items, Mark, Text
 from ddpdiag.render.files import check_writable, write
-from ddpdiag.render.markup import fitting, painted
+from ddpdiag.render.markup import draw_pieces, fit_pieces
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 
@@ -69,7 +69,7 @@ def render(comparison: Comparison, *, width: int, color: bool) -> str:
 def as_markdown(comparison: Comparison) -> str:
     """The comparison as Markdown for tickets and chat, with the verdict first."""
     blocks = (_verdict(comparison), *_runs(comparison), *_changes(comparison))
-    return "\n".join(fitting(painted(blocks))).rstrip() + "\n"
+    return "\n".join(fit_pieces(draw_pieces(blocks))).rstrip() + "\n"
 
 
 def _verdict(comparison: Comparison) -> Text:

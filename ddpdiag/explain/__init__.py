@@ -1,5 +1,5 @@
-"""Error texts of PyTorch, NCCL, gloo, CUDA, Slurm and the kernel: what they mean, and which one came first.
+"""Explain error texts of PyTorch, NCCL, gloo, CUDA, Slurm and the kernel: their meaning, and which one came first.
 
-Cards hold what a text means, and a matcher finds them in a log of any size, in time that grows with its length only.
-Both are pure, and all of ddpdiag may use them; the command and what it prints belong to `ddpdiag explain` alone.
+A card holds one error text and its meaning. The matcher finds the texts of all cards in a log of any size. Cards and
+matcher have no side effects, and all of ddpdiag may use them; `command` and `render` serve `ddpdiag explain` only.
 """

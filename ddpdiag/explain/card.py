@@ -1,4 +1,4 @@
-"""Cards: error texts of other programs, and what each means; they are read from cards/*.toml."""
+"""Cards: error texts of other programs and their meanings, read from cards/*.toml."""
 
 import re
 import tomllib
@@ -11,17 +11,17 @@ from typing import Literal
 from msgspec import Struct, convert, structs
 
 PLACEHOLDER = re.compile(r"(?<![$\w])\{([a-z_]{1,30})\}")
-# Logs are text of other machines, so a value that is put into a command has no character that a shell obeys.
-_FILLED = ("meaning", "confirm", "fix")
-_PLAIN = re.compile(r"[\w.:/,@+=\[\] -]{1,100}")
+# Logs come from other machines, so a value that is put into these texts may have no character that a shell interprets.
+_TEMPLATE_FIELDS = ("meaning", "confirm", "fix")
+_SAFE_VALUE = re.compile(r"[\w.:/,@+=\[\] -]{1,100}")
 
 
 class Role(Enum):
-    """The meaning of a text for the failure, in the order in which texts explain it.
+    """What a text says about the failure of a job; the roles are ordered from the best explanation to the weakest.
 
-    A cause names what is wrong. A failure is its first sign on its own rank, without the reason. A hint is no failure,
-    but often the reason of what follows. A wait shows only that another rank is missing; an echo, that another process
-    has failed. A note is printed in healthy jobs, too.
+    A cause names what is wrong. A failure shows that the rank itself failed, but not why. A hint is not a failure, but
+    often the reason for a later one. A wait shows only that another rank is missing. An echo shows only that another
+    process has failed. A note is printed in healthy jobs, too.
     """
 
     CAUSE = "cause"
@@ -33,30 +33,30 @@ class Role(Enum):
 
 
 class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text, and what it means: a table of cards/*.toml, with the card's name as its title.
+    """An error text of another program and its meaning: one table of cards/*.toml, whose title is the card's name.
 
-    `anchor` is a text that every such line contains exactly; it is searched for first, which is fast. `pattern` is a
-    regular expression that the line must fit, too. Its groups have a meaning: `rank` and `host` printed the line,
-    `other` is a second rank that the line is about, `missing` are ranks that were waited for in vain, `work` is the
-    number of a collective, `operation` and `elements` what this collective is, and `group` the group in which it is
-    counted. Each `kind` has its own sighting.
+    A line has the card's text if it contains `anchor` exactly and fits the regular expression `pattern`. The groups of
+    the pattern are: `rank` and `host`, which printed the line; `other`, a second rank that the line is about;
+    `missing`, ranks that were waited for in vain; `work`, the number of a collective, with its `operation`, its
+    `elements` and the process `group` that counts it; and `kind`: lines of different kinds are counted apart.
 
-    `meaning`, `confirm` and `fix` may name further groups in braces: "{port}" becomes the port of the first line. If
-    that line has none, it becomes the one in `defaults`, or the name in capitals (PORT). A value with a character that
-    a shell obeys is not used.
+    `meaning`, `confirm` and `fix` may have placeholders for further groups: "{port}" becomes the port in the first
+    line. If that line has no port, or one with a character that a shell interprets, the value in `defaults` replaces
+    the placeholder, or else its name in capitals (PORT).
 
-    `code` is the check, the finding or the lint rule whose page explains the text. `example` is a real line, and
-    `source` is where such a line is printed or was seen. `in_table`: a line of torchrun's table of failures, which
-    names rank and host in the lines before. `waiting_rank` is the rank that waits if the line names none. If the log
-    has a text of a card in `echo_of`, this text is an echo. If ranks name different collectives of one number, the card
-    `mismatch` replaces this one. `is_retried`: the program tries again, so beside another failure it is a note.
+    `code` is the check, finding or lint rule whose page explains the text. `example` is a real line; `source` says
+    which program prints it, or where it was found. `in_table` marks a line of torchrun's table of failures, whose rank
+    and host are in the lines above. `waiting_rank` is the rank that waits, if the line names no rank. The text counts
+    as an echo if the log also has the text of a card in `echo_of`. If ranks name different collectives under one
+    number, the card `mismatch_card` replaces this one. `is_retried` marks a text after which the program tries again:
+    it counts as a note if the log has another reason for the failure.
 
-    `vague`: the text shows only which library failed, or only that a process ended. `fallback`: the card is tried if no
-    other card fits the line, and quotes the first unknown line of its kind. Known texts win over it, except vague ones
-    that are printed later. A fallback with the role "hint" is a warning; it becomes the failure if the log shows that
-    the job failed, and at most which library failed. `in_traceback`: the card is matched against the last line of each
-    Python traceback. `action` is what the GPU or NVSwitch of a line of the kernel's log needs: a cause with an action
-    is a fault of that device, a cause without an action is a fault of a program.
+    `shows_only` is "library" or "process" if the text shows only which library failed, or only that a process ended.
+    `is_fallback` marks a card for lines that no other card knows; it quotes the first line of each kind. Known texts
+    are listed before it, except texts with `shows_only` that are printed later. A fallback with the role "hint" is a
+    warning; it becomes the failure if the log shows a failure, but no better reason for it. A card `in_traceback` is
+    matched against the last line of each Python traceback. `action` is what the GPU or NVSwitch needs that a line of
+    the kernel's log names; a cause with an action is a fault of that device, and without one a fault of a program.
     """
 
     name: str
@@ -72,26 +72,26 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     in_table: bool = False
     waiting_rank: int | None = None
     echo_of: tuple[str, ...] = ()
-    mismatch: str = ""
+    mismatch_card: str = ""
     is_retried: bool = False
     defaults: dict[str, str] = {}
-    vague: Literal["", "library", "process"] = ""
-    fallback: bool = False
+    shows_only: Literal["", "library", "process"] = ""
+    is_fallback: bool = False
     in_traceback: bool = False
     action: Literal["", "monitor", "reset", "reboot", "isolate"] = ""
 
-    def filled(self, values: Mapping[str, str]) -> "Card":
-        """The card with the values of a line in place of its placeholders."""
-        known = self.defaults | {name: value for name, value in values.items() if _PLAIN.fullmatch(value)}
+    def with_values(self, values: Mapping[str, str]) -> "Card":
+        """The card with its placeholders replaced by the values of a line's groups."""
+        usable_values = self.defaults | {name: value for name, value in values.items() if _SAFE_VALUE.fullmatch(value)}
         texts = {
-            name: PLACEHOLDER.sub(lambda match: known.get(match[1], match[1].upper()), getattr(self, name))
-            for name in _FILLED
+            name: PLACEHOLDER.sub(lambda match: usable_values.get(match[1], match[1].upper()), getattr(self, name))
+            for name in _TEMPLATE_FIELDS
         }
         return structs.replace(self, **texts)
 
 
-# In the order in which their cards are tried: the first one that fits a line is taken.
-_FILES = (
+# The files in the order in which their cards are tried: the first card that fits a line is used.
+_CARD_FILES = (
     "kernel", "xid", "slurm", "slurm_start", "mpi", "kubernetes", "containers", "launchers", "programs", "elastic",
     "memory", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training", "torchrun", "unknown",
 )  # fmt: skip
@@ -99,11 +99,11 @@ _FILES = (
 
 @cache
 def all_cards() -> tuple[Card, ...]:
-    """Every card of cards/*.toml, in the order in which they are tried."""
+    """All cards of cards/*.toml, in the order in which they are tried."""
     folder = Path(__file__).with_name("cards")
-    return tuple(card for name in _FILES for card in read_cards((folder / f"{name}.toml").read_text("utf-8")))
+    return tuple(card for name in _CARD_FILES for card in read_cards((folder / f"{name}.toml").read_text("utf-8")))
 
 
 def read_cards(toml: str) -> tuple[Card, ...]:
-    """The cards of a TOML text; msgspec.ValidationError for a field that is unknown, missing or of another type."""
+    """Parse cards in TOML. Raises msgspec.ValidationError if a field is unknown, missing or of a wrong type."""
     return convert([dict(name=name, **card) for name, card in tomllib.loads(toml).items()], tuple[Card, ...])

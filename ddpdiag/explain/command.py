@@ -1,4 +1,4 @@
-"""`ddpdiag explain`: a code, a name, an error text, or a log."""
+"""`ddpdiag explain`: explain the code of a finding, the name of a check, an error text, or logs."""
 
 import os
 import re
@@ -16,26 +16,26 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.explain.tally import STANDARD_INPUT
 
-_DEFAULT = DisplayOptions()
-_CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
-# Suffixes of logs.
-_SUFFIXES = (".out", ".log", ".err", ".txt")
+_DEFAULT_DISPLAY = DisplayOptions()
+_CODE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
+_LOG_SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18
 _HEAD_BYTES = 1024
-_MOST_FILES = 4096  # torchrun's two files for each of 2,048 ranks
+_MAX_FILES = 4096  # torchrun's two files for each of 2,048 ranks
 
 
-def run(words: Sequence[str], how: DisplayOptions = _DEFAULT) -> int:
-    """Print what explains `words`. Returns the exit code: 3 if the text, or every log, has no known failure."""
+def run(words: Sequence[str], display: DisplayOptions = _DEFAULT_DISPLAY) -> int:
+    """Explain the command's arguments, and print the result. Returns 3 if neither text nor log is explained, or 0."""
     text = " ".join(words)
-    if len(words) == 1 and (code := text if _CODE.fullmatch(text) else code_of(text)) is not None:
-        _show_page(code, how.color)
+    if len(words) == 1 and (code := text if _CODE_PATTERN.fullmatch(text) else code_of(text)) is not None:
+        _print_page(code, display.color)
         return ExitCode.FIT
     if all(map(_is_log, words)):
-        logs = [log for word in words for log in (_logs(word) if os.path.isdir(word) else [word])]
+        logs = [log for word in words for log in (_log_files(word) if os.path.isdir(word) else [word])]
         names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in logs}
-        return _show([explain_log(_pieces(log, quiet=how.quiet), names[log]) for log in logs], how)
-    missing = next((word for word in words if _is_missing_log(word)), None)
+        explained_logs = [explain_log(_read_pieces(log, quiet=display.quiet), names[log]) for log in logs]
+        return _print_explanations(explained_logs, display)
+    missing = next((word for word in words if _names_missing_log(word)), None)
     if missing is not None and any(map(_is_log, words)):
         raise UsageError(f"{readable(missing)}: no such file")
     # Pasted text is a log without a name, whose line numbers are not shown.
@@ -47,9 +47,9 @@ def run(words: Sequence[str], how: DisplayOptions = _DEFAULT) -> int:
             f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
             "`ddpdiag checks` lists codes and names"
         )
-    exit_code = _show([explained], how)
+    exit_code = _print_explanations([explained], display)
     if explained.is_explained:
-        _show_page(explained.sightings[0].card.code, how.color, "\n")
+        _print_page(explained.sightings[0].card.code, display.color, "\n")
     return exit_code
 
 
@@ -57,60 +57,60 @@ def _is_log(word: str) -> bool:
     return word == "-" or os.path.isfile(word) or os.path.isdir(word)
 
 
-def _is_missing_log(word: str) -> bool:
-    return not _is_log(word) and ("/" in word or word.endswith(_SUFFIXES))
+def _names_missing_log(word: str) -> bool:
+    return not _is_log(word) and ("/" in word or word.endswith(_LOG_SUFFIXES))
 
 
-def _logs(folder: str) -> list[str]:
-    """The text files below a folder, among its first `_MOST_FILES` files; UsageError if there is none."""
-    files = list(islice(_files(folder), _MOST_FILES + 1))
-    if len(files) > _MOST_FILES:
-        complain(f"{readable(folder)} has more than {_MOST_FILES:,} files; the others are not read")
-    logs = [path for path in files[:_MOST_FILES] if _is_text(path)]
+def _log_files(folder: str) -> list[str]:
+    """The text files among the first `_MAX_FILES` files below a folder. Raises UsageError if there is none."""
+    files = list(islice(_plain_files(folder), _MAX_FILES + 1))
+    if len(files) > _MAX_FILES:
+        complain(f"{readable(folder)} has more than {_MAX_FILES:,} files; the others are not read")
+    logs = [path for path in files[:_MAX_FILES] if _is_text(path)]
     if not logs:
         raise UsageError(f"{readable(folder)}: no text file in this folder")
     return logs
 
 
-def _files(folder: str) -> Iterator[str]:
-    """The plain files below a folder, in the order of their names. Links and hidden files are left out."""
-    for path, inner, names in os.walk(folder, onerror=lambda error: _leave_out(error.filename, error)):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
+def _plain_files(folder: str) -> Iterator[str]:
+    """Yield the plain files below a folder, sorted by name in each folder, without links and hidden files."""
+    for path, folders, names in os.walk(folder, onerror=lambda error: _complain_unreadable(error.filename, error)):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = (os.path.join(path, name) for name in sorted(names) if not name.startswith("."))
         yield from (file for file in files if os.path.isfile(file) and not os.path.islink(file))
 
 
 def _is_text(path: str) -> bool:
-    """Whether a file has content, and no zero byte at its beginning. Complains if the file cannot be read."""
+    """Whether a file is neither empty nor begins with binary data. Complains about a file that cannot be read."""
     try:
         with open_file(path) as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
-        _leave_out(path, error)
+        _complain_unreadable(path, error)
         return False
     return bool(head) and b"\0" not in head
 
 
-def _leave_out(path: str, error: OSError) -> None:
+def _complain_unreadable(path: str, error: OSError) -> None:
     complain(f"cannot read {readable(path)}: {error.strerror or error}; it is left out")
 
 
-def _show(found: Sequence[Explanation], how: DisplayOptions) -> int:
-    """Print what explains each log. Returns the exit code: 0 if any log is explained, else 3."""
+def _print_explanations(explanations: Sequence[Explanation], display: DisplayOptions) -> int:
+    """Print the explanations. Returns the exit code: 0 if any of them explains its log, else 3."""
     from ddpdiag.explain.render import render  # imports rich, which a manual page does not need
 
-    width, color = terminal(sys.stdout, how.color)
-    show(render(found, width=width, color=color), sys.stdout)
-    return ExitCode.FIT if any(log.is_explained for log in found) else ExitCode.UNKNOWN
+    width, color = terminal(sys.stdout, display.color)
+    show(render(explanations, width=width, color=color), sys.stdout)
+    return ExitCode.FIT if any(log.is_explained for log in explanations) else ExitCode.UNKNOWN
 
 
-def _show_page(code: str, when: Color, before: str = "") -> None:
-    width, color = terminal(sys.stdout, when)
-    show(before + manual_page(code, width=width, color=color), sys.stdout)
+def _print_page(code: str, color_option: Color, prefix: str = "") -> None:
+    width, color = terminal(sys.stdout, color_option)
+    show(prefix + manual_page(code, width=width, color=color), sys.stdout)
 
 
-def _pieces(word: str, *, quiet: bool) -> Iterator[bytes]:
-    """Read a log, or standard input ("-"), in pieces. Raises UsageError if that fails."""
+def _read_pieces(word: str, *, quiet: bool) -> Iterator[bytes]:
+    """Read a log, or standard input for "-", in pieces. Raises UsageError if it cannot be read."""
     try:
         with nullcontext(standard_input("log", quiet=quiet)) if word == "-" else open_file(word) as file:
             while piece := file.read(_PIECE_BYTES):

@@ -296,7 +296,7 @@ def _write_finding(page: Page, finding: Finding) -> None:
     """Write the place and code on one line, in the form that editors parse; then the message, the source, the fix."""
     evidence: Mapping[str, Any] = finding.evidence
     place = f"{one_line(evidence['path'])}:{evidence['line']}:{evidence['column']}: "
-    page.verbatim(place, (finding.severity.value, _STYLES[finding.severity]), f" {finding.code} {finding.title}")
+    page.write_verbatim(place, (finding.severity.value, _STYLES[finding.severity]), f" {finding.code} {finding.title}")
     page.write(one_line(finding.message), indent=_INDENT)
     _write_source(page, evidence["line"], evidence["column"], evidence["source"], _STYLES[finding.severity])
     if "helper_line" in evidence:
@@ -309,8 +309,8 @@ def _write_finding(page: Page, finding: Finding) -> None:
 def _write_source(page: Page, line: int, column: int, source: str, style: str) -> None:
     """Write a source line with its number, and a caret below the column."""
     text, before = (one_line(part.replace("\t", "    ").replace("\f", "")) for part in (source, source[: column - 1]))
-    page.verbatim((f"{line} | ", "dim"), text, indent=_INDENT)
-    page.verbatim((f"{' ' * len(str(line))} | ", "dim"), " " * cell_len(before), ("^", style), indent=_INDENT)
+    page.write_verbatim((f"{line} | ", "dim"), text, indent=_INDENT)
+    page.write_verbatim((f"{' ' * len(str(line))} | ", "dim"), " " * cell_len(before), ("^", style), indent=_INDENT)
 
 
 def _annotation(finding: Finding) -> str:

@@ -1,6 +1,6 @@
-"""Reports as text: for people (terminal), for scripts (JSON), where that text goes, and what features add to it.
+"""Turn a finished `Report` into text: for people (terminal, Markdown, HTML) and for scripts (Prometheus, shell).
 
-The modules of this package turn a finished `Report` into characters. They judge nothing, and measure nothing.
+The modules of this package neither measure nor judge. A `Feature` adds sections to a report.
 """
 
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Sample(NamedTuple):
-    """One number of the Prometheus metric `name`, whose help text is `says`."""
+    """One value of the Prometheus metric `name`, with the help text and the labels of the metric."""
 
     name: str
-    says: str
+    help_text: str
     value: float
     labels: dict[str, str]
 
 
 class Feature(Protocol):
-    """A module that draws one part of a report (benchmark, training); called only if the report has this part."""
+    """A module that shows one part of a report, such as a benchmark. It is used only if the report has that part."""
 
     def blocks(self, report: "Report") -> Iterator["Section"]:
-        """The sections that every format draws."""
+        """Yield the sections of this part, which every format draws."""

@@ -1,7 +1,7 @@
-"""The blocks of a report, stated once and drawn by the terminal, Markdown and HTML.
+"""The blocks of a report: a feature describes its tables and texts once, and three painters draw them.
 
-A feature has one function for all formats, `blocks(report) -> Iterator[Section]`. It states only values. Width, colour,
-escaping, cut texts and the number of rows are matters of the painters, which draw the blocks.
+A feature has one function for all formats, `blocks(report) -> Iterator[Section]`, which gives only values. The painters
+decide on width, colour, escaping, cutting of texts and the number of rows.
 
     def blocks(report: Report) -> Iterator[Section]:
         table = Table(
@@ -20,14 +20,14 @@ escaping, cut texts and the number of rows are matters of the painters, which dr
         )
         yield Section("Strategies", (table, Fold("Losses", (Chart(...),))), name="strategies")
 
-A value is a number in SI units, a text as it was recorded, or None where it is not known. Painters give numbers a unit,
-neutralise texts, and escape them. Words between backticks are code.
+A value is a number in SI units, a text as it was recorded, or None if it is not known. Painters show numbers in a
+suitable unit, and escape texts. Words between backticks are shown as code.
 
-| painter | shortens | also has |
+| painter | leaves out | adds |
 |---|---|---|
-| terminal (`painter.py`) | tables beyond 16 rows, unless `--details`; leaves out folds and charts | colours |
-| Markdown (`markup.py`) | what does not fit a comment on GitHub; leaves out charts | folds |
-| HTML (`html/`) | tables beyond 400 rows | sorting, search, bars, coloured matrices, charts |
+| terminal (`painter.py`) | rows after the first 16, and folds, both unless `--details`; charts | colours |
+| Markdown (`markup.py`) | all that does not fit into a comment on GitHub; charts | folds |
+| HTML (`html/`) | rows after the first 400 | folds, sorting, search, bars, coloured matrices, charts |
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ from ddpdiag.text import column_unit, label
 
 
 class Mark(Enum):
-    """The emphasis of a text; the values are classes of the HTML page."""
+    """The emphasis of a text. The values are the names of CSS classes."""
 
     NONE = ""
     GOOD = "good"
@@ -53,30 +53,31 @@ class Mark(Enum):
 
 
 class Cell(NamedTuple):
-    """A marked value of a table. The mark repeats what the value says, for a quick look."""
+    """A value of a table with emphasis. The mark only repeats what the value says, for readers who skim."""
 
     value: Scalar
     mark: Mark = Mark.NONE
 
 
 class Column(Struct, frozen=True):
-    """A column. The end of `name` is the unit of its numbers ("peak_bytes"); its beginning is the default of `title`.
+    """A column of a table. `name` is a name with a unit at its end, such as "peak_bytes", for a column of numbers.
 
-    `bar`: HTML shows each number as a bar, too. `whole`: the cells are names to be copied, which are never wrapped.
+    Without a `title`, the rest of `name` is the title. `bar`: HTML also shows each number as a bar. `no_wrap`: cells
+    are not wrapped, because readers copy them.
     """
 
     title: str = ""
     name: str = ""
     bar: bool = False
-    whole: bool = False
+    no_wrap: bool = False
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """A table; `noun` names what one row is. `order`: the indices of the rows, the important ones first.
+    """A table. `noun` says what a row stands for, such as "rank". `order` has the indices of the rows by importance.
 
-    `names` is how many columns identify a row. If a terminal has no room for all other columns, it shows the first ones
-    that fit; with `--details`, or if `names` is None, it shows all of them, in pieces. `one_unit`: all columns have the
-    name of the last one, and share one unit.
+    The first `key_columns` columns identify a row. If a terminal is too narrow, it shows these and as many others as
+    fit; with `--details`, or if `key_columns` is None, it shows all others, in several tables below each other. With
+    `shares_unit`, all numbers of the table have one unit, that of the last column's name.
     """
 
     columns: tuple[Column, ...]
@@ -85,12 +86,12 @@ class Table(Struct, frozen=True, kw_only=True):
     noun: str = "row"
     note: str = ""
     order: tuple[int, ...] | None = None
-    names: int | None = None
-    one_unit: bool = False
+    key_columns: int | None = None
+    shares_unit: bool = False
 
 
 class Text(Struct, frozen=True):
-    """A paragraph; `lead` is a word or two before it, such as "Fix"."""
+    """A paragraph. `lead` is a short label in front of it, such as "Fix"."""
 
     text: str
     lead: str = ""
@@ -105,34 +106,34 @@ class Items(Struct, frozen=True):
 
 
 class Code(Struct, frozen=True):
-    """Lines to be copied as they are."""
+    """Lines of code, which readers copy unchanged."""
 
     text: str
     title: str = ""
 
 
 class Line(Struct, frozen=True):
-    """A curve: its points in rising order of x. A curve that is only expected is `dashed`."""
+    """A curve of a chart, with its (x, y) points in rising order of x. A dashed line shows expected values."""
 
     name: str
     points: tuple[tuple[float, float], ...]
-    dashed: bool = False
+    is_dashed: bool = False
 
 
 class Chart(Struct, frozen=True, kw_only=True):
-    """Curves over a logarithmic x axis. `x` and `y` are the names of the axes, which end in their unit ("size_bytes").
+    """Curves over a logarithmic x axis. The names of the axes end in their unit, such as "size_bytes".
 
-    Only HTML draws it: its numbers are also in a table.
+    Only HTML draws charts, so a table must have the same numbers.
     """
 
     title: str
-    x: str
-    y: str
+    x_name: str
+    y_name: str
     lines: tuple[Line, ...]
 
 
 class Matrix(Struct, frozen=True):
-    """A matrix of pairs: rates, which HTML colours, or words; `note` says what stands out or what the words mean."""
+    """A matrix of pairs, of rates (coloured in HTML) or words. `note` explains the rates or the words."""
 
     title: str
     matrix: model.Matrix
@@ -140,42 +141,42 @@ class Matrix(Struct, frozen=True):
 
 
 class Fold(Struct, frozen=True):
-    """Blocks behind a title, for readers who look for more; the terminal shows them with `--details`."""
+    """Blocks that readers open by a click on the title. A terminal shows them only with `--details`."""
 
     title: str
     blocks: tuple["Block", ...]
 
 
 class Section(Struct, frozen=True):
-    """Blocks under a heading; `name` is its anchor in HTML, where sections are not nested."""
+    """Blocks under a heading. `name` is the id of the section in HTML. Sections are not nested there."""
 
     title: str
     blocks: tuple["Block", ...]
     name: str = ""
 
 
-_LONGEST_HEAD = 8  # letters of a name above a narrow column
+_MAX_HEADING_LETTERS = 8  # of a matrix, whose columns are narrow
 
 Leaf = Table | Text | Items | Code | Chart | Matrix
 Block = Leaf | Fold | Section
 
 
-class Drawn(NamedTuple):
-    """A column as text: its title, its unit, and a text for each row; numbers are aligned `right`."""
+class DrawnColumn(NamedTuple):
+    """A column as text: its title, the symbol of its unit, and the text of each cell."""
 
     title: str
-    symbol: str
+    unit_symbol: str
     cells: list[str]
-    right: bool
+    is_right_aligned: bool
 
     @property
-    def head(self) -> str:
-        """The title with the unit, on one line."""
-        return f"{self.title} {self.symbol}".strip()
+    def heading(self) -> str:
+        """The title and the unit on one line, such as "peak GiB"."""
+        return f"{self.title} {self.unit_symbol}".strip()
 
 
 def value_of(cell: Scalar | Cell) -> Scalar:
-    """The value of a cell, marked or not."""
+    """The value of a cell, with or without a mark."""
     return cell.value if isinstance(cell, Cell) else cell
 
 
@@ -183,35 +184,35 @@ def mark_of(cell: Scalar | Cell) -> Mark:
     return cell.mark if isinstance(cell, Cell) else Mark.NONE
 
 
-def drawn_columns(table: Table, places: Sequence[int], absent: str) -> list[Drawn]:
-    """The columns of the rows at `places` as text, each column in one unit. `absent` is the text of None."""
+def draw_columns(table: Table, row_indices: Sequence[int], absent_text: str) -> list[DrawnColumn]:
+    """Convert the rows at `row_indices` to columns of text, each in one unit. `absent_text` stands for None."""
     columns = []
     unit = None
-    if table.one_unit:
+    if table.shares_unit:
         unit = column_unit(table.columns[-1].name, (value_of(cell) for row in table.rows for cell in row))
     for number, column in enumerate(table.columns):
-        values = [value_of(table.rows[place][number]) for place in places]
-        form = column_format(column.name, values, unit if column.name else None)
-        cells = [absent if value is None else form.cell(value) for value in values]
-        right = any(not isinstance(value, str | None) for value in values)
-        columns.append(Drawn(column.title or label(column.name), form.unit.symbol, cells, right))
+        values = [value_of(table.rows[index][number]) for index in row_indices]
+        number_format = column_format(column.name, values, unit if column.name else None)
+        cells = [absent_text if value is None else number_format.cell(value) for value in values]
+        right_aligned = any(not isinstance(value, str | None) for value in values)
+        columns.append(DrawnColumn(column.title or label(column.name), number_format.unit.symbol, cells, right_aligned))
     return columns
 
 
 def matrix_table(block: Matrix) -> Table:
-    """The matrix as a table with a row for each source. If column names are long, row numbers replace them."""
+    """The matrix as a table with a row for each source. Row numbers replace long names of columns."""
     matrix = block.matrix
-    names, heads = matrix.rows, matrix.columns
-    if names == heads and max(map(len, heads), default=0) > _LONGEST_HEAD:
-        wide = len(str(len(names) - 1))
-        names = tuple(f"{number:>{wide}}  {name}" for number, name in enumerate(names))
-        heads = tuple(map(str, range(len(heads))))
-    columns = (Column("from", whole=True), *(Column(head, matrix.unit) for head in heads))
+    names, headings = matrix.rows, matrix.columns
+    if names == headings and max(map(len, headings), default=0) > _MAX_HEADING_LETTERS:
+        digits = len(str(len(names) - 1))
+        names = tuple(f"{number:>{digits}}  {name}" for number, name in enumerate(names))
+        headings = tuple(map(str, range(len(headings))))
+    columns = (Column("from", no_wrap=True), *(Column(head, matrix.unit) for head in headings))
     rows = tuple((name, *cells) for name, cells in zip(names, matrix.cells, strict=True))
-    return Table(columns=columns, rows=rows, title=block.title, note=block.note, one_unit=bool(matrix.unit))
+    return Table(columns=columns, rows=rows, title=block.title, note=block.note, shares_unit=bool(matrix.unit))
 
 
-def first_places(table: Table, most: int) -> list[int]:
-    """The indices of the rows that a painter shows: all of them, or only the first `most` of `order`."""
-    every = range(len(table.rows))
-    return list(every) if len(table.rows) <= most else list((table.order or every)[:most])
+def shown_row_indices(table: Table, max_rows: int) -> list[int]:
+    """The indices of the rows that a painter shows: all rows, or the first `max_rows` of `table.order`."""
+    row_indices = range(len(table.rows))
+    return list(row_indices) if len(table.rows) <= max_rows else list((table.order or row_indices)[:max_rows])

@@ -1,14 +1,14 @@
-"""Draw blocks, and texts of any origin, as Markdown for GitHub, GitLab and chats.
+"""Draw blocks as Markdown for GitHub, GitLab and chats, and escape texts of unknown origin.
 
-Host names, error texts and backends come from other machines. Nothing of them may become markup, a link, an image or
-HTML, end the table or block around it, or notify a person ("@all"). The source of an ASCII text stays ASCII.
+Host names, error texts and backends come from other machines. They must not become markup, a link, an image or HTML,
+end the table or block around them, or notify a person ("@all"). An ASCII text stays ASCII.
 
 Sources: GitHub Flavored Markdown Spec 0.29 (6.1 backslash escapes, 6.9 autolinks, 4.10 tables);
 GitHub turns @name, #12 and GH-12 of the rendered text into links, except inside of code.
 
-The document stays short enough for a comment: GitHub takes 65,536 characters. This module counts UTF-8 bytes, which are
-never fewer, and counts after escaping, which can turn one character into eight. Wherever a text or list is cut, a note
-says how much is missing; the JSON report has all of it.
+GitHub allows 65,536 characters in a comment. This module limits the bytes of the escaped text in UTF-8, which are never
+fewer than the characters; escaping can turn one character into eight. After each cut, a note says how much is missing;
+the JSON report has everything.
 """
 
 import re
@@ -27,148 +27,149 @@ from ddpdiag.render.blocks import (
     Section,
     Table,
     Text,
-    drawn_columns,
-    first_places,
+    draw_columns,
     matrix_table,
+    shown_row_indices,
 )
 from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count
 
-# An invisible break, so that GitHub sees no name, number or address behind it. As an entity it keeps the source ASCII.
+# An invisible character, written in ASCII, after which GitHub recognizes no name, number or address.
 _BREAK = "&#8203;"
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 _MARKUP = re.compile(r"[\\`*_\[\]|~!{}]")
-_CALLS = re.compile(r"(?<=[@#])(?=[\w-])|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
+_MENTIONS = re.compile(r"(?<=[@#])(?=[\w-])|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
 _SCHEME = re.compile(r"(?<=mailto|..xmpp)(?=:)", re.IGNORECASE)
-# Beginnings of a line that make it a heading, a list or a rule.
-_BEGINS = re.compile(r"(?=[-+](?:[-\s]|$)|[#=]|\d{1,9}[.)](?:\s|$))")
-_RUNS = re.compile(r"`+")
+# Characters that make a line a heading, a list or a rule.
+_LINE_STARTS = re.compile(r"(?=[-+](?:[-\s]|$)|[#=]|\d{1,9}[.)](?:\s|$))")
+_BACKTICK_RUNS = re.compile(r"`+")
 
 
-def words(text: str) -> str:
-    """Escape a text of unknown origin, on one line, for any place in a document, a table's cell included."""
-    escaped = _MARKUP.sub(r"\\\g<0>", _as_html(text))
-    begun = _BEGINS.sub(_BREAK_MARK, escaped.strip(), count=1) if _BEGINS.match(escaped.strip()) else escaped.strip()
-    return begun.replace(_BREAK_MARK, _BREAK)
+def escape(text: str) -> str:
+    """Escape a text of unknown origin and put it on one line, for any place in a document, also a table's cell."""
+    escaped = _MARKUP.sub(r"\\\g<0>", _as_html(text)).strip()
+    if _LINE_STARTS.match(escaped):
+        escaped = _LINE_STARTS.sub(_BREAK_MARK, escaped, count=1)
+    return escaped.replace(_BREAK_MARK, _BREAK)
 
 
 def _as_html(text: str) -> str:
-    """The text on one line, with HTML entities. Mentions (@name, #12) and links are broken."""
-    broken = _SCHEME.sub(_BREAK_MARK, _CALLS.sub(_BREAK_MARK, one_line(text)))
-    return broken.translate(_ENTITIES)
+    """Put the text on one line, with HTML entities, and with marks that disable mentions (@name, #12) and links."""
+    unlinked = _SCHEME.sub(_BREAK_MARK, _MENTIONS.sub(_BREAK_MARK, one_line(text)))
+    return unlinked.translate(_ENTITIES)
 
 
-# This character stands for the break while a text is escaped; `one_line` has spelled it out in the text itself.
+# Stands for `_BREAK` while a text is escaped. The text itself has none, because `one_line` replaces it.
 _BREAK_MARK = "\u200b"
 
 
 def fence(text: str) -> list[str]:
-    """Lines for a shell as a fenced code block, to be copied."""
+    """A fenced code block with shell commands, which readers copy."""
     lines = printable(text).split("\n")
-    ticks = "`" * max(3, max((len(run) for line in lines for run in _RUNS.findall(line)), default=0) + 1)
+    ticks = "`" * max(3, max((len(run) for line in lines for run in _BACKTICK_RUNS.findall(line)), default=0) + 1)
     return [f"{ticks}sh", *lines, ticks]
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[bool] = ()) -> list[str]:
-    """A table of cells that are escaped already; the columns where `right` is true are aligned to the right."""
-    aligned = ["---:" if own else "---" for own in right or (False,) * len(headers)]
-    return [_row(headers), _row(aligned), *(_row(row) for row in rows)]
+    """The lines of a table. The cells must be escaped. `right` says for each column whether it is aligned right."""
+    alignments = ["---:" if is_right else "---" for is_right in right or (False,) * len(headers)]
+    return [_row(headers), _row(alignments), *(_row(row) for row in rows)]
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def folded(summary: str, lines: Iterable[str]) -> list[str]:
-    """Lines that a click on a summary of unknown origin opens. Empty if there are no lines."""
-    body = list(lines)
-    while body and not body[-1]:
-        body.pop()
-    if not body:
+def fold_lines(summary: str, lines: Iterable[str]) -> list[str]:
+    """Fold lines behind a summary, which is escaped here. Empty if there are no lines."""
+    content = list(lines)
+    while content and not content[-1]:
+        content.pop()
+    if not content:
         return []
     # This line is HTML, in which a backslash escapes nothing.
     head = _as_html(summary).replace(_BREAK_MARK, _BREAK)
-    return ["<details>", f"<summary>{head}</summary>", "", *body, "", "</details>", ""]
+    return ["<details>", f"<summary>{head}</summary>", "", *content, "", "</details>", ""]
 
 
-# Below the limit of GitHub, so that a sentence can be written before it.
-MOST_BYTES = 60_000
+# Less than GitHub's limit, so that users can add text.
+MAX_BYTES = 60_000
 _REST_BYTES, _NOUN_BYTES = 1_000, 100
 _ELSEWHERE = "in the JSON report"
 
 
 class Piece(NamedTuple):
-    """Lines that are shown or left out together, and the noun that names them if they are left out."""
+    """Lines that are shown or left out together. `noun` names them in the sentence about omitted pieces."""
 
     noun: str
     lines: Sequence[str]
 
 
-def size(lines: Iterable[str]) -> int:
-    """Bytes of these lines, with the ends of the lines."""
+def byte_size(lines: Iterable[str]) -> int:
+    """The bytes of the lines in UTF-8, with their line ends."""
     return sum(len(line.encode("utf-8", "surrogatepass")) + 1 for line in lines)
 
 
-def fitting(pieces: Iterable[Piece], most: int = MOST_BYTES) -> list[str]:
-    """The lines of the first pieces that fit into `most` bytes, and a sentence on the pieces that are left out."""
+def fit_pieces(pieces: Iterable[Piece], max_bytes: int = MAX_BYTES) -> list[str]:
+    """The lines of the pieces that fit into `max_bytes`, and a sentence about the pieces that are left out."""
     lines: list[str] = []
-    left: Counter[str] = Counter()
-    room = most - _REST_BYTES
+    omitted: Counter[str] = Counter()
+    room = max_bytes - _REST_BYTES
     for piece in pieces:
-        if (own := size(piece.lines)) <= room:
+        if (piece_bytes := byte_size(piece.lines)) <= room:
             lines += piece.lines
-            room -= own
+            room -= piece_bytes
         else:
-            left[said(piece.noun, _NOUN_BYTES)] += 1
-    if left:
-        nouns = ", ".join(noun if number == 1 else f"{noun} ({number} times)" for noun, number in left.items())
+            omitted[escape_and_cut(piece.noun, _NOUN_BYTES)] += 1
+    if omitted:
+        nouns = ", ".join(noun if number == 1 else f"{noun} ({number} times)" for noun, number in omitted.items())
         lines += [f"Left out here, since it is too long for a comment, and {_ELSEWHERE}: {nouns}.", ""]
     return lines
 
 
-def said(text: str, most: int) -> str:
-    """Escape a text of unknown origin, cut to about `most` bytes, and say how many characters are missing."""
-    length = min(len(text), most)
-    while length and (own := size((words(text[:length]),))) > most:
-        length = length * most // own
+def escape_and_cut(text: str, max_bytes: int) -> str:
+    """Escape a text of unknown origin. It is cut to about `max_bytes`, with a note on the missing characters."""
+    length = min(len(text), max_bytes)
+    while length and (used := byte_size((escape(text[:length]),))) > max_bytes:
+        length = length * max_bytes // used
     left = len(text) - length
-    return words(text[:length]) + (f" ... ({count(left, 'more character')}, {_ELSEWHERE})" if left else "")
+    return escape(text[:length]) + (f" ... ({count(left, 'more character')}, {_ELSEWHERE})" if left else "")
 
 
-def listed(lines: Sequence[str], noun: str, *, total: int, most: int) -> list[str]:
-    """The first items of a list of `total` items, in at most `most` bytes, and how many more there are."""
-    shown, more = _first(lines, noun, total, most)
+def cut_list(lines: Sequence[str], noun: str, *, total: int, max_bytes: int) -> list[str]:
+    """The first `lines` of a list of `total` items, in at most `max_bytes`, and the number of items left out."""
+    shown, more = _lines_that_fit(lines, noun, total, max_bytes)
     return [*shown, *(f"- {sentence}" for sentence in more)]
 
 
-def tabled(
+def cut_table(
     headers: Sequence[str],
     cells: Sequence[Sequence[str]],
     noun: str,
     *,
     total: int,
-    most: int,
+    max_bytes: int,
     right: Sequence[bool] = (),
 ) -> list[str]:
-    """The first rows of a table of `total` rows, in at most `most` bytes, and how many more there are."""
+    """The first rows of a table of `total` rows, in at most `max_bytes`, and the number of rows left out."""
     if not cells:
         return []
     lines = table(headers, cells, right=right)
-    shown, more = _first(lines[2:], noun, total, most - size(lines[:2]))
+    shown, more = _lines_that_fit(lines[2:], noun, total, max_bytes - byte_size(lines[:2]))
     return [*lines[:2], *shown, *(["", *more] if more else [])] if shown else more
 
 
-def _first(lines: Sequence[str], noun: str, total: int, most: int) -> tuple[list[str], list[str]]:
-    """The lines that fit into `most` bytes, and a sentence on the other ones if there are any."""
-    sums = accumulate(size((line,)) for line in lines)
-    shown = [line for line, used in zip(lines, sums, strict=True) if used <= most]
-    left = total - len(shown)
-    return shown, [f"{count(left, f'more {noun}')}, {_ELSEWHERE}"] if left else []
+def _lines_that_fit(lines: Sequence[str], noun: str, total: int, max_bytes: int) -> tuple[list[str], list[str]]:
+    """The first lines that fit into `max_bytes`, and a list with one sentence if any of `total` lines are left out."""
+    used_bytes = accumulate(byte_size((line,)) for line in lines)
+    shown = [line for line, used in zip(lines, used_bytes, strict=True) if used <= max_bytes]
+    omitted = total - len(shown)
+    return shown, [f"{count(omitted, f'more {noun}')}, {_ELSEWHERE}"] if omitted else []
 
 
-def spaced(lines: list[str]) -> list[str]:
-    """`lines` with an empty line behind them. Empty if there are none."""
+def with_blank_line(lines: list[str]) -> list[str]:
+    """`lines` and an empty line, or an empty list if there are no lines."""
     return [*lines, ""] if lines else []
 
 
@@ -176,63 +177,64 @@ _PARAGRAPH_BYTES, _CELL_BYTES, _TABLE_BYTES, _LIST_BYTES = 2_000, 600, 8_000, 6_
 _ROWS_SHOWN, _COLUMNS_SHOWN, _TITLE_LETTERS = 64, 16, 400
 
 
-def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
-    """Draw the blocks as Markdown, in pieces that are shown or left out as a whole."""
+def draw_pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
+    """Draw the blocks as Markdown, and yield one or more pieces for each."""
     for block in blocks:
         match block:
             case Section(title=title, blocks=inner):
-                pieces = [*painted(inner)]
-                yield Piece(_noun(title), [f"### {_noun(title)}", ""] if any(piece.lines for piece in pieces) else [])
+                pieces = [*draw_pieces(inner)]
+                heading = [f"### {_cut_title(title)}", ""] if any(piece.lines for piece in pieces) else []
+                yield Piece(_cut_title(title), heading)
                 yield from pieces
             case Fold(title=title, blocks=inner):
                 yield Piece(
-                    _noun(title),
-                    folded(title[:_TITLE_LETTERS], (line for piece in painted(inner) for line in piece.lines)),
+                    _cut_title(title),
+                    fold_lines(title[:_TITLE_LETTERS], (line for piece in draw_pieces(inner) for line in piece.lines)),
                 )
             case Text(text=text, lead=lead):
-                strong = f"**{_noun(lead)}:** " if lead else ""
-                yield Piece("a sentence", [f"{strong}{said(text, _PARAGRAPH_BYTES)}", ""])
+                strong = f"**{_cut_title(lead)}:** " if lead else ""
+                yield Piece("a sentence", [f"{strong}{escape_and_cut(text, _PARAGRAPH_BYTES)}", ""])
             case Items(items=items, title=title):
-                lines = [f"- {said(item, _CELL_BYTES)}" for item in items[:_ROWS_SHOWN]]
-                lines = spaced(listed(lines, "line", total=len(items), most=_LIST_BYTES))
-                yield Piece(_noun(title) or "a list", [*_titled(title), *lines] if lines else [])
+                lines = [f"- {escape_and_cut(item, _CELL_BYTES)}" for item in items[:_ROWS_SHOWN]]
+                lines = with_blank_line(cut_list(lines, "line", total=len(items), max_bytes=_LIST_BYTES))
+                yield Piece(_cut_title(title) or "a list", [*_title_lines(title), *lines] if lines else [])
             case Code(text=text, title=title):
-                yield Piece(_noun(title) or "commands", [*_titled(title), *fence(text), ""])
+                yield Piece(_cut_title(title) or "commands", [*_title_lines(title), *fence(text), ""])
             case Table():
-                lines = spaced(_painted_table(block))
-                yield Piece(_noun(block.title) or f"a table of {block.noun}s", lines)
+                lines = with_blank_line(_table_lines(block))
+                yield Piece(_cut_title(block.title) or f"a table of {block.noun}s", lines)
             case Matrix():
-                yield from painted(_matrix_blocks(block))
+                yield from draw_pieces(_matrix_blocks(block))
             case Chart():
                 pass
             case _:
                 assert_never(block)
 
 
-def _matrix_blocks(own: Matrix) -> Iterator[Block]:
-    """The matrix as a table, or its note alone if it has too many columns for a reader."""
-    if len(own.matrix.columns) > _COLUMNS_SHOWN:
-        yield Text(own.note, own.title)
+def _matrix_blocks(block: Matrix) -> Iterator[Block]:
+    """Yield the matrix as a table, or only its note if it has too many columns for a ticket."""
+    if len(block.matrix.columns) > _COLUMNS_SHOWN:
+        yield Text(block.note, block.title)
         return
-    yield matrix_table(own)
+    yield matrix_table(block)
 
 
-def _noun(title: str) -> str:
-    """Escape a title of unknown origin, and cut it for the sentence on parts that are left out."""
-    return said(title, _TITLE_LETTERS)
+def _cut_title(title: str) -> str:
+    """Escape a title of unknown origin, and cut it."""
+    return escape_and_cut(title, _TITLE_LETTERS)
 
 
-def _titled(title: str) -> list[str]:
-    return [f"**{_noun(title)}:**", ""] if title else []
+def _title_lines(title: str) -> list[str]:
+    return [f"**{_cut_title(title)}:**", ""] if title else []
 
 
-def _painted_table(own: Table) -> list[str]:
-    places = first_places(own, _ROWS_SHOWN)
-    columns = drawn_columns(own, places, "-")
+def _table_lines(block: Table) -> list[str]:
+    row_indices = shown_row_indices(block, _ROWS_SHOWN)
+    columns = draw_columns(block, row_indices, "-")
     cells = zip(*(column.cells for column in columns), strict=True)
-    rows = [tuple("-" if text == "-" else said(text, _CELL_BYTES) for text in row) for row in cells]
-    heads = [_noun(column.head) for column in columns]
-    right = [column.right for column in columns]
-    lines = tabled(heads, rows, own.noun, total=len(own.rows), most=_TABLE_BYTES, right=right)
-    note = ["", said(own.note, _PARAGRAPH_BYTES)] if lines and own.note else []
-    return [*(_titled(own.title) if lines else []), *lines, *note]
+    rows = [tuple("-" if text == "-" else escape_and_cut(text, _CELL_BYTES) for text in row) for row in cells]
+    heads = [_cut_title(column.heading) for column in columns]
+    right = [column.is_right_aligned for column in columns]
+    lines = cut_table(heads, rows, block.noun, total=len(block.rows), max_bytes=_TABLE_BYTES, right=right)
+    note = ["", escape_and_cut(block.note, _PARAGRAPH_BYTES)] if lines and block.note else []
+    return [*(_title_lines(block.title) if lines else []), *lines, *note]

@@ -1,7 +1,7 @@
-"""A page of text: wrapped, indented, coloured or plain, with nothing cut off, and tables that fit its width.
+"""Write pages of text for a terminal: wrapped and indented paragraphs, colours, and tables that fit the width.
 
-Texts in a report come from other machines. They are shown as they are: rich's markup, a terminal's escape codes and
-characters that reverse or hide their neighbours have no effect.
+Texts in a report come from other machines. In them, rich's markup, a terminal's escape codes, and characters that
+reverse or hide others have no effect.
 """
 
 import math
@@ -20,22 +20,22 @@ from ddpdiag.model import Scalar
 from ddpdiag.sanitize import printable
 from ddpdiag.text import Unit, cell, column_unit, figure, is_number
 
-# Below this each line has a single word; longer lines are wrapped by the terminal.
-LEAST_WIDTH = 40
-_LEAST_BODY = 24
+# On a narrower page each line would have a single word. A narrower terminal wraps the lines.
+MIN_WIDTH = 40
+_MIN_BODY_WIDTH = 24
 
 
 def one_line(text: str) -> str:
-    """`text` on one line, with invisible characters as escapes."""
+    """Put `text` on one line, with invisible characters as escapes."""
     return " ".join(printable(text).split("\n"))
 
 
 class Page:
-    """A text that is being written. Styles are those of rich ("bold red"); without `color` they leave no trace."""
+    """A page to which text is added. Styles are those of rich, such as "bold red", and are ignored without `color`."""
 
     def __init__(self, *, color: bool, width: int) -> None:
         self.color = color
-        self.width = max(width, LEAST_WIDTH)
+        self.width = max(width, MIN_WIDTH)
         self._file = StringIO()
         self._console = Console(
             file=self._file,
@@ -56,129 +56,131 @@ class Page:
         """Write an empty line."""
         self._file.write("\n")
 
-    def verbatim(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
-        """Write a line that is never wrapped, because readers copy it. A part may be a text with its style."""
+    def write_verbatim(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
+        """Write a line that is never wrapped, because readers copy it. A part is a text, or a (text, style) pair."""
         line = Text(" " * indent)
         for part in parts:
             text, style = (part, "") if isinstance(part, str) else part
             line.append(printable(text), style)
-        self._put(line)
+        self._print_line(line)
 
     def write(self, body: str, *, style: str = "", indent: int = 0, lead: str = "", lead_style: str = "") -> None:
-        """Write a wrapped paragraph. `lead` comes before it, and the following lines are indented to the end of `lead`.
+        """Write a wrapped paragraph after a label, `lead`. All lines are indented to the end of the label.
 
-        A word that is longer than the line stays whole, because readers copy paths and names.
+        A word that is longer than the line is not split, because readers copy paths and names.
         """
         head = Text(" " * indent).append(printable(lead), lead_style)
-        if self.width - head.cell_len < _LEAST_BODY and lead:
-            self._put(head)
+        if self.width - head.cell_len < _MIN_BODY_WIDTH and lead:
+            self._print_line(head)
             head = Text(" " * (indent + 4))
-        room = max(self.width - head.cell_len, _LEAST_BODY)
+        room = max(self.width - head.cell_len, _MIN_BODY_WIDTH)
         for line in printable(body).split("\n"):
             for part in wrap(line, room, break_long_words=False, break_on_hyphens=False) or [""]:
-                self._put(head + Text(part, style))
+                self._print_line(head + Text(part, style))
                 head = Text(" " * head.cell_len)
 
     def table(self, table: Table) -> None:
-        """Write a table. Its cells must be `Text`, or rich would interpret them.
+        """Write a table of rich. The cells must be `Text`, because rich interprets markup in other cells.
 
-        If columns have a least width, the table may be wider than the page: the terminal wraps it; names stay whole.
+        If columns have a minimum width, the table may be wider than the page: names are not split.
         """
-        wide = any(column.min_width is not None for column in table.columns)
-        least = Measurement.get(self._console, self._console.options, table).minimum if wide else 0
+        has_minimum_widths = any(column.min_width is not None for column in table.columns)
+        min_width = Measurement.get(self._console, self._console.options, table).minimum if has_minimum_widths else 0
         with self._console.capture() as drawn:
-            self._console.print(table, width=max(self.width, least), crop=False)
+            self._console.print(table, width=max(self.width, min_width), crop=False)
         # rich fills the last column with spaces, which log files keep.
         self._file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 
-    def _put(self, line: Text) -> None:
+    def _print_line(self, line: Text) -> None:
         line.rstrip()
         # With soft wrap rich neither wraps nor crops the line.
         self._console.print(line, soft_wrap=True)
 
     @property
-    def lines(self) -> int:
-        """The number of lines that were written."""
+    def line_count(self) -> int:
+        """The number of lines on the page."""
         return self._file.getvalue().count("\n")
 
     def text(self) -> str:
-        """The whole text that was written."""
+        """The text of the page."""
         return self._file.getvalue()
 
 
-_MOST_DECIMALS, _MOST_SIZE = 3, 1e7
+_MAX_DECIMALS, _MAX_PLAIN_NUMBER = 3, 1e7
 
 
-class Format(NamedTuple):
-    """The form of the numbers of a column: one unit, and one number of decimals."""
+class NumberFormat(NamedTuple):
+    """The unit and the number of decimals of all numbers in a column."""
 
     unit: Unit
     decimals: int
 
     def cell(self, value: Scalar) -> str:
-        """The value without its unit; a value that is not 0 never reads as 0."""
+        """The value as text without its unit. A value that would be rounded to 0 gets more decimals."""
         if not is_number(value) or (isinstance(value, int) and not self.unit.symbol):
             return cell(value, self.unit)
         size = value / self.unit.size
         text = f"{size:,.{self.decimals}f}"
-        return figure(size) if abs(size) >= _MOST_SIZE or (size and not text.strip("-0.,")) else text
+        return figure(size) if abs(size) >= _MAX_PLAIN_NUMBER or (size and not text.strip("-0.,")) else text
 
 
-def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None) -> Format:
-    """The form that shows 3 digits of a column's median and 1 of its least number. `unit`: default fits the median."""
+def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None) -> NumberFormat:
+    """A format with 3 digits for a column's median, and 1 for its smallest number. The default unit fits the median."""
     numbers = sorted(filter(is_number, values))
     unit = unit or column_unit(name, numbers)
     sizes = sorted(size for number in numbers if (size := abs(number / unit.size)))
     if not sizes:
-        return Format(unit, 0)
-    wanted = 2 - int(f"{sizes[len(sizes) // 2]:.2e}".partition("e")[2])
-    return Format(unit, min(max(wanted, -math.floor(math.log10(sizes[0])), 0), _MOST_DECIMALS))
+        return NumberFormat(unit, 0)
+    wanted_decimals = 2 - int(f"{sizes[len(sizes) // 2]:.2e}".partition("e")[2])
+    return NumberFormat(unit, min(max(wanted_decimals, -math.floor(math.log10(sizes[0])), 0), _MAX_DECIMALS))
 
 
-ALL_SHOWN, MOST_SHOWN = 16, 1_000  # without and with `--details`
-_LONGEST_TEXT = 28
+ROWS_SHOWN, DETAIL_ROWS_SHOWN = 16, 1_000  # without and with `--details`
+_MAX_TEXT_WIDTH = 28
 
 
 class Column(NamedTuple):
-    """One column, ready to be drawn. Long texts are wrapped, unless they are to stay `whole`."""
+    """A column as text, with the style of each cell. Long cells are wrapped, unless `no_wrap` is set."""
 
     header: str
     cells: tuple[str, ...]
-    right: bool
+    is_right_aligned: bool
     styles: tuple[str, ...] = ()
-    whole: bool = False
+    no_wrap: bool = False
 
     @property
     def width(self) -> int:
-        """The width of the column in characters."""
+        """The width of the column in characters, after long texts are wrapped."""
         widest = max(map(cell_len, (*self.header.split("\n"), *self.cells)), default=0)
-        return widest if self.right or self.whole else min(widest, _LONGEST_TEXT)
+        return widest if self.is_right_aligned or self.no_wrap else min(widest, _MAX_TEXT_WIDTH)
 
 
-def fitted(names: Sequence[Column], figures: Sequence[Column], height: int, *, width: int) -> Iterator[Table]:
-    """Tables that fit `width`: each has all `names` and some `figures`. The gap is 2 spaces, or 1 if all fit then."""
-    between = len(names) + len(figures) - 1
-    room = width - sum(column.width for column in (*names, *figures))
-    gap = 1 if between <= room < 2 * between else 2  # two spaces read better, but one table reads better than two
-    start = sum(column.width + gap for column in names)
+def fit_tables(
+    key_columns: Sequence[Column], other_columns: Sequence[Column], row_count: int, *, width: int
+) -> Iterator[Table]:
+    """Yield tables that fit `width`. Each has all `key_columns`, and together they have all `other_columns`."""
+    gap_count = len(key_columns) + len(other_columns) - 1
+    room = width - sum(column.width for column in (*key_columns, *other_columns))
+    gap = 1 if gap_count <= room < 2 * gap_count else 2  # one table with narrow gaps reads better than two tables
+    key_width = sum(column.width + gap for column in key_columns)
     piece: list[Column] = []
-    used = start
-    for column in figures:
-        if piece and used + column.width > width:
-            yield _drawn((*names, *piece), height, gap)
-            piece, used = [], start
+    used_width = key_width
+    for column in other_columns:
+        if piece and used_width + column.width > width:
+            yield _rich_table((*key_columns, *piece), row_count, gap)
+            piece, used_width = [], key_width
         piece.append(column)
-        used += column.width + gap
-    yield _drawn((*names, *piece), height, gap)
+        used_width += column.width + gap
+    yield _rich_table((*key_columns, *piece), row_count, gap)
 
 
-def _drawn(columns: Sequence[Column], height: int, gap: int) -> Table:
-    """A table of these columns, with `height` rows and `gap` spaces between columns."""
+def _rich_table(columns: Sequence[Column], row_count: int, gap: int) -> Table:
+    """A table of rich with these columns, `row_count` rows, and `gap` spaces between columns."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
-        least = column.width if column.whole else None
-        side: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(Text(column.header), justify=side, overflow="fold", min_width=least)
-    for row in range(height):
+        min_width = column.width if column.no_wrap else None
+        justify: Literal["left", "right"] = "right" if column.is_right_aligned else "left"
+        table.add_column(Text(column.header), justify=justify, overflow="fold", min_width=min_width)
+    for row in range(row_count):
         table.add_row(*(Text(c.cells[row], c.styles[row] if c.styles else "") for c in columns))
     return table

@@ -16,12 +16,12 @@ from ddpdiag.render.blocks import (
     Section,
     Table,
     Text,
-    drawn_columns,
-    first_places,
+    draw_columns,
     mark_of,
     matrix_table,
+    shown_row_indices,
 )
-from ddpdiag.render.page import ALL_SHOWN, MOST_SHOWN, Column, Page, fitted, one_line
+from ddpdiag.render.page import DETAIL_ROWS_SHOWN, ROWS_SHOWN, Column, Page, fit_tables, one_line
 from ddpdiag.text import ABSENT, count
 
 STYLES = {Mark.NONE: "", Mark.GOOD: "green", Mark.WARNING: "bold yellow", Mark.ERROR: "bold red", Mark.DIM: "dim"}
@@ -29,7 +29,7 @@ _ITEMS_SHOWN = 8
 
 
 def paint(page: Page, blocks: Iterable[Block], *, details: bool = False) -> None:
-    """Write the blocks. With `details` nothing is shortened, and folds are shown, too."""
+    """Write the blocks on the page. With `details`, nothing is shortened, and folds are shown."""
     for block in blocks:
         if isinstance(block, Section) or (isinstance(block, Fold) and details):
             _write_title(page, block.title)
@@ -47,7 +47,7 @@ def _write(page: Page, block: Leaf, *, details: bool) -> None:
         case Code(text=text, title=title):
             _write_title(page, title)
             for line in text.split("\n"):
-                page.verbatim(line, indent=4)
+                page.write_verbatim(line, indent=4)
             page.blank()
         case Table():
             write_table(page, block, details=details)
@@ -73,30 +73,31 @@ def _write_items(page: Page, block: Items, *, details: bool) -> None:
     shown = block.items if details or len(block.items) <= _ITEMS_SHOWN + 1 else block.items[:_ITEMS_SHOWN]
     for item in shown:
         page.write(item, lead="- ")
-    _write_left(page, len(block.items) - len(shown), "line", details=details)
+    _write_omitted(page, len(block.items) - len(shown), "line", details=details)
     page.blank()
 
 
 def write_table(page: Page, table: Table, *, details: bool = False) -> None:
-    """Write a table, in pieces if the page is too narrow. Each piece begins with the columns that name a row."""
+    """Write a table. If the page is too narrow, write only its first columns, or with `details` several tables."""
     if not table.rows:
         return
-    places = first_places(table, MOST_SHOWN if details else ALL_SHOWN)
+    row_indices = shown_row_indices(table, DETAIL_ROWS_SHOWN if details else ROWS_SHOWN)
     _write_title(page, table.title)
     columns = []
-    for number, drawn in enumerate(drawn_columns(table, places, ABSENT if page.color else "-")):
-        styles = tuple(STYLES[mark_of(table.rows[place][number])] for place in places)
-        header = f"{one_line(drawn.title)}\n{drawn.symbol}".rstrip("\n")
-        whole = table.columns[number].whole
-        columns.append(Column(header, tuple(map(one_line, drawn.cells)), drawn.right, styles, whole))
-    names = table.names or 1
-    tables = fitted(columns[:names], columns[names:], len(places), width=page.width)
-    for piece in tables if details or table.names is None else islice(tables, 1):
+    for number, drawn in enumerate(draw_columns(table, row_indices, ABSENT if page.color else "-")):
+        styles = tuple(STYLES[mark_of(table.rows[index][number])] for index in row_indices)
+        header = f"{one_line(drawn.title)}\n{drawn.unit_symbol}".rstrip("\n")
+        no_wrap = table.columns[number].no_wrap
+        columns.append(Column(header, tuple(map(one_line, drawn.cells)), drawn.is_right_aligned, styles, no_wrap))
+    names = table.key_columns or 1
+    tables = fit_tables(columns[:names], columns[names:], len(row_indices), width=page.width)
+    for piece in tables if details or table.key_columns is None else islice(tables, 1):
         page.table(piece)
         shown = len(piece.columns)
-    _write_left(page, len(table.rows) - len(places), table.noun, details=details)
-    if not details and (left := [one_line(column.header.split("\n")[0]) for column in columns[shown:]]) and table.names:
-        page.write(f"not shown for lack of room (--details): {', '.join(left)}", style="dim")
+    _write_omitted(page, len(table.rows) - len(row_indices), table.noun, details=details)
+    omitted = [one_line(column.header.split("\n")[0]) for column in columns[shown:]]
+    if omitted and table.key_columns and not details:
+        page.write(f"not shown for lack of room (--details): {', '.join(omitted)}", style="dim")
     if table.note:
         page.write(table.note, style="dim")
     page.blank()
@@ -107,7 +108,7 @@ def _write_title(page: Page, title: str) -> None:
         page.write(one_line(title), style="bold")
 
 
-def _write_left(page: Page, left: int, noun: str, *, details: bool) -> None:
-    if left:
+def _write_omitted(page: Page, omitted: int, noun: str, *, details: bool) -> None:
+    if omitted:
         place = "in the JSON report" if details else "with --details, or in the JSON report"
-        page.write(f"{count(left, f'more {noun}')}, {place}", style="dim")
+        page.write(f"{count(omitted, f'more {noun}')}, {place}", style="dim")

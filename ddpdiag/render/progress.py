@@ -1,11 +1,11 @@
-"""Show the progress of a run on standard error, from the news that the run sends.
+"""Show the progress of a run on standard error, from the news (events) that the run sends.
 
-In a log there is a line when something has come to an end, and one every 30 s while nothing does. A job that is killed
-in the middle leaves these lines and nothing else, so each says how far the run was:
-`ddpdiag [12 s of 60 s] collective done`. On a terminal one line is drawn again twice a second, and only failures stay.
+In a log, a line is written when a stage ends, and every 30 s in between. If the job is killed, these lines are all that
+remains, so each shows how far the run was: `ddpdiag [12 s of 60 s] collective done`. On a terminal, one line is redrawn
+twice a second, and only lines about failures remain.
 
-A line is written whole, by one process, and never waited for. A terminal that goes away (a closed window, a lost
-connection) ends the display, not the run. The cursor is never hidden: a killed run could not bring it back.
+One process writes each line at once, and never waits for the reader. If the terminal disappears (a closed window, a
+lost connection), the display ends, but not the run. The cursor is never hidden: a killed run could not restore it.
 """
 
 import threading
@@ -32,51 +32,53 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.render.files import Display, can_show, display_of, put, size
+from ddpdiag.render.files import Display, can_show, display_of, terminal_size, write_if_ready
 from ddpdiag.render.page import one_line
 from ddpdiag.text import count, fold_hosts, ranks_text
 
-# A wait for rank 0, or for other ranks, that is shorter than this is not shown.
-PATIENCE_SECONDS = 3.0
-EVERY_SECONDS = 30.0
+# Shorter waits for rank 0 or for other ranks are not shown.
+MIN_WAIT_SECONDS = 3.0
+LINE_INTERVAL_SECONDS = 30.0
 _RANKS_SHOWN, _HOSTS_SHOWN = 4, 2
-_LONGEST = 500  # letters; in UTF-8 less than what a pipe takes at once
-# A terminal may be a log as well (script, docker -t).
+_MAX_LETTERS = 500  # in UTF-8 fewer bytes than a pipe takes at once
+# Not more often, because the output of a terminal may be kept as a log (script, docker -t).
 _REFRESHES_PER_SECOND = 2
-_DOTS, _ASCII = "\u280b\u2819\u2838\u2834\u2826\u2807", "|/-\\"
-_CLEAR = "\r\x1b[K"
+_DOT_SPINNER, _ASCII_SPINNER = "\u280b\u2819\u2838\u2834\u2826\u2807", "|/-\\"
+_CLEAR_LINE = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
-class Doing:
-    """The check that runs with its latest trial, or only the stage. Times are those of the clock of `Progress`."""
+class CurrentWork:
+    """The check that runs, with its latest trial, or a stage before its first check. Times are by its clock."""
 
     title: str
-    since: float
-    ends: float | None = None
+    began: float
+    deadline: float | None = None
     progress: str = ""
     pending: Pending | None = None
 
-    def after(self, news: News, now: float) -> "Doing":
+    def updated(self, news: News, now: float) -> "CurrentWork":
         match news:
             case TrialBegan(deadline_seconds=seconds, importing=importing):
                 progress = "its first step is the import of torch" if importing else ""
-                return replace(self, ends=now + seconds, progress=progress, pending=None)
+                return replace(self, deadline=now + seconds, progress=progress, pending=None)
             case Pending():
                 return replace(self, pending=news)
             case Progressed(text=text):
                 return replace(self, progress=one_line(text))
         return self
 
-    def words(self, now: float) -> str:
-        """What runs: "COL001 all-reduce: 2.3 s of 36 s, 3 of 4 ranks done". Its trial ends after 36 s at the latest."""
-        clock = f"{now - self.since:.1f} s" + ("" if self.ends is None else f" of {self.ends - self.since:.0f} s")
-        pending = "" if self.pending is None else pending_words(self.pending)
+    def text(self, now: float) -> str:
+        """Describe the work: "COL001 all-reduce: 2.3 s of 36 s, 3 of 4 ranks done". The trial's deadline is at 36 s."""
+        clock = f"{now - self.began:.1f} s" + (
+            "" if self.deadline is None else f" of {self.deadline - self.began:.0f} s"
+        )
+        pending = "" if self.pending is None else pending_text(self.pending)
         return ", ".join(filter(None, (f"{self.title}: {clock}", pending, self.progress)))
 
 
-def pending_words(pending: Pending) -> str:
-    """A trial's ranks: "3 of 4 ranks done, waiting for rank 3 on n1". No ranks are named if none is done."""
+def pending_text(pending: Pending) -> str:
+    """The state of a trial's ranks: "3 of 4 ranks done, waiting for rank 3 on n1". If all are awaited, no names."""
     text = f"{pending.done:,} of {count(pending.ranks, 'rank')} done"
     if not pending.awaited or len(pending.awaited) == pending.ranks:
         return text
@@ -84,7 +86,7 @@ def pending_words(pending: Pending) -> str:
     return f"{text}, waiting for {ranks_text(pending.awaited, limit=_RANKS_SHOWN)}{hosts}"
 
 
-class Silent:
+class SilentListener:
     """A listener that shows nothing."""
 
     def tell(self, news: News) -> None:
@@ -95,73 +97,76 @@ class Silent:
 
 
 def listener(stream: TextIO | None, environ: Mapping[str, str]) -> Listener:
-    """The listener that shows a run on this stream; `Silent` if the stream is closed."""
+    """The listener that shows a run on `stream`, or a `SilentListener` if the stream is closed."""
     display = display_of(stream, environ)
-    return Silent() if stream is None or display is Display.NONE else Progress(stream, live=display is Display.LIVE)
+    if stream is None or display is Display.NONE:
+        return SilentListener()
+    return Progress(stream, live=display is Display.LIVE)
 
 
 class Progress:
-    """Writes a line on each stage that ends; on a terminal only on failures, and a redrawn line shows what runs."""
+    """Writes a line for each stage that ends. On a terminal (`live`), writes one line that is redrawn, and failures."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic, *, live: bool) -> None:
         self._stream, self._clock, self._live = stream, clock, live
         self._lock = threading.Lock()
-        self._spinner = _DOTS if can_show(stream, _DOTS) else _ASCII
+        self._spinner = _DOT_SPINNER if can_show(stream, _DOT_SPINNER) else _ASCII_SPINNER
         self._began = clock()
         self._budget_seconds: float | None = None
-        self._stages: dict[str, StageEnded] = {}
+        self._ended_stages: dict[str, StageEnded] = {}
         self._stage_lines: dict[str, str] = {}  # by stage
-        self._doing: Doing | None = None
-        self._wait: tuple[Waiting | Seeking, float] | None = None  # and the time until which it waits
-        self._due = 0.0  # when the next line on what runs may be written
-        self._over = threading.Event()
+        self._current: CurrentWork | None = None
+        self._wait: tuple[Waiting | Seeking, float] | None = None  # and the time at which the wait ends
+        self._next_line_at = 0.0  # the time from which a line about the current work may be written
+        self._is_closed = threading.Event()
         if live:
-            threading.Thread(target=self._draw, name="progress", daemon=True).start()
+            threading.Thread(target=self._redraw_until_closed, name="progress", daemon=True).start()
 
     def tell(self, news: News) -> None:
-        """Note an event, and write a line on it if it is important. On a terminal `Joined` ends the display."""
+        """Record an event, and write a line if it is important. On a terminal, `Joined` also ends the display."""
         with self._lock:
-            if self._over.is_set():
+            if self._is_closed.is_set():
                 return
             now = self._clock()
-            self._take(news, now)
-            if text := self._line(news, now):
-                self._due = now + EVERY_SECONDS
-                self._put(f"ddpdiag {self._spent(now)} {clipped(text)}\n")
+            self._update(news, now)
+            if text := self._news_text(news, now):
+                self._next_line_at = now + LINE_INTERVAL_SECONDS
+                self._write(f"ddpdiag {self._elapsed_text(now)} {clip_text(text)}\n")
         if isinstance(news, Joined) and self._live:
             self.close()
 
     def close(self) -> None:
-        """Erase the redrawn line, and show nothing more. A second call does nothing."""
+        """Erase the redrawn line, and end the display. A second call has no effect."""
         with self._lock:
-            if not self._over.is_set():
-                self._put("")
-                self._over.set()
+            if not self._is_closed.is_set():
+                self._write("")
+                self._is_closed.set()
 
     def refresh(self) -> None:
-        """Redraw the line on what runs now. On a terminal a thread does this twice a second."""
+        """Redraw the line about the current work. On a terminal, a thread calls this twice a second."""
         with self._lock:
             now = self._clock()
-            turning = self._spinner[int(now * _REFRESHES_PER_SECOND) % len(self._spinner)]
-            if text := self._waiting(now) or ("" if self._doing is None else self._doing.words(now)):
-                self._put(clipped(f"{turning} {self._spent(now)} {text}", size(self._stream)[0] - 1))
+            spinner = self._spinner[int(now * _REFRESHES_PER_SECOND) % len(self._spinner)]
+            if text := self._waiting_text(now) or ("" if self._current is None else self._current.text(now)):
+                width = terminal_size(self._stream)[0] - 1
+                self._write(clip_text(f"{spinner} {self._elapsed_text(now)} {text}", width))
 
-    def _draw(self) -> None:
-        while not self._over.wait(1 / _REFRESHES_PER_SECOND):
+    def _redraw_until_closed(self) -> None:
+        while not self._is_closed.wait(1 / _REFRESHES_PER_SECOND):
             self.refresh()
 
-    def _put(self, text: str) -> None:
-        if self._over.is_set():
+    def _write(self, text: str) -> None:
+        if self._is_closed.is_set():
             return
-        if not put(self._stream, _CLEAR + text if self._live else text):
-            self._over.set()
+        if not write_if_ready(self._stream, _CLEAR_LINE + text if self._live else text):
+            self._is_closed.set()
 
-    def _spent(self, now: float) -> str:
-        """The time since the start, and the budget: "[12 s of 60 s]"."""
+    def _elapsed_text(self, now: float) -> str:
+        """The time since the start, and the budget if it is known: "[12 s of 60 s]"."""
         limit = "" if self._budget_seconds is None else f" of {self._budget_seconds:.0f} s"
         return f"[{now - self._began:.0f} s{limit}]"
 
-    def _take(self, news: News, now: float) -> None:
+    def _update(self, news: News, now: float) -> None:
         match news:
             case Started(budget_seconds=budget):
                 self._budget_seconds = budget
@@ -170,82 +175,83 @@ class Progress:
             case Gathered() | Joined():
                 self._wait = None
             case StageBegan(name=name):
-                self._doing = Doing(name, now)
+                self._current = CurrentWork(name, now)
             case StageEnded(name=name):
-                self._doing = None
-                self._stages[name] = _together(self._stages.get(name), news)
+                self._current = None
+                self._ended_stages[name] = _merge_stage_parts(self._ended_stages.get(name), news)
             case CheckBegan(code=code, name=name):
-                self._doing = Doing(one_line(f"{code} {name}"), now)
-            case _ if self._doing is not None:
-                self._doing = self._doing.after(news, now)
+                self._current = CurrentWork(one_line(f"{code} {name}"), now)
+            case _ if self._current is not None:
+                self._current = self._current.updated(news, now)
 
-    def _line(self, news: News, now: float) -> str:
-        """The line about an event. Empty for most events."""
+    def _news_text(self, news: News, now: float) -> str:
+        """The text of the line about an event. Empty for most events, which get no line."""
         match news:
             case Happened(text=text):
                 return text
             case StageEnded() if news.status == "failed" or not self._live:
-                return self._stage(news)
+                return self._stage_text(news)
             case Joined(rank=rank, host=host) if self._live:
                 return f"rank {rank} joined; rank 0 at {host} prints the report"
             case Gathered() if not self._live:
                 text = f"{count(news.ranks, 'rank')} on {count(news.hosts, 'host')}"
                 missing = ranks_text(news.missing, limit=_RANKS_SHOWN)
                 return f"{text}; {missing} did not join" if news.missing else text
-            case Waiting() | Seeking() if now >= self._due and not self._live:
-                return self._waiting(now)
-            case Pending() if now >= self._due and not self._live and self._doing is not None:
-                return self._doing.words(now)
+            case Waiting() | Seeking() if now >= self._next_line_at and not self._live:
+                return self._waiting_text(now)
+            case Pending() if now >= self._next_line_at and not self._live and self._current is not None:
+                return self._current.text(now)
         return ""
 
-    def _stage(self, news: StageEnded) -> str:
-        """The line about the end of a stage, or of a part of it that failed. Empty if it was written before."""
-        whole = self._stages[news.name]
-        is_over = not news.more and whole.status != "skipped"
-        codes = f" in {', '.join(dict.fromkeys(whole.failed))}" if whole.failed else ""
-        text = f"{whole.name} {whole.status}{codes}" if is_over or news.status == "failed" else ""
+    def _stage_text(self, news: StageEnded) -> str:
+        """The text about a stage that ended, or failed in one of its parts. Empty if it was written before."""
+        stage = self._ended_stages[news.name]
+        is_over = not news.more and stage.status != "skipped"
+        codes = f" in {', '.join(dict.fromkeys(stage.failed))}" if stage.failed else ""
+        text = f"{stage.name} {stage.status}{codes}" if is_over or news.status == "failed" else ""
         before, self._stage_lines[news.name] = self._stage_lines.get(news.name), text
         return text if text != before else ""
 
-    def _waiting(self, now: float) -> str:
-        """The line about ranks that are waited for, and the time left. Empty during the first seconds."""
-        if now - self._began < PATIENCE_SECONDS or self._wait is None:
+    def _waiting_text(self, now: float) -> str:
+        """Describe a wait for ranks, with the time left. Empty without a wait, and in the first seconds of a run."""
+        if now - self._began < MIN_WAIT_SECONDS or self._wait is None:
             return ""
-        news, ends = self._wait
-        left = f"{max(0.0, ends - now):.0f} s left"
+        news, deadline = self._wait
+        time_left = f"{max(0.0, deadline - now):.0f} s left"
         if isinstance(news, Seeking):
-            return f"rank {news.rank} looks for rank 0 at {one_line(news.host)}, {left}"
+            return f"rank {news.rank} looks for rank 0 at {one_line(news.host)}, {time_left}"
         joined = f"{news.came:,} of {news.came + len(news.missing):,} joined"
-        return f"waiting for {ranks_text(news.missing, limit=_RANKS_SHOWN)} ({joined}), {left}"
+        return f"waiting for {ranks_text(news.missing, limit=_RANKS_SHOWN)} ({joined}), {time_left}"
 
 
-def _together(before: StageEnded | None, news: StageEnded) -> StageEnded:
-    """Join two parts of a stage. The worse status of both counts, and a skipped part does not count."""
+def _merge_stage_parts(before: StageEnded | None, news: StageEnded) -> StageEnded:
+    """Merge two parts of a stage: the worse status counts, and a part that was skipped has no effect."""
     if before is None:
         return news
     status = max(before.status, news.status, key=("skipped", "done", "cut short", "failed").index)
     return structs.replace(news, status=status, failed=(*before.failed, *news.failed))
 
 
-class Counter:
-    """Shows the progress of work without stages: one line, which is redrawn, on a terminal only."""
+class ProgressLine:
+    """Shows the progress of work without stages in one redrawn line. Shows nothing if `display` is not LIVE."""
 
     def __init__(self, stream: TextIO | None, display: Display) -> None:
         self._stream = stream if display is Display.LIVE else None
 
     def tell(self, text: str) -> None:
         """Redraw the line with `text`."""
-        if self._stream is not None and not put(self._stream, _CLEAR + clipped(text, size(self._stream)[0] - 1)):
-            self._stream = None
+        if self._stream is not None:
+            line = _CLEAR_LINE + clip_text(text, terminal_size(self._stream)[0] - 1)
+            self._stream = self._stream if write_if_ready(self._stream, line) else None
 
     def close(self) -> None:
-        """Erase the line, with the "^C" of a Ctrl-C in it, and show nothing more."""
+        """Erase the line, with the "^C" that a Ctrl-C leaves in it, and end the display."""
         if self._stream is not None:
-            put(self._stream, _CLEAR)
+            write_if_ready(self._stream, _CLEAR_LINE)
         self._stream = None
 
 
-def clipped(text: str, letters: int = _LONGEST) -> str:
-    """One line of at most so many letters."""
+def clip_text(text: str, letters: int = _MAX_LETTERS) -> str:
+    """Put `text` on one line, cut to at most `letters` characters."""
     line = one_line(text)
     return line if len(line) <= letters else line[: max(0, letters - 3)] + "..."

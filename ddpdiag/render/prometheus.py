@@ -1,9 +1,9 @@
 """The report as Prometheus metrics, in the text format that node_exporter's textfile collector reads.
 
-Every metric is a gauge, without a time of its own (the collector takes none); ddpdiag_run_timestamp_seconds is when
-the run began. Base units end the names, as https://prometheus.io/docs/practices/naming/ wants: _seconds, _bytes,
-_bytes_per_second, and _ratio for a share of 1. What was not measured is left out, and so are matrices of pairs, which
-grow with the square of the ranks; the JSON report has them.
+Every metric is a gauge without a timestamp, because the collector accepts none; ddpdiag_run_timestamp_seconds is the
+time at which the run began. Names end in base units, as https://prometheus.io/docs/practices/naming/ asks: _seconds,
+_bytes, _bytes_per_second, and _ratio for a share of 1. Figures that were not measured have no metric. Neither have
+matrices of pairs, which grow with the square of the ranks and are in the JSON report.
 """
 
 import re
@@ -21,63 +21,63 @@ from ddpdiag.model import Report, Verdict
 from ddpdiag.render import Sample
 from ddpdiag.render.page import one_line
 
-_WHO = ("rank", "local_rank", "host", "gpu_uuid")
+_RANK_LABELS = ("rank", "local_rank", "host", "gpu_uuid")
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
-# Units at the end of our names, and what Prometheus calls them.
-_UNITS = (("_per_s", "_per_second"), ("_share", "_ratio"))
+# Units at the end of the report's names, and at the end of the names of metrics.
+_UNIT_SUFFIXES = (("_per_s", "_per_second"), ("_share", "_ratio"))
 
 
 def render(report: Report) -> bytes:
-    """The metrics as text in UTF-8."""
+    """The metrics of the report as UTF-8 text."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(report))
+    registry.register(_ReportCollector(report))
     return generate_latest(registry)
 
 
-class _Once(Collector):
-    """The metrics of one report as families of gauges."""
+class _ReportCollector(Collector):
+    """Gives the metrics of one report to `prometheus_client`."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
 
     def collect(self) -> Iterator[Metric]:
-        """A family for each name. Of two samples with the same name and labels only the first is kept, because the
-        textfile collector would refuse the whole file."""
+        """Yield a family of gauges for each name. Of two samples with the same name and labels only the first is kept,
+        because the textfile collector refuses a file with both."""
         families: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
         for sample in _samples(self._report):
-            labels = tuple((name, _text(value)) for name, value in sample.labels.items())
+            labels = tuple((name, _label_text(value)) for name, value in sample.labels.items())
             families.setdefault("ddpdiag_" + re.sub(r"[^a-zA-Z0-9_]", "_", sample.name), {}).setdefault(labels, sample)
         for name, samples in families.items():
             first = next(iter(samples.values()))
-            family = GaugeMetricFamily(name, _text(first.says))
+            family = GaugeMetricFamily(name, _label_text(first.help_text))
             for labels, sample in samples.items():
                 family.add_sample(name, dict(labels), float(sample.value))
             yield family
 
 
-def _text(value: object) -> str:
+def _label_text(value: object) -> str:
     return readable(one_line(str(value)))
 
 
 def _samples(report: Report) -> Iterator[Sample]:
-    yield from _run(report)
-    yield from _stages_checks_and_findings(report)
+    yield from _run_samples(report)
+    yield from _result_samples(report)
     for name, value in report.measurements.items():
         if isinstance(value, int | float):
-            family, labels = _spelled(name)
+            family, labels = _metric_and_labels(name)
             yield Sample(family, f"The run's {name}.", value, labels)
     for row in report.ranks:
-        who = {"host" if name == "host" else name: row.get(name) for name in _WHO}
-        labels = {name: "" if value is None else str(value) for name, value in who.items()}
+        labels_of_rank = {name: row.get(name) for name in _RANK_LABELS}
+        labels = {name: "" if value is None else str(value) for name, value in labels_of_rank.items()}
         for name, value in row.items():
-            if name not in _WHO and isinstance(value, int | float):
-                yield Sample(f"rank_{_with_unit(name)}", f"A rank's {name}.", value, labels)
+            if name not in _RANK_LABELS and isinstance(value, int | float):
+                yield Sample(f"rank_{_with_prometheus_unit(name)}", f"A rank's {name}.", value, labels)
 
 
-def _run(report: Report) -> Iterator[Sample]:
+def _run_samples(report: Report) -> Iterator[Sample]:
     world = report.world
-    about = {"version": __version__, "run_id": report.run_id, "launcher": world.launcher, "backend": world.backend}
-    yield Sample("run_info", "The run, in its labels; always 1.", 1, about)
+    run_labels = {"version": __version__, "run_id": report.run_id, "launcher": world.launcher, "backend": world.backend}
+    yield Sample("run_info", "The run, in its labels; always 1.", 1, run_labels)
     if (begin := _timestamp(report.created)) is not None:
         yield Sample("run_timestamp_seconds", "When the run began, in seconds since 1970.", begin, {})
     yield Sample("run_seconds", "Duration of the run.", report.seconds, {})
@@ -89,30 +89,30 @@ def _run(report: Report) -> Iterator[Sample]:
     for verdict in Verdict:
         labels = {"verdict": verdict.value}
         yield Sample("verdict", "1 for the verdict of the run, 0 for the others.", verdict is report.verdict, labels)
-    says = "1 where the verdict is fit and a host or rank slows the job down, else 0."
-    yield Sample("degraded", says, report.degraded, {})
+    help_text = "1 where the verdict is fit and a host or rank slows the job down, else 0."
+    yield Sample("degraded", help_text, report.degraded, {})
     for state, hosts in (("bad", report.hosts.failing), ("good", report.hosts.healthy)):
         for host in hosts:
-            says = "1 for a failing host (with --strict, also by a warning), 0 for a healthy one."
-            yield Sample("host_bad", says, state == "bad", {"host": host})
+            help_text = "1 for a failing host (with --strict, also by a warning), 0 for a healthy one."
+            yield Sample("host_bad", help_text, state == "bad", {"host": host})
 
 
-def _stages_checks_and_findings(report: Report) -> Iterator[Sample]:
+def _result_samples(report: Report) -> Iterator[Sample]:
     for stage in report.stages:
         yield Sample("stage_seconds", "Duration of the stage.", stage.seconds, {"stage": stage.name})
     for check in report.checks:
         labels = {"check": check.code, "name": check.name, "stage": check.stage}
-        said = "1 for a check that was skipped."
-        yield Sample("check_skipped", said, check.skipped_because is not None, labels)
+        help_text = "1 for a check that was skipped."
+        yield Sample("check_skipped", help_text, check.skipped_because is not None, labels)
         for status, count in check.statuses.items():
             yield Sample(
                 "check_outcomes", "Outcomes of a check by status, over ranks.", count, labels | {"status": status}
             )
-    # A finding that blames several hosts counts on each; one that blames none has an empty host.
-    found = Counter(
+    # A finding that blames several hosts counts for each. The host is empty if none is blamed.
+    finding_counts = Counter(
         (finding.code, finding.severity.value, host) for finding in report.findings for host in finding.hosts or ("",)
     )
-    for (code, severity, host), count in found.items():
+    for (code, severity, host), count in finding_counts.items():
         labels = {"code": code, "severity": severity, "host": host}
         yield Sample("findings", "Findings by code, severity and blamed host.", count, labels)
 
@@ -124,17 +124,17 @@ def _timestamp(created: str) -> float | None:
         return None
 
 
-def _spelled(name: str) -> tuple[str, dict[str, str]]:
-    """The metric and its labels: all_reduce_busbw_bytes_per_second, gloo, for all_reduce.gloo.busbw_bytes_per_s."""
+def _metric_and_labels(name: str) -> tuple[str, dict[str, str]]:
+    """The metric and its labels: (all_reduce_busbw_bytes_per_second, gloo) for all_reduce.gloo.busbw_bytes_per_s."""
     backends = [part for part in name.split(".") if part in _BACKENDS]
     parts = [part for part in name.split(".") if part not in _BACKENDS]
     if parts[:1] == ["seconds"]:  # "seconds.import"
         parts = [*parts[1:], "seconds"]
-    return _with_unit("_".join(parts)), {"backend": backends[0]} if backends else {}
+    return _with_prometheus_unit("_".join(parts)), {"backend": backends[0]} if backends else {}
 
 
-def _with_unit(name: str) -> str:
-    for ours, theirs in _UNITS:
-        if name.endswith(ours):
-            return name.removesuffix(ours) + theirs
+def _with_prometheus_unit(name: str) -> str:
+    for suffix, replacement in _UNIT_SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix) + replacement
     return name

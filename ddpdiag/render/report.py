@@ -1,6 +1,6 @@
-"""The sections of every report as blocks: inventory, pairs, ranks, stages, hosts, environment, checks.
+"""Make the sections of every report as blocks: inventory, pairs, ranks, stages, topology, environment, checks.
 
-The verdict and the findings come before these sections; each format has its own form for them.
+Each format writes the verdict and the findings itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from ddpdiag.model.report import INVENTORY, NONE, UNKNOWN
 from ddpdiag.render import blocks
 from ddpdiag.render.blocks import Block, Cell, Column, Fold, Mark, Section, Table, Text
 from ddpdiag.render.findings import LIST_SHOWN, SEVERITIES
-from ddpdiag.render.matrices import Alike, alike
+from ddpdiag.render.matrices import MatrixGroup, group_equal_matrices
 from ddpdiag.render.page import one_line
 from ddpdiag.render.ranks import Row, ranks_table
 from ddpdiag.stats import quantile
@@ -27,27 +27,31 @@ from ddpdiag.text import (
 
 _NAMES_SHOWN, _MATRICES_SHOWN, _WIDEST_MATRIX = 16, 12, 64
 _MARKS = {Severity.ERROR: Mark.ERROR, Severity.WARNING: Mark.WARNING}
-_NOT_WELL = frozenset({"error", "hung", "died", "raised", "unheard"})
+_FAILED_STATUSES = frozenset({"error", "hung", "died", "raised", "unheard"})
 
 
 def sections(report: Report) -> Iterator[Section]:
-    """The sections that have something to show."""
-    matrices = alike(report.matrices)
-    every: tuple[tuple[str, str, Iterator[Block]], ...] = (
-        ("inventory", "Inventory", _inventory(report)),
-        ("pairs", "Bandwidth of pairs", _pairs([own for own in matrices if own.matrix.unit], report.findings)),
+    """Yield all sections that are not empty."""
+    matrices = group_equal_matrices(report.matrices)
+    sections: tuple[tuple[str, str, Iterator[Block]], ...] = (
+        ("inventory", "Inventory", _inventory_blocks(report)),
+        (
+            "pairs",
+            "Bandwidth of pairs",
+            _rate_matrices([group for group in matrices if group.matrix.unit], report.findings),
+        ),
         ("ranks", "Ranks", filter(None, (ranks_table(report),))),
-        ("stages", "Stages", _stages(report)),
-        ("topology", "Topology", _topology(report, [own for own in matrices if not own.matrix.unit])),
-        ("environment", "Environment", _environment(report)),
-        ("checks", "Checks", _checks(report)),
+        ("stages", "Stages", _stage_blocks(report)),
+        ("topology", "Topology", _topology_blocks(report, [group for group in matrices if not group.matrix.unit])),
+        ("environment", "Environment", _environment_blocks(report)),
+        ("checks", "Checks", _check_blocks(report)),
     )
-    for name, title, parts in every:
+    for name, title, parts in sections:
         if shown := tuple(parts):
             yield Section(title, shown, name)
 
 
-def _inventory(report: Report) -> Iterator[Block]:
+def _inventory_blocks(report: Report) -> Iterator[Block]:
     rows = []
     for kind in report.inventory:
         hosts = f"{len(kind.hosts):,} ({fold_hosts(kind.hosts, limit=_NAMES_SHOWN)})"
@@ -57,7 +61,7 @@ def _inventory(report: Report) -> Iterator[Block]:
 
 
 def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
-    """Each kind of host in words: such as ("8 hosts", "8 x NVIDIA H100 ..., torch 2.13.0, ..., no RDMA")."""
+    """Describe each kind of host: ("8 hosts", "8 x NVIDIA H100 ...; torch 2.13.0; ...; no RDMA")."""
     kinds = []
     for kind in report.inventory:
         names = "" if len(report.inventory) == 1 else f" ({one_line(fold_hosts(kind.hosts, limit=LIST_SHOWN))})"
@@ -73,35 +77,36 @@ def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
     return kinds
 
 
-def _pairs(matrices: Sequence[Alike], findings: Sequence[Finding]) -> Iterator[Block]:
-    """The matrices of rates, those of blamed hosts first. Hosts with equal matrices share one."""
-    nodes = {node for finding in findings for node in finding.hosts}
-    drawable = [own for own in matrices if _is_drawable(own.matrix)]
-    shown = sorted(drawable, key=lambda own: bool(own.hosts) and nodes.isdisjoint(own.hosts))[:_MATRICES_SHOWN]
+def _rate_matrices(matrices: Sequence[MatrixGroup], findings: Sequence[Finding]) -> Iterator[Block]:
+    """Yield the matrices of rates, those of blamed hosts first. Hosts with equal matrices share one."""
+    blamed = {host for finding in findings for host in finding.hosts}
+    drawable = [group for group in matrices if _is_drawable(group.matrix)]
+    shown = sorted(drawable, key=lambda group: bool(group.hosts) and blamed.isdisjoint(group.hosts))[:_MATRICES_SHOWN]
     if matrices:
         hidden = len(matrices) - len(shown)
-        left = f" {count(hidden, 'more matrix').replace('matrixs', 'matrices')} in the JSON report." if hidden else ""
-        yield Text(f"From the row to the column.{left}")
-    for own in shown:
-        yield blocks.Matrix(own.title, own.matrix, _summary(own.matrix))
+        noun = "matrix" if hidden == 1 else "matrices"
+        omitted = f" {hidden:,} more {noun} in the JSON report." if hidden else ""
+        yield Text(f"From the row to the column.{omitted}")
+    for group in shown:
+        yield blocks.Matrix(group.title, group.matrix, _link_summary(group.matrix))
 
 
 def _is_drawable(matrix: Matrix) -> bool:
     sizes = len(matrix.rows), len(matrix.columns)
-    return min(sizes) > 0 and max(sizes) <= _WIDEST_MATRIX and any(rate for rate, _ in _links(matrix))
+    return min(sizes) > 0 and max(sizes) <= _WIDEST_MATRIX and any(rate for rate, _ in _measured_links(matrix))
 
 
-def _links(matrix: Matrix) -> Iterator[tuple[float, str]]:
-    """The rate and the name of each link that was measured."""
+def _measured_links(matrix: Matrix) -> Iterator[tuple[float, str]]:
+    """Yield the rate and the name of each measured link. The rate of a failed link is 0."""
     for source, row in zip(matrix.rows, matrix.cells, strict=True):
         for target, cell in zip(matrix.columns, row, strict=True):
             if is_number(cell) and 0 <= cell < 1e18:
                 yield float(cell), f"{source} to {target}"
 
 
-def _summary(matrix: Matrix) -> str:
-    """The median of the links that work, the slowest one, and how many failed."""
-    links = [*_links(matrix)]
+def _link_summary(matrix: Matrix) -> str:
+    """Describe the links of a matrix: the median of the links that work, the slowest, and the number that failed."""
+    links = [*_measured_links(matrix)]
     working = [link for link in links if link[0]]
     failed = f"; {count(len(links) - len(working), 'link')} failed" if len(working) < len(links) else ""
     slowest, link = min(working)
@@ -109,30 +114,30 @@ def _summary(matrix: Matrix) -> str:
     return f"{count(len(links), 'link')}, median {median}, slowest {link} at {bytes_per_s(slowest)}{failed}."
 
 
-def _stages(report: Report) -> Iterator[Block]:
-    """Each stage with its findings, and where the time was spent."""
-    rows = [_stage(stage.name, stage.status, stage.severity, stage.seconds, stage.codes) for stage in report.stages]
+def _stage_blocks(report: Report) -> Iterator[Block]:
+    """Yield the table of stages with their findings, and a sentence about the time."""
+    rows = [_stage_row(stage.name, stage.status, stage.severity, stage.seconds, stage.codes) for stage in report.stages]
     known = {code for stage in report.stages for code in stage.codes}
     if others := [finding for finding in report.findings if finding.code not in known]:
         worst = min((finding.severity for finding in others), key=SEVERITIES.index)
         codes = tuple(dict.fromkeys(finding.code for finding in others))
-        rows.append(_stage("run", "done" if worst is Severity.NOTE else worst.value, worst, None, codes))
+        rows.append(_stage_row("run", "done" if worst is Severity.NOTE else worst.value, worst, None, codes))
     if rows:
         columns = (Column("stage"), Column("outcome"), Column("time", "stage_seconds", bar=True), Column("findings"))
         yield Table(columns=columns, rows=tuple(rows))
         if report.stages:
-            yield Text(time_spent(report))
+            yield Text(time_spent_sentence(report))
 
 
-def _stage(
-    name: str, status: str, severity: Severity | None, spent: float | None, codes: Sequence[str]
+def _stage_row(
+    name: str, status: str, severity: Severity | None, spent_seconds: float | None, codes: Sequence[str]
 ) -> tuple[Scalar | Cell, ...]:
     mark = Mark.WARNING if status in ("warning", "part", "interrupted") else Mark.NONE
-    mark = Mark.ERROR if status in _NOT_WELL or severity is Severity.ERROR else mark
-    return name, Cell(status, mark), None if status == "skipped" else spent, ", ".join(codes) or None
+    mark = Mark.ERROR if status in _FAILED_STATUSES or severity is Severity.ERROR else mark
+    return name, Cell(status, mark), None if status == "skipped" else spent_seconds, ", ".join(codes) or None
 
 
-def _checks(report: Report) -> Iterator[Block]:
+def _check_blocks(report: Report) -> Iterator[Block]:
     rows = tuple(
         (
             check.code,
@@ -149,42 +154,42 @@ def _checks(report: Report) -> Iterator[Block]:
 
 
 def outcomes_text(check: CheckLine) -> str:
-    """The outcomes of a check: "3 done, 1 hung"."""
+    """The outcomes of a check as text: "3 done, 1 hung", or the reason if there are none."""
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
     ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
     return ran or ("not run" if check.measures else "judged from the data of other checks")
 
 
-def time_spent(report: Report) -> str:
-    """The seconds of the run in its stages, and outside of them."""
+def time_spent_sentence(report: Report) -> str:
+    """A sentence with the seconds that the run spent in its stages and outside of them."""
     inside = sum(stage.seconds for stage in report.stages)
     outside = max(0.0, report.seconds - inside)
     return f"Stages: {seconds(inside)}; starting processes, planning and waiting between trials: {seconds(outside)}."
 
 
-def _topology(report: Report, matrices: Sequence[Alike]) -> Iterator[Block]:
-    """Hosts with their ranks, leaf switches, and how the GPUs of each host are connected."""
+def _topology_blocks(report: Report, matrices: Sequence[MatrixGroup]) -> Iterator[Block]:
+    """Yield the tables of hosts and leaf switches, and the matrices that show how GPUs are connected."""
     if report.ranks:
-        yield _hosts(report)
+        yield _hosts_table(report)
     if leaves := report.world.leaves:
         rows = tuple((leaf, len(hosts), fold_hosts(hosts, limit=_NAMES_SHOWN)) for leaf, hosts in leaves.items())
         columns = tuple(map(Column, ("leaf switch", "hosts", "names")))
         yield Fold("Leaf switches", (Table(columns=columns, rows=rows, noun="leaf"),))
-    for own in matrices[:_MATRICES_SHOWN]:
-        if own.matrix.rows and len(own.matrix.columns) <= _WIDEST_MATRIX:
-            yield blocks.Matrix(own.title, own.matrix, _uuids(own))
+    for group in matrices[:_MATRICES_SHOWN]:
+        if group.matrix.rows and len(group.matrix.columns) <= _WIDEST_MATRIX:
+            yield blocks.Matrix(group.title, group.matrix, _uuid_sentence(group))
 
 
-def _hosts(report: Report) -> Table:
+def _hosts_table(report: Report) -> Table:
     rows: dict[str, list[Row]] = {}
     for row in report.ranks:
         rows.setdefault(str(row.get("host")), []).append(row)
-    # The worst severity for which each host is blamed.
+    # The worst severity with which each host is blamed.
     worst: dict[str, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
         worst |= {
-            node: severity for finding in report.findings if finding.severity is severity for node in finding.hosts
+            host: severity for finding in report.findings if finding.severity is severity for host in finding.hosts
         }
     leaf_of = {host: leaf for leaf, hosts in report.world.leaves.items() for host in hosts}
     ranking = [SEVERITIES.index(worst.get(host, Severity.NOTE)) for host in rows]
@@ -198,28 +203,28 @@ def _hosts(report: Report) -> Table:
             (
                 host,
                 Cell(worst[host].value, _MARKS[worst[host]]) if host in worst else "not blamed",
-                fold_ranks((rank for row in own if isinstance(rank := row.get("rank"), int)), limit=_NAMES_SHOWN),
-                len({uuid for row in own if (uuid := row.get("gpu_uuid")) is not None}) or None,
+                fold_ranks((rank for row in host_rows if isinstance(rank := row.get("rank"), int)), limit=_NAMES_SHOWN),
+                len({uuid for row in host_rows if (uuid := row.get("gpu_uuid")) is not None}) or None,
                 *([leaf_of.get(host)] if leaf_of else []),
-                max((rate for row in own if is_number(rate := row.get("host_busbw_bytes_per_s"))), default=None),
+                max((rate for row in host_rows if is_number(rate := row.get("host_busbw_bytes_per_s"))), default=None),
             )
-            for host, own in rows.items()
+            for host, host_rows in rows.items()
         ),
         noun="host",
         order=tuple(sorted(range(len(rows)), key=ranking.__getitem__)),
     )
 
 
-def _uuids(own: Alike) -> str:
-    """A sentence with the UUIDs of the GPUs if the matrix is of a single host; else empty."""
-    gpus = "; ".join(f"{gpu}: {uuid}" for gpu, uuid in own.matrix.gpus.items()) if len(own.hosts) < 2 else ""
+def _uuid_sentence(group: MatrixGroup) -> str:
+    """A sentence with the UUIDs of the GPUs, or an empty text if several hosts share the matrix."""
+    gpus = "; ".join(f"{gpu}: {uuid}" for gpu, uuid in group.matrix.gpus.items()) if len(group.hosts) < 2 else ""
     return f"{gpus}." if gpus else ""
 
 
-def _environment(report: Report) -> Iterator[Block]:
-    """The versions and variables of the ranks, each with all values that ranks have, and the figures of the run."""
+def _environment_blocks(report: Report) -> Iterator[Block]:
+    """Yield the table of versions and variables, with all values that any rank has, and the figures of the run."""
     facts = report.snapshot.facts if report.snapshot is not None else {}
-    if rows := tuple((kind, name, value) for kind, own in facts.items() for name, value in own.items()):
+    if rows := tuple((kind, name, value) for kind, values in facts.items() for name, value in values.items()):
         columns = tuple(map(Column, ("kind", "name", "value")))
         yield Fold("Versions and variables", (Table(columns=columns, rows=rows, noun="value"),))
     if report.measurements:

@@ -1,4 +1,4 @@
-"""Variables as a shell reads them: single lines in a finding, and the file of `--write-workaround`."""
+"""Make lines for a shell: variables of a fix, the file of `--write-workaround`, and commands that exclude hosts."""
 
 from collections.abc import Mapping, Sequence
 from shlex import quote
@@ -8,95 +8,100 @@ from ddpdiag.render.page import one_line
 from ddpdiag.text import fold_hosts, times_text
 
 # A longer list of hosts is not worth pasting.
-_LONGEST_LIST = 1_000
-# Why there are no variables to set, by the finding that shows it.
-_WITHOUT = {
+_MAX_LIST_LETTERS = 1_000
+# The reason why there are no variables to set, by the code of the finding that shows it.
+_REASON_BY_FINDING = {
     "P2P003.unfinished": "no variables: the search for them was not finished",
     "P2P003.nothing": "no variables: the job's backend failed with all that were tried",
 }
 
 
 def shell_lines(variables: Mapping[str, str | None]) -> list[str]:
-    """Lines that set or unset variables, in words that every POSIX shell reads back as they are."""
-    return [_line(name, value) for name, value in variables.items()]
+    """Lines that set variables, or unset those whose value is None, quoted for any POSIX shell."""
+    return [_shell_line(name, value) for name, value in variables.items()]
 
 
-def _line(name: str, value: str | None) -> str:
+def _shell_line(name: str, value: str | None) -> str:
     if value is None:
         return f"unset {quote(name)}"
     if value.startswith("=") and quote(value) == value:
-        return f"export {quote(name)}='{value}'"  # bare, zsh would look for a command of that name
+        return f"export {quote(name)}='{value}'"  # without quotes, zsh would replace =NAME by the path of a command
     return f"export {quote(name)}={quote(value)}"
 
 
 def render(report: Report) -> str:
-    """The text of a file to be sourced before the job starts. Only a comment if nothing has to be set."""
-    found = {finding.code for finding in report.findings}
+    """The text of a file that users source before the job. It has only a comment if no variables are needed."""
+    codes = {finding.code for finding in report.findings}
     if report.workarounds:
-        why = f"variables that {report.world.backend} needs here, as tested"
-    elif known := [reason for code, reason in _WITHOUT.items() if code in found]:
-        why = known[0]
+        reason = f"variables that {report.world.backend} needs here, as tested"
+    elif reasons := [reason for code, reason in _REASON_BY_FINDING.items() if code in codes]:
+        reason = reasons[0]
     else:
-        # Without findings of the search, its check says whether it ran.
+        # The search for variables (P2P003) has no findings. Its check in the report shows whether it ran.
         search = next((check for check in report.checks if check.code == "P2P003"), None)
         skipped = f" ({' '.join(search.skipped_because.split())})" if search and search.skipped_because else ""
-        why = f"no variables: none were tried{skipped}"
+        reason = f"no variables: none were tried{skipped}"
         if search is not None and search.statuses:
-            why = "no variables: none is needed"
-    # The comment is put on one line, because the text after a line end in a name would be a command.
-    lines = (f"# {one_line(f'ddpdiag, run {report.run_id}: {why}')}", *shell_lines(report.workarounds))
+            reason = "no variables: none is needed"
+    # The comment must stay on one line: after a line end in a name, the rest of the name would be a command.
+    lines = (f"# {one_line(f'ddpdiag, run {report.run_id}: {reason}')}", *shell_lines(report.workarounds))
     return "".join(f"{line}\n" for line in lines)
 
 
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
-    """Pairs of a sentence and a line to paste, to leave out failing hosts, and hosts that only slow the job down.
+    """(sentence, line to paste) pairs that exclude failing hosts, and hosts that only slow the job down; may be empty.
 
-    Empty if there is no other host. The line is a command of srun if Slurm runs the job, else the list of hosts.
+    If Slurm runs the job, the line is an srun command, else it is the list of hosts.
     """
-    bad, slow = report.hosts.failing, tuple(name for name in report.hosts.slow if name not in report.hosts.failing)
+    failing, slow = report.hosts.failing, tuple(name for name in report.hosts.slow if name not in report.hosts.failing)
     if len(report.world.hosts) < 2 and not report.world.scheduler:
         return ()
-    # The others may be no better where half of the hosts are slow.
-    few = 2 * len(slow) < len(report.world.hosts)
-    return (*([_without_failing(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow and few else ()))
-
-
-def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
-    who = "failing host" if len(bad) == 1 else "failing hosts"
-    listed = fold_hosts(bad)
-    if not report.world.scheduler:
-        long = len(listed) > _LONGEST_LIST
-        return (
-            (f"{len(bad):,} {who}, one per line:", "--write-failing-hosts failing") if long else (f"The {who}:", listed)
-        )
-    if len(listed) > _LONGEST_LIST:
-        return (
-            f"Without the {who}: run again with --write-failing-hosts failing, then",
-            f"srun {_rest(report, bad)}--exclude=./failing ...",
-        )
-    return f"Without the {who}:", f"srun {_rest(report, bad)}--exclude={quote(listed)} ..."
-
-
-def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
-    """The pair for slow hosts. It leaves out failing hosts as well, so that one line leaves only healthy hosts."""
-    share = max(report.hosts.slow[name] for name in slow)
-    are = "host is" if len(slow) == 1 else "hosts are up to"
-    sentence = f"{len(slow):,} {are} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
-    bad = report.hosts.failing
-    listed = fold_hosts((*bad, *slow) if report.world.scheduler else slow)
-    if not report.world.scheduler:
-        return f"{sentence}:", listed
-    too = " and the failing ones" if bad else ""
-    return f"{sentence}. Without {'it' if len(slow) == 1 else 'them'}{too}:", (
-        f"srun {_rest(report, (*bad, *slow))}--exclude={quote(listed)} ..."
+    # If half of the hosts are slow, excluding them may not help.
+    are_few = 2 * len(slow) < len(report.world.hosts)
+    return (
+        *([_exclude_failing(report, failing)] if failing else ()),
+        *([_exclude_slow(report, slow)] if slow and are_few else ()),
     )
 
 
-def _rest(report: Report, left_out: Sequence[str]) -> str:
-    """Options of srun for the nodes and tasks that are left in a Slurm step: without these options srun asks for all
-    nodes of its job, and fails. Empty if their numbers are not known."""
+def _exclude_failing(report: Report, failing: Sequence[str]) -> tuple[str, str]:
+    noun = "failing host" if len(failing) == 1 else "failing hosts"
+    listed = fold_hosts(failing)
+    if not report.world.scheduler:
+        is_long = len(listed) > _MAX_LIST_LETTERS
+        return (
+            (f"{len(failing):,} {noun}, one per line:", "--write-failing-hosts failing")
+            if is_long
+            else (f"The {noun}:", listed)
+        )
+    if len(listed) > _MAX_LIST_LETTERS:
+        return (
+            f"Without the {noun}: run again with --write-failing-hosts failing, then",
+            f"srun {_remaining_size_options(report, failing)}--exclude=./failing ...",
+        )
+    return f"Without the {noun}:", f"srun {_remaining_size_options(report, failing)}--exclude={quote(listed)} ..."
+
+
+def _exclude_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
+    """The pair for slow hosts. An srun command also excludes failing hosts, so that it runs on healthy hosts only."""
+    share = max(report.hosts.slow[name] for name in slow)
+    verb = "host is" if len(slow) == 1 else "hosts are up to"
+    sentence = f"{len(slow):,} {verb} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
+    failing = report.hosts.failing
+    listed = fold_hosts((*failing, *slow) if report.world.scheduler else slow)
+    if not report.world.scheduler:
+        return f"{sentence}:", listed
+    failing_too = " and the failing ones" if failing else ""
+    return f"{sentence}. Without {'it' if len(slow) == 1 else 'them'}{failing_too}:", (
+        f"srun {_remaining_size_options(report, (*failing, *slow))}--exclude={quote(listed)} ..."
+    )
+
+
+def _remaining_size_options(report: Report, excluded: Sequence[str]) -> str:
+    """srun's options for the nodes and tasks that remain after exclusion; empty if their numbers are not known. Without
+    these options srun requests all nodes of its job, and fails."""
     tasks, hosts = (report.measurements.get(f"slurm.{name}") for name in ("tasks", "hosts"))
-    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(left_out) >= hosts or tasks % hosts:
+    if not isinstance(tasks, int) or not isinstance(hosts, int) or len(excluded) >= hosts or tasks % hosts:
         return ""
-    left = hosts - len(left_out)
-    return f"--nodes={left} --ntasks={tasks // hosts * left} "
+    remaining_hosts = hosts - len(excluded)
+    return f"--nodes={remaining_hosts} --ntasks={tasks // hosts * remaining_hosts} "

@@ -292,6 +292,6 @@ def _reason(tail: Iterable[bytes], status: int) -> str:
     cause, code = as_known(sighting), os.waitstatus_to_exitcode(status)
     end_text = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     lead = f"{ranks_text(sighting.ranks)}: " if sighting.ranks else ""
-    waiting_text = f"It waited for {ranks_text(sighting.missing)}." if sighting.missing else ""
+    waiting_text = f"It waited for {ranks_text(sighting.missing_ranks)}." if sighting.missing_ranks else ""
     parts = (f"the command failed ({end_text}): {lead}{cause.title}.", cause.more, waiting_text, f"Fix: {cause.fix}")
     return " ".join(filter(None, parts))

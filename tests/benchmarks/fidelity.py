@@ -26,7 +26,7 @@ import torch.multiprocessing as multiprocessing
 
 from ddpdiag.bandwidth import counts
 from ddpdiag.bench.workloads.operations import prepare
-from ddpdiag.bench.workloads.sweep import one_by_one, time_calls
+from ddpdiag.bench.workloads.sweep import time_calls, time_one_by_one
 from ddpdiag.model.bench import size
 from ddpdiag.stats import quantile
 from ddpdiag.text import size_text, time_text
@@ -70,7 +70,7 @@ def alternate(wanted: int, calls: int, device: torch.device) -> dict[str, list[f
     loop, again = plain_loop(), plain_loop()
     # As the benchmark times each call, without switching the collection of garbage for each.
     on_cpu, on_gpu = (
-        (lambda: one_by_one(operation.call, 1)),
+        (lambda: time_one_by_one(operation.call, 1)),
         (lambda: time_calls(operation.call, 1, device)),
     )
     ways = {

@@ -21,7 +21,7 @@ from benched import benched, data_of, steady
 
 from ddpdiag.bench.check import judge
 from ddpdiag.bench.data import Data
-from ddpdiag.bench.judge import bench_of
+from ddpdiag.bench.judge import bench_report
 from ddpdiag.checks.api import Seen
 
 SIZES = tuple(8 << power for power in range(25))
@@ -34,7 +34,7 @@ def world(ranks: int) -> Seen[Data]:
     """A healthy world; no two ranks copy alike."""
     made = [data_of(rank, MADE, steady(), sizes=SIZES) for rank in range(MADE)]
     rows = {
-        rank: structs.replace(made[rank % MADE], ranks=ranks, pid=rank, copies=(10e9 + rank * 1e3,) * MOMENTS)
+        rank: structs.replace(made[rank % MADE], rank_count=ranks, pid=rank, copy_rates=(10e9 + rank * 1e3,) * MOMENTS)
         for rank in range(ranks)
     }
     return benched(rows)
@@ -42,7 +42,7 @@ def world(ranks: int) -> Seen[Data]:
 
 def both(seen: Seen[Data]) -> None:
     """The report and the findings."""
-    bench_of(seen)
+    bench_report(seen)
     list(judge(seen))
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     print("  ranks    bench_of    findings   both again")
     for ranks in parser.parse_args().ranks:
         seen = world(ranks)
-        report, findings, again = seconds(bench_of, seen), seconds(both, seen), seconds(both, seen)
+        report, findings, again = seconds(bench_report, seen), seconds(both, seen), seconds(both, seen)
         print(f"{ranks:7d}  {report:8.2f} s  {findings:8.2f} s  {again:9.2f} s", flush=True)
 
 

@@ -85,7 +85,7 @@ def labels_of(path: Path) -> dict[str, Label]:
 def blamed_ranks(sighting: Sighting) -> tuple[int, ...]:
     """The ranks at which a reader would look because of it; echoes, hints and notes blame none."""
     if sighting.card.role is Role.WAIT:
-        return sighting.missing
+        return sighting.missing_ranks
     return sighting.ranks if sighting.card.role in (Role.CAUSE, Role.FAILURE) else ()
 
 
@@ -114,7 +114,7 @@ def outcome_of(label: Label, found: Explanation) -> Outcome:
 def row(key: str, label: Label, found: Explanation) -> str:
     """A log: what counts, the card named first, what was expected."""
     first = found.sightings[0] if found.sightings else None
-    named = f"{first.card.name} ({first.card.role.value}, line {first.line})" if first else "nothing"
+    named = f"{first.card.name} ({first.card.role.value}, line {first.first_line})" if first else "nothing"
     expected = "healthy" if label.healthy else " or ".join(label.expect) or f"the line {label.quote!r}"
     return f"{outcome_of(label, found).value:<12} {key}: {named}; expected: {expected}"
 

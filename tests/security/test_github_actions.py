@@ -31,7 +31,7 @@ def test_no_line_of_ours_is_a_command(text: str, capsys: pytest.CaptureFixture[s
     stream = io.StringIO()
     assert is_obeyed(text)
     files.show(f"{text}\n", stream)
-    files.put(stream, f"{text}\n")
+    files.write_if_ready(stream, f"{text}\n")
     files.write("-", f"{text}\n")
     complain(f"one line\n{text}")
     shown = capsys.readouterr()

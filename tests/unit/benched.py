@@ -7,7 +7,7 @@ from seen import world_of
 
 from ddpdiag.bandwidth import counts
 from ddpdiag.bench import check as col002
-from ddpdiag.bench.data import Data, row_of
+from ddpdiag.bench.data import Data, rank_row
 from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.codec import encode
 from ddpdiag.model import Options, Outcome, Recording, Status
@@ -44,10 +44,18 @@ def data_of(
         calls = [*zip(*(clock(other, size) for other in range(ranks)), strict=True)]
         extremes = [min(call) for call in calls], [max(call) for call in calls]
         rows.append(
-            row_of(counts(collective, size, 4, ranks), "float", clock(rank, size), (wrong or {}).get(size, 0), extremes)
+            rank_row(
+                counts(collective, size, 4, ranks), "float", clock(rank, size), (wrong or {}).get(size, 0), extremes
+            )
         )
-    values = {"backend": "gloo", "collective": collective, "ranks": ranks, "pid": 100 + rank, "device": "CPU"} | more
-    return Data(rows=tuple(rows), limits=limits, copies=tuple(copies), **values)  # type: ignore[arg-type]
+    values = {
+        "backend": "gloo",
+        "collective": collective,
+        "rank_count": ranks,
+        "pid": 100 + rank,
+        "device": "CPU",
+    } | more
+    return Data(rows=tuple(rows), limits=limits, copy_rates=tuple(copies), **values)  # type: ignore[arg-type]
 
 
 def benched(

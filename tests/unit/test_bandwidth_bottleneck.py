@@ -45,7 +45,7 @@ def assessed(
     backend = "gloo" if bound and bound.part is Bottleneck.COPY else "nccl"
     rate = endless / factor("all_reduce", 8)
     hosts = more.pop("hosts", 2 if bound and bound.part is Bottleneck.NIC else 1)
-    return assess([row(size, latency + size / rate, backend) for size in sizes], bound, hosts=hosts, **more)
+    return assess([row(size, latency + size / rate, backend) for size in sizes], bound, host_count=hosts, **more)
 
 
 SWEEPS = {
@@ -63,12 +63,12 @@ SWEEPS = {
     "small messages": (assessed(1.31e9, LOOPBACK, latency=120e-6, sizes=SIZES[:13]), Bottleneck.LATENCY),
     "flat": (assessed(1e15, LOOPBACK, latency=120e-6, sizes=SIZES[:18]), Bottleneck.LATENCY),
     "too short for the machine": (assessed(180e9, RAILS, latency=200e-6, sizes=SIZES[:23]), Bottleneck.UNKNOWN),
-    "more ranks than cores": (assessed(0.4e9, LOOPBACK, crowd=(4, 2)), Bottleneck.NOT_JUDGED),
+    "more ranks than cores": (assessed(0.4e9, LOOPBACK, core_shortage=(4, 2)), Bottleneck.NOT_JUDGED),
     "a slow rank comes before everything else": (
-        assessed(0.4e9, LOOPBACK, crowd=(4, 2), slow=SLOW),
+        assessed(0.4e9, LOOPBACK, core_shortage=(4, 2), slow_ranks=SLOW),
         Bottleneck.SLOW_RANK,
     ),
-    "two slow ranks": (assessed(1e9, None, slow={**SLOW, "rank 5 on n1": "starts last"}), Bottleneck.SLOW_RANK),
+    "two slow ranks": (assessed(1e9, None, slow_ranks={**SLOW, "rank 5 on n1": "starts last"}), Bottleneck.SLOW_RANK),
 }
 
 
@@ -85,6 +85,6 @@ def test_a_sweep_shows_whose_limit_was_reached_or_why_not(golden, found, expecte
     st.integers(1, 3),
 )
 def test_any_rows_are_assessed_in_one_sentence(rows: list[tuple[int, float]], bound: Bound | None, hosts: int) -> None:
-    _, sentence = assess([row(*each) for each in rows], bound, hosts=hosts)
+    _, sentence = assess([row(*each) for each in rows], bound, host_count=hosts)
     assert sentence.isascii()
     assert sentence.endswith(".")

@@ -26,7 +26,7 @@ anything = st.dictionaries(
 @relaxed
 @given(st.integers(0, 64), st.lists(rates, max_size=5))
 def test_equal_ranks_name_no_rank(ranks: int, copies: list[float]) -> None:
-    equal = RankEvidence(tuple(copies), lag_share=0.1, late_share=1 / max(1, ranks))
+    equal = RankEvidence(tuple(copies), lag_share=0.1, started_last_share=1 / max(1, ranks))
     assert slow_ranks(dict.fromkeys(range(ranks), equal)) == {}
 
 
@@ -50,10 +50,10 @@ def test_never_more_than_half_are_named(evidence: dict[int, RankEvidence]) -> No
 def test_two_of_four_may_be_slow_and_three_share_a_cause() -> None:
     evidence = {rank: RankEvidence((rate,) * 5) for rank, rate in enumerate((10e9, 4e9, 10e9, 4e9))}
     assert list(slow_ranks(evidence)) == [1, 3]
-    assert slow_ranks(evidence | {2: evidence[2]._replace(lag_share=1.0, late_share=0.9)}) == {}
+    assert slow_ranks(evidence | {2: evidence[2]._replace(lag_share=1.0, started_last_share=0.9)}) == {}
 
 
-LATE = RankEvidence(lag_share=0.7, late_share=0.93)
+LATE = RankEvidence(lag_share=0.7, started_last_share=0.93)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ LATE = RankEvidence(lag_share=0.7, late_share=0.93)
     [
         pytest.param([RankEvidence(), LATE], [1], id="last in most calls by much"),
         pytest.param([RankEvidence(), LATE._replace(lag_share=0.1)], [], id="last by little"),
-        pytest.param([RankEvidence(), LATE._replace(late_share=0.5)], [], id="last in half of the calls"),
+        pytest.param([RankEvidence(), LATE._replace(started_last_share=0.5)], [], id="last in half of the calls"),
         pytest.param([RankEvidence((1.0,), 9.0, 1.0)], [], id="a rank alone"),
         pytest.param([RankEvidence((9e9, 2e9, 9e9))] * 3, [], id="a moment that is slow for all"),
         pytest.param(
@@ -77,8 +77,8 @@ def test_who_comes_last_in_most_calls_by_much_is_slow(evidence: list[RankEvidenc
     "own",
     [
         RankEvidence((10e9 / 2.1,) * 5),
-        RankEvidence(lag_share=0.7, late_share=0.93),
-        RankEvidence((5e9,) * 5, lag_share=0.5, late_share=0.8),
+        RankEvidence(lag_share=0.7, started_last_share=0.93),
+        RankEvidence((5e9,) * 5, lag_share=0.5, started_last_share=0.8),
     ],
     ids=["copies", "lags", "copies and lags"],
 )

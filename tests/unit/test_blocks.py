@@ -9,7 +9,7 @@ from reports import fit
 
 from ddpdiag.render import html, markdown
 from ddpdiag.render.blocks import Cell, Chart, Code, Column, Fold, Items, Line, Mark, Section, Table, Text
-from ddpdiag.render.html.charts import in_words, svg_of
+from ddpdiag.render.html.charts import alt_text, svg_of
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 
@@ -21,11 +21,11 @@ COLUMNS = (Column("strategy"), Column("samples/s", bar=True), Column(name="peak_
 SIZES = tuple(2.0**power for power in range(10, 21))
 CHART = Chart(
     title="Bandwidth",
-    x="size_bytes",
-    y="busbw_bytes_per_s",
+    x_name="size_bytes",
+    y_name="busbw_bytes_per_s",
     lines=(
         Line("gloo </svg>", tuple((size, 1e3 * size) for size in SIZES)),
-        Line("expected", ((SIZES[0], 2e9), (SIZES[-1], 2e9)), dashed=True),
+        Line("expected", ((SIZES[0], 2e9), (SIZES[-1], 2e9)), is_dashed=True),
     ),
 )
 BLOCKS = (
@@ -91,14 +91,14 @@ def test_a_bar_is_as_long_as_its_share_of_the_longest():
 def test_a_chart_is_whole_and_says_in_words_what_it_shows(golden):
     texts = [*ElementTree.fromstring(svg_of(CHART)).itertext()]
     assert "gloo </svg>" in texts
-    golden("\n".join(texts), in_words(CHART))
+    golden("\n".join(texts), alt_text(CHART))
 
 
 @pytest.mark.parametrize("y", [float("nan"), -1.0, 1e300])
 def test_values_that_no_axis_can_show_are_left_out(y):
-    assert svg_of(Chart(title="", x="size_bytes", y="time_seconds", lines=(Line("odd", ((1.0, y),)),))) == ""
+    assert svg_of(Chart(title="", x_name="size_bytes", y_name="time_seconds", lines=(Line("odd", ((1.0, y),)),))) == ""
 
 
 def test_a_chart_of_a_single_point_is_drawn():
     lines = (Line("one", ((8.0, 0.5),)),)
-    assert "<circle" in svg_of(Chart(title="", x="size_bytes", y="time_seconds", lines=lines))
+    assert "<circle" in svg_of(Chart(title="", x_name="size_bytes", y_name="time_seconds", lines=lines))

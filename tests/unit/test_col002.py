@@ -9,9 +9,9 @@ from seen import skip_text, unseen, with_arrivals, world_of
 
 from ddpdiag.bandwidth import counts
 from ddpdiag.bench import check as col002
-from ddpdiag.bench.data import Data, row_of
-from ddpdiag.bench.judge import bench_of, summary
-from ddpdiag.bench.series import standing
+from ddpdiag.bench.data import Data, rank_row
+from ddpdiag.bench.judge import bench_report, summary_text
+from ddpdiag.bench.series import judge_ranks
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.checks.snapshots import snapshot_of
@@ -39,7 +39,7 @@ def test_equal_ranks_are_blamed_for_nothing_but_the_gate_of_a_script(ranks, benc
 def test_a_row_is_the_time_of_the_slowest_rank():
     times = {0: [1e-3], 1: [4e-3], 2: [2e-3]}
     rows = {rank: data_of(rank, 3, lambda own, _size: times[own], sizes=[1 << 20]) for rank in range(3)}
-    (row,) = bench_of(benched(rows)).rows
+    (row,) = bench_report(benched(rows)).rows
     assert (row.seconds, row.slowest_rank) == (pytest.approx(4e-3), 1)
     assert row.algbw_bytes_per_s == pytest.approx((1 << 20) / 4e-3)
     assert row.busbw_bytes_per_s == pytest.approx((1 << 20) / 4e-3 * 4 / 3)
@@ -47,9 +47,9 @@ def test_a_row_is_the_time_of_the_slowest_rank():
 
 def test_a_report_is_worked_out_once():
     seen = benched(alike(2))
-    assert bench_of(seen) is bench_of(seen)
-    assert bench_of(seen) is not bench_of(benched(alike(2)))
-    assert standing(seen, "gloo") is standing(seen, "gloo")
+    assert bench_report(seen) is bench_report(seen)
+    assert bench_report(seen) is not bench_report(benched(alike(2)))
+    assert judge_ranks(seen, "gloo") is judge_ranks(seen, "gloo")
 
 
 def renamed(seen: Seen[Data], *, boot: str | None = None) -> Seen[Data]:
@@ -64,7 +64,9 @@ def renamed(seen: Seen[Data], *, boot: str | None = None) -> Seen[Data]:
 def test_two_machines_of_one_name_are_two(golden):
     limits = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.125e9)
     seen = benched(alike(4, limits=limits), ranks_per_node=2)
-    one, same, two = (bench_of(each).series[0].expectation for each in (renamed(seen, boot="b"), renamed(seen), seen))
+    one, same, two = (
+        bench_report(each).series[0].expectation for each in (renamed(seen, boot="b"), renamed(seen), seen)
+    )
     assert one is not None
     assert same is not None
     assert two is not None
@@ -76,7 +78,7 @@ def test_the_second_machine_of_a_name_has_a_number(golden):
     slow = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.0125e9)
     fast = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.125e9)
     rows = {rank: data_of(rank, 4, steady(), limits=slow if rank > 1 else fast) for rank in range(4)}
-    expectation = bench_of(renamed(benched(rows, ranks_per_node=2))).series[0].expectation
+    expectation = bench_report(renamed(benched(rows, ranks_per_node=2))).series[0].expectation
     assert expectation is not None
     golden(expectation.source)
 
@@ -84,14 +86,14 @@ def test_the_second_machine_of_a_name_has_a_number(golden):
 def test_every_rank_keeps_its_own_time():
     times = {0: [1e-3, 3e-3], 1: [4e-3, 6e-3]}
     rows = {rank: data_of(rank, 2, lambda own, _size: times[own], sizes=[1 << 20]) for rank in range(2)}
-    report = bench_of(benched(rows))
+    report = bench_report(benched(rows))
     assert [line.seconds for line in report.ranks] == pytest.approx([2e-3, 5e-3])
     # Who spends least time in it came last: rank 1 waited 3 ms each time, so rank 0 lagged.
     assert [line.lag_seconds for line in report.ranks] == pytest.approx([3e-3, 0])
 
 
 def test_latency_and_expectation_are_found(golden):
-    (series,) = bench_of(benched(alike(2))).series
+    (series,) = bench_report(benched(alike(2))).series
     assert series.latency_seconds == pytest.approx(100e-6, rel=0.01)
     assert series.expectation is not None
     golden(series.expectation.source)
@@ -102,7 +104,7 @@ def test_one_wrong_element_is_an_error(golden):
     (finding,) = col002.judge(benched(rows))
     assert (finding.code, finding.severity) == ("COL002.wrong", Severity.ERROR)
     assert finding.ranks == ()
-    assert bench_of(benched(rows)).wrong == 1
+    assert bench_report(benched(rows)).wrong == 1
     golden(finding)
 
 
@@ -111,7 +113,7 @@ def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence(golden):
     seen = benched(rows)
     (finding,) = col002.judge(seen)
     assert (finding.code, finding.ranks, finding.hosts) == ("COL002.slow-rank", (1,), ("n0",))
-    report = bench_of(seen)
+    report = bench_report(seen)
     assert [bool(line.slow) for line in report.ranks] == [False, True]
     assert report.series[0].bottleneck is Bottleneck.SLOW_RANK
     golden(finding, report.sentence)
@@ -119,13 +121,13 @@ def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence(golden):
 
 def test_more_ranks_than_cores_are_not_judged():
     limits = structs.replace(FAST, cores=2)
-    (series,) = bench_of(benched(alike(4, limits=limits))).series
+    (series,) = bench_report(benched(alike(4, limits=limits))).series
     assert series.bottleneck is Bottleneck.NOT_JUDGED
 
 
 def test_what_was_measured_before_the_run_was_cut_short_is_kept(golden):
     rows = {0: data_of(0, 2, steady(), sizes=SIZES[:5]), 1: data_of(1, 2, steady(), sizes=SIZES[:3])}
-    report = bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.SKIPPED}))
+    report = bench_report(benched(rows, statuses={0: Status.HUNG, 1: Status.SKIPPED}))
     assert [row.size_bytes for row in report.rows] == [*SIZES[:3]]
     assert not report.complete
     golden(*report.notes)
@@ -133,16 +135,16 @@ def test_what_was_measured_before_the_run_was_cut_short_is_kept(golden):
 
 def test_a_sweep_without_one_rank_or_that_was_cut_short_is_not_complete():
     rows = {0: data_of(0, 2, steady()), 1: data_of(1, 2, steady(), sizes=())}
-    report = bench_of(benched(rows, statuses={0: Status.HUNG, 1: Status.DIED}))
+    report = bench_report(benched(rows, statuses={0: Status.HUNG, 1: Status.DIED}))
     assert len(report.rows) == len(SIZES), "a rank that gave nothing hides nothing"
-    assert not bench_of(benched({0: data_of(0, 2, steady())}, size=2)).complete
-    assert not bench_of(benched(alike(2, whole=False))).complete
+    assert not bench_report(benched({0: data_of(0, 2, steady())}, size=2)).complete
+    assert not bench_report(benched(alike(2, is_complete=False))).complete
 
 
 NOT_MEASURED = {
-    "cut short, with a gate": ({"sizes": SIZES[:3], "whole": False}, Bench(min_busbw=0.5)),
+    "cut short, with a gate": ({"sizes": SIZES[:3], "is_complete": False}, Bench(min_busbw=0.5)),
     "nothing": ({"sizes": (), "notes": ("all left out: too little memory",)}, None),
-    "a part": ({"whole": False, "notes": ("time was up",)}, None),
+    "a part": ({"is_complete": False, "notes": ("time was up",)}, None),
 }
 
 
@@ -206,9 +208,9 @@ def test_a_host_far_below_its_links_is_a_warning(golden):
 
 
 def test_a_few_sentences_are_shown_each_once(golden):
-    one = bench_of(benched(alike(2))).series[0]
+    one = bench_report(benched(alike(2))).series[0]
     every = [structs.replace(one, sentence=text) for text in ("A.", "A.", "B.", "C.", "D.", "E.")]
-    golden(summary(every), summary(every[:2]), summary([]))
+    golden(summary_text(every), summary_text(every[:2]), summary_text([]))
 
 
 def test_one_rank_alone_has_no_ground():
@@ -217,6 +219,6 @@ def test_one_rank_alone_has_no_ground():
 
 
 def test_the_figures_of_calls():
-    row = row_of(counts("broadcast", 8, 4, 2), "float", [1.0, 2.0, 3.0, 4.0], None)
+    row = rank_row(counts("broadcast", 8, 4, 2), "float", [1.0, 2.0, 3.0, 4.0], None)
     assert (row.min_seconds, row.median_seconds, row.mean_seconds, row.calls) == (1.0, 2.5, 2.5, 4)
     assert (row.cv, row.lag_seconds) == (pytest.approx(1.118034 / 2.5), None)

@@ -275,7 +275,7 @@ def test_a_cause_outranks_echoes_that_were_printed_before() -> None:
 def test_repeats_are_one_sighting_with_all_who_printed_them() -> None:
     found = explained(*(b"[rank%d]: [x/pair.cc:553] Connection closed by peer [1]\n" % rank for rank in (5, 0, 5)))
     (one,) = found.sightings
-    assert (one.count, one.line, one.last_line, one.ranks) == (3, 1, 3, (0, 5))
+    assert (one.count, one.first_line, one.last_line, one.ranks) == (3, 1, 3, (0, 5))
 
 
 @pytest.mark.parametrize(
@@ -308,11 +308,11 @@ def test_the_rank_of_a_worker_that_was_killed_is_read_off_torchruns_table() -> N
 
 def test_who_was_waited_for_and_waited_too_is_not_missing() -> None:
     key = b"[rank1]: DistStoreError: wait timeout after 6000ms, keys: /default_pg/0//cpu//0/%d\n"
-    assert explained(key % 3).sightings[0].missing == (3,)
+    assert explained(key % 3).sightings[0].missing_ranks == (3,)
     joined = b"DistStoreError: Timed out after 7 seconds waiting for clients. 3/4 clients joined.\n"
     found = explained(key % 0, joined)
     assert names(found) == ["clients-missing", "key-missing"]
-    assert all(one.missing == () for one in found.sightings)
+    assert all(one.missing_ranks == () for one in found.sightings)
 
 
 def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines(golden) -> None:
@@ -321,7 +321,7 @@ def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines(golden) -> No
         "or timeout) detected by watchdog at work: 808, last enqueued NCCL work: {1}, last completed NCCL work: 807.\n"
     )
     found = explained(*(line.format(rank, 810 if rank == 2 else 811).encode() for rank in range(4)))
-    assert found.sightings[0].works == {810: (2,), 811: (0, 1, 3)}
+    assert found.sightings[0].ranks_by_work == {810: (2,), 811: (0, 1, 3)}
     golden(render([found], width=80, color=False))
 
 

@@ -106,7 +106,7 @@ def test_json_lines_are_read(key: str) -> None:
 
 def test_a_log_may_begin_inside_of_a_traceback() -> None:
     (one,) = explained(*TRACEBACK[1:]).sightings
-    assert (one.card.name, one.excerpt, one.line) == ("exception-named", TRACEBACK[-1], 5)
+    assert (one.card.name, one.excerpt, one.first_line) == ("exception-named", TRACEBACK[-1], 5)
 
 
 def test_a_message_that_begins_on_the_next_line_is_quoted() -> None:
@@ -157,7 +157,7 @@ def test_torchruns_table_is_indented() -> None:
 
 def test_texts_that_only_show_that_a_process_died_say_so() -> None:
     died = [card for card in all_cards() if card.role is Role.FAILURE and card.code == "RUN003.died"]
-    assert [card.name for card in died if card.vague != "process" and not card.fallback] == []
+    assert [card.name for card in died if card.shows_only != "process" and not card.is_fallback] == []
 
 
 def test_a_warning_is_the_failure_only_where_nothing_else_is() -> None:

@@ -12,7 +12,7 @@ from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown
-from ddpdiag.render.markup import Piece, fitting, said, size
+from ddpdiag.render.markup import Piece, byte_size, escape_and_cut, fit_pieces
 
 # GitHub: "body is too long (maximum is 65536 characters)".
 GITHUB_TAKES = 65_536
@@ -107,12 +107,12 @@ def test_what_does_not_fit_is_named(golden) -> None:
         Piece("a note", ["b" * 900]),
         Piece("x", ["c"]),
     )
-    *fits, note, end = fitting(pieces, 2_000)
+    *fits, note, end = fit_pieces(pieces, 2_000)
     assert (fits, end) == (["b" * 900, "c"], "")
-    golden(note, fitting(pieces, 1_900)[-2])
+    golden(note, fit_pieces(pieces, 1_900)[-2])
 
 
 @given(st.text(max_size=300), st.integers(1, 200))
 def test_a_sentence_is_as_long_as_it_may_be_and_says_what_is_missing(text: str, most: int) -> None:
-    shown = said(text, most)
-    assert size((shown.partition(" ... (")[0],)) <= most + 1
+    shown = escape_and_cut(text, most)
+    assert byte_size((shown.partition(" ... (")[0],)) <= most + 1

@@ -24,8 +24,8 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.render.files import Display, put
-from ddpdiag.render.progress import Counter, Progress, Silent, listener
+from ddpdiag.render.files import Display, write_if_ready
+from ddpdiag.render.progress import Progress, ProgressLine, SilentListener, listener
 
 
 class Terminal(io.StringIO):
@@ -117,8 +117,8 @@ def test_a_log_gets_lines_and_a_closed_stream_nothing():
     closed = io.StringIO()
     closed.close()
     assert isinstance(listener(io.StringIO(), {}), Progress)
-    assert isinstance(listener(closed, {}), Silent)
-    assert isinstance(listener(None, {}), Silent)
+    assert isinstance(listener(closed, {}), SilentListener)
+    assert isinstance(listener(None, {}), SilentListener)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_stopped_terminal_holds_no_writer_up():
         termios.tcflow(theirs, termios.TCOOFF)  # as Ctrl-S does
         for news in RUN:
             progress.tell(news)
-        assert put(stream, "not now\n")
+        assert write_if_ready(stream, "not now\n")
         progress.tell(Joined(rank=1, host="n0"))
         termios.tcflow(theirs, termios.TCOON)
     os.close(ours)
@@ -252,7 +252,7 @@ def test_a_full_pipe_holds_no_writer_up():
             os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)
     with os.fdopen(writing, "w") as stream:
-        assert put(stream, "not read\n")
+        assert write_if_ready(stream, "not read\n")
         os.set_blocking(writing, False)
         os.close(reading)
 
@@ -272,7 +272,7 @@ def test_a_counter_draws_one_line_again_and_takes_it_away():
         (Display.LINES, ""),
         (Display.NONE, ""),
     ):
-        counter = Counter(stream := Terminal(), display)
+        counter = ProgressLine(stream := Terminal(), display)
         counter.tell("a")
         counter.tell("c" * 200)
         counter.close()

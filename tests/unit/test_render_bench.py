@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.bench.blocks import expectation_of, render
-from ddpdiag.bench.rows import HEADER, line, number, to_csv
+from ddpdiag.bench.blocks import plausible_expectation, render
+from ddpdiag.bench.rows import HEADER_LINES, format_number, row_line, to_csv
 from ddpdiag.model import Report
 from ddpdiag.model.bench import Bench
 
@@ -43,7 +43,7 @@ def parsed(text: str) -> list[list[str]]:
 def test_the_columns_are_those_of_nccl_tests():
     # Printed by nccl-tests' own formats (src/util.cu); spaces at line ends are not kept.
     golden = (Path(__file__).parent / "golden" / "nccl-tests-header.txt").read_text(encoding="utf-8")
-    assert [head.rstrip() for head in HEADER] == golden.splitlines()
+    assert [head.rstrip() for head in HEADER_LINES] == golden.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_columns_are_those_of_nccl_tests():
     ],
 )
 def test_a_row_is_that_of_nccl_tests_with_the_mode_that_torch_has(collective, text):
-    assert line(row(1 << 20, collective=collective)) == f"     1048576        262144     {text}"
+    assert row_line(row(1 << 20, collective=collective)) == f"     1048576        262144     {text}"
 
 
 def test_rows_read_back_as_the_numbers_that_they_were():
@@ -102,7 +102,7 @@ def test_the_footer_is_that_of_nccl_tests(report, wrong, gate):
 
 @given(st.floats(min_value=0, max_value=1e20), st.sampled_from([6, 7]))
 def test_a_number_never_leaves_its_column(value, width):
-    text = number(value, width)
+    text = format_number(value, width)
     assert len(text) == width
     assert float(text) == pytest.approx(value, rel=0.5, abs=0.0051)
 
@@ -120,7 +120,7 @@ def test_a_number_never_leaves_its_column(value, width):
     ],
 )
 def test_numbers_are_shortened_as_nccl_tests_does(value, width, text):
-    assert number(value, width) == text
+    assert format_number(value, width) == text
 
 
 def test_the_header_says_what_was_asked_for(golden):
@@ -171,7 +171,7 @@ def test_an_expectation_that_was_far_exceeded_is_no_percentage():
     for peak, known in ((1.2e9, False), (1.19e9, True)):
         series = series_of("gloo", peak_busbw_bytes_per_s=peak)
         level = structs.replace(series.expectation, busbw_bytes_per_s=1e9)
-        assert (expectation_of(structs.replace(series, expectation=level)) is not None) is known
+        assert (plausible_expectation(structs.replace(series, expectation=level)) is not None) is known
 
 
 def test_what_was_cut_short_is_not_concluded(golden):

@@ -7,7 +7,7 @@ from msgspec import structs
 from reports import finding_of, fit, plain
 
 from ddpdiag.model import Finding, Severity
-from ddpdiag.render.findings import beyond
+from ddpdiag.render.findings import message_without_title
 from ddpdiag.render.terminal import render
 from ddpdiag.sanitize import printable
 
@@ -74,7 +74,7 @@ def test_any_finding_is_shown_with_all_its_words(finding, width, color):
     shown = "".join(render(report, color=color, width=width).split())
     texts = (
         finding.title,
-        beyond(finding.title, finding.message),
+        message_without_title(finding.title, finding.message),
         finding.fix,
         *finding.hosts,
         *finding.gpus,
@@ -128,7 +128,7 @@ def test_lists_and_tables_show_their_first_rows_and_how_many_are_left_out(golden
     ],
 )
 def test_a_message_does_not_begin_with_its_title(title, message, beyond_it):
-    assert beyond(title, message) == beyond_it
+    assert message_without_title(title, message) == beyond_it
     text = " ".join(plain(fit(findings=(finding_of(title=title, message=message),)), details=True).split())
     assert message in text
 

@@ -17,7 +17,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown, terminal
-from ddpdiag.render.markup import fence, folded, words
+from ddpdiag.render.markup import escape, fence, fold_lines
 
 relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
@@ -111,9 +111,9 @@ def test_the_verdict_says_that_the_job_is_degraded() -> None:
 
 
 def test_a_summary_is_html() -> None:
-    assert folded("all_reduce over gloo", ["x"])[1] == "<summary>all_reduce over gloo</summary>"
-    assert "\\" not in folded("a_b*c|d`e`[f]~!{g}", ["x"])[1]
-    is_harmless("\n".join(folded(EVIL, ["x"])))
+    assert fold_lines("all_reduce over gloo", ["x"])[1] == "<summary>all_reduce over gloo</summary>"
+    assert "\\" not in fold_lines("a_b*c|d`e`[f]~!{g}", ["x"])[1]
+    is_harmless("\n".join(fold_lines(EVIL, ["x"])))
 
 
 def test_the_source_is_ascii(golden) -> None:
@@ -161,7 +161,7 @@ def test_no_words_break_out(evil: str) -> None:
 @relaxed
 @given(st.text(max_size=40))
 def test_words_are_shown_as_they_were(text: str) -> None:
-    shown = "".join(t.content for t in tokens(f"x {words(text)}") if t.type in ("text", "code_inline", "softbreak"))
+    shown = "".join(t.content for t in tokens(f"x {escape(text)}") if t.type in ("text", "code_inline", "softbreak"))
     plain = shown.replace("\u200b", "")
     assert " ".join(plain.split()) == " ".join(f"x {_visible(text)}".split())
 

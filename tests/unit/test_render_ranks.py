@@ -12,7 +12,7 @@ from reports import finding_of, fit, plain, rank_row, unfit
 from ddpdiag.model import Finding, Matrix, Report, Scalar, Severity, Verdict
 from ddpdiag.render.blocks import value_of
 from ddpdiag.render.page import column_format
-from ddpdiag.render.ranks import blamed, ranks_table
+from ddpdiag.render.ranks import ranks_table, severity_of_blamed_ranks
 
 FQDN = "ip-10-0-12-{}.eu-central-1.compute.internal"
 
@@ -66,10 +66,12 @@ def test_silent_ranks_come_before_slow_ones():
 def test_a_host_that_is_blamed_as_a_whole_is_marked():
     rows = tuple(rank_row(rank) for rank in range(4))
     findings = (finding_of(hosts=("n1",)), finding_of(Severity.WARNING, hosts=("n0", "n1")))
-    assert blamed(findings, rows) == dict.fromkeys((0, 1), Severity.WARNING) | dict.fromkeys((2, 3), Severity.ERROR)
+    assert severity_of_blamed_ranks(findings, rows) == dict.fromkeys((0, 1), Severity.WARNING) | dict.fromkeys(
+        (2, 3), Severity.ERROR
+    )
     # Where ranks are named, the host only says where they are.
-    assert blamed((finding_of(ranks=(2,), hosts=("n1",)),), rows) == {2: Severity.ERROR}
-    assert blamed((finding_of(Severity.NOTE, hosts=("n1",)),), rows) == {}
+    assert severity_of_blamed_ranks((finding_of(ranks=(2,), hosts=("n1",)),), rows) == {2: Severity.ERROR}
+    assert severity_of_blamed_ranks((finding_of(Severity.NOTE, hosts=("n1",)),), rows) == {}
 
 
 @pytest.mark.parametrize("hosts", [2, 64])

@@ -8,7 +8,7 @@ import pytest
 from ddpdiag.cli.check import _display
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.model import Place
-from ddpdiag.render.progress import Progress, Silent
+from ddpdiag.render.progress import Progress, SilentListener
 
 
 class Screen(io.StringIO):
@@ -34,10 +34,10 @@ def place(rank: int, local_rank: int | None) -> Place:
     [
         (0, 0, Progress, Progress),
         (0, None, Progress, Progress),
-        (1, 1, Silent, Progress),  # in a log that all share, one rank says that it looks for rank 0
+        (1, 1, SilentListener, Progress),  # in a log that all share, one rank says that it looks for rank 0
         (1, None, Progress, Progress),  # in a shell of its own
-        (8, 0, Progress, Silent),  # the first rank of another host's torchrun
-        (9, 1, Silent, Silent),
+        (8, 0, Progress, SilentListener),  # the first rank of another host's torchrun
+        (9, 1, SilentListener, SilentListener),
     ],
 )
 def test_one_rank_speaks_in_each_place(monkeypatch, rank, local_rank, on_screen, in_log):
@@ -48,9 +48,9 @@ def test_one_rank_speaks_in_each_place(monkeypatch, rank, local_rank, on_screen,
 
 def test_where_one_process_started_all_ranks_only_rank_0_speaks(monkeypatch):
     assert spoken(place(0, 0), io.StringIO(), monkeypatch, Outputs(), whole=True) is Progress
-    assert spoken(place(1, 1), io.StringIO(), monkeypatch, Outputs(), whole=True) is Silent
+    assert spoken(place(1, 1), io.StringIO(), monkeypatch, Outputs(), whole=True) is SilentListener
 
 
 def test_a_quiet_run_shows_no_progress(monkeypatch):
     for stream in (Screen(), io.StringIO()):
-        assert spoken(place(0, 0), stream, monkeypatch, Outputs(quiet=True), whole=False) is Silent
+        assert spoken(place(0, 0), stream, monkeypatch, Outputs(quiet=True), whole=False) is SilentListener

@@ -1,1 +1,1 @@
-"""The part of each rank in a benchmark: sweeps over sizes, single calls and their times."""
+"""What each rank runs in a benchmark: a sweep over all sizes, and the timing of its calls. Imports torch."""

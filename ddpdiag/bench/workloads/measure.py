@@ -1,4 +1,4 @@
-"""One trial of the benchmark on one rank: a sweep, and the rates at which this rank copies within its memory."""
+"""Run one trial of the benchmark on one rank: a sweep, and copies within the memory of the rank's CPU or GPU."""
 
 import os
 import time
@@ -17,34 +17,38 @@ from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_
 from ddpdiag.text import rate_text, size_text
 from ddpdiag.workloads.devices import link_limits, synchronize
 
-# 250 ms for both limits of a CPU. Copies at moments of the whole sweep show whether one rank is slower all the time.
+# A CPU's loopback rate and copy rate are measured in 250 ms. Copies between the rows show whether a rank stays slow.
 _LOOPBACK_SECONDS = 0.2
 _COPY_SECONDS = 0.05
 _MOMENT_SECONDS = 0.02
 _ROWS_PER_MOMENT = 2
 _MOMENTS_AT_END = 4
-# Smaller copies in a GPU's memory are too short for a clock.
+# Smaller copies within a GPU's memory are too short to be timed.
 _GPU_COPY_BYTES = 256 << 20
 # Time before the trial's end for closing the group and sending the result.
 _SHUTDOWN_SECONDS = 2.0
-# The least time between reports: each sends all rows of all ranks again, 300 bytes each, to rank 0, which measures too.
+# The least time between reports. Each report sends all rows again, of 300 bytes, and rank 0 receives those of all ranks
+# while it measures.
 _REPORT_SECONDS = 0.5
 _REPORT_SECONDS_PER_ROW = 300 / 5e6
 
 
-def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Data:
-    """Run a sweep over the open group within `seconds`, report its rows from time to time, and add them to `known`."""
-    # The end of the sweep on the monotonic clock, before the trial's deadline.
+def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds: float) -> Data:
+    """Run a sweep over the open group within `seconds`, and return `empty_data` with its results.
+
+    The rows that are done are reported from time to time, so that a trial that is cut short keeps them.
+    """
+    # The sweep ends before the trial's deadline.
     end = min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
     ctx.step("measure this rank's own limits")
-    copies = _Copies(device)
+    copier = _CopyMeter(device)
     # The barriers let all ranks measure at the same time, as they copy at the same time in a collective.
     dist.barrier()
-    copy = copies.take(_COPY_SECONDS)
+    copy_rate = copier.measure(_COPY_SECONDS)
     dist.barrier()
     loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
     limits = structs.replace(
-        link_limits(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
+        link_limits(device), copy_bytes_per_s=copy_rate, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
     )
     rows: list[RankRow] = []
     reported_at = time.monotonic()
@@ -53,25 +57,27 @@ def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Da
         nonlocal reported_at
         rows.append(row)
         if len(rows) % _ROWS_PER_MOMENT == 0:
-            copies.take(_MOMENT_SECONDS)
+            copier.measure(_MOMENT_SECONDS)
         if time.monotonic() - reported_at > _REPORT_SECONDS + len(rows) * len(ctx.group) * _REPORT_SECONDS_PER_ROW:
             reported_at = time.monotonic()
-            so_far = structs.replace(known, rows=tuple(rows), copies=tuple(copies.rates), limits=limits, whole=False)
-            rate = busbw(known.collective, row.size_bytes, row.median_seconds, known.ranks)
-            what = f"{known.collective} {known.backend} {size_text(row.size_bytes)}"
-            ctx.report(so_far, f"{what}: {rate_text(rate)}")
+            partial = structs.replace(
+                empty_data, rows=tuple(rows), copy_rates=tuple(copier.rates), limits=limits, is_complete=False
+            )
+            rate = busbw(empty_data.collective, row.size_bytes, row.median_seconds, empty_data.rank_count)
+            subject = f"{empty_data.collective} {empty_data.backend} {size_text(row.size_bytes)}"
+            ctx.report(partial, f"{subject}: {rate_text(rate)}")
 
-    asked, free = ctx.options.bench or Bench(), _free_bytes(ctx, device)
-    result = sweep(SweepContext(asked, known.collective, device, free, end, ctx.step, on_row))
+    request, free_bytes = ctx.options.bench or Bench(), _free_bytes(ctx, device)
+    result = sweep(SweepContext(request, empty_data.collective, device, free_bytes, end, ctx.step, on_row))
     for _ in range(_MOMENTS_AT_END):
         ctx.step("copy in this rank's own memory")
         dist.barrier()
-        copies.take(_MOMENT_SECONDS)
-    return structs.replace(known, **result._asdict(), copies=tuple(copies.rates), limits=limits)
+        copier.measure(_MOMENT_SECONDS)
+    return structs.replace(empty_data, **result._asdict(), copy_rates=tuple(copier.rates), limits=limits)
 
 
-class _Copies:
-    """The rates of this rank's copies within the memory of its CPU or GPU."""
+class _CopyMeter:
+    """Measures how fast this rank copies within the memory of its CPU or GPU. `rates` has all results."""
 
     def __init__(self, device: torch.device) -> None:
         self.rates: list[float] = []
@@ -82,8 +88,8 @@ class _Copies:
         else:
             self._copier = Copier()
 
-    def take(self, seconds: float) -> float:
-        """Measure one more rate, in bytes copied per second."""
+    def measure(self, seconds: float) -> float:
+        """Measure the rate in bytes per second, and add it to `rates`. A CPU copies for `seconds`, a GPU only once."""
         if self._device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -97,9 +103,9 @@ class _Copies:
 
 
 def _free_bytes(ctx: Context, device: torch.device) -> int:
-    """The free bytes for this rank: all of its GPU's, or an equal share of the host's (or cgroup's) free memory."""
+    """The free bytes of this rank's GPU, or its equal share of the free memory of the host or its cgroup."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     host, group = memory(proc_root(os.environ)), cgroup(proc_root(os.environ), sys_root(os.environ)).memory
-    free = [*([host.available_bytes] if host else []), *([group.left] if group else [])]
-    return min(free, default=1 << 30) // max(1, ctx.place.local_world_size or 1)
+    free_sizes = [*([host.available_bytes] if host else []), *([group.left] if group else [])]
+    return min(free_sizes, default=1 << 30) // max(1, ctx.place.local_world_size or 1)

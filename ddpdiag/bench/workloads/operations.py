@@ -1,9 +1,9 @@
-"""The collectives with their buffers and known values.
+"""The collectives of the benchmark, with their buffers, inputs and expected results.
 
-Inputs and sums are exact in every dtype, also in bfloat16 (whole numbers up to 256) and int8 (up to 127), in any order
-of adding and for any number of ranks. For this, only 16 ranks contribute to an element (weights from 1 to 7), and the
-other ranks contribute 0. The window of 16 ranks moves by one rank from element to element. A rank that is left out,
-counted twice or confused with another one changes the result.
+Inputs and sums are whole numbers that every dtype holds exactly (bfloat16 up to 256, int8 up to 127), for any number of
+ranks and in any order of adding. For this, only 16 ranks contribute to an element, each a weight from 1 to 7; the other
+ranks contribute 0. From each element to the next, the window of 16 ranks moves on by one rank. If a rank is left out,
+counted twice or confused with another rank, the result changes.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ import torch.distributed as dist
 from ddpdiag.bandwidth import Counts
 from ddpdiag.model.bench import IN_PLACE
 
-ACTIVE = 16
-_WEIGHTS = 7
-# Elements that are filled or compared at once, so that a comparison needs less memory than its operands.
-_CHUNK = 1 << 22
+CONTRIBUTING_RANKS = 16
+_WEIGHT_COUNT = 7
+# The number of elements that are filled or compared at once, so that a comparison needs little memory.
+_CHUNK_ELEMENTS = 1 << 22
 
 DTYPES = {
     "int8": torch.int8,
@@ -33,133 +33,135 @@ DTYPES = {
 }
 
 
-class Missing(Exception):
-    """This torch, or this backend, has no such collective."""
+class MissingCollective(Exception):
+    """Raised if this version of torch has no function for the collective."""
 
 
 class Operation(NamedTuple):
     """A collective with its buffers in the default group.
 
-    `call` runs the collective once, `wrong` counts the incorrect elements of this rank's result.
+    `call` runs the collective once. `count_wrong` returns the number of incorrect elements in this rank's result. The
+    first of the `buffers` is the input; the second, if there is one, is the result.
     """
 
     call: Callable[[], object]
-    wrong: Callable[[], int]
+    count_wrong: Callable[[], int]
     buffers: tuple[torch.Tensor, ...]
 
     def fill(self) -> None:
-        """Write this rank's values into the first buffer, and zero the other one, which may hold an earlier result."""
+        """Write this rank's input into the first buffer, and zero the second, which may hold an earlier result."""
         self.clear()
-        put(values(dist.get_rank(), dist.get_world_size()), self.buffers[0])
+        fill_buffer(input_period(dist.get_rank(), dist.get_world_size()), self.buffers[0])
 
     def clear(self) -> None:
-        """Zero all buffers, so that repeated sums in place do not overflow while calls are timed."""
+        """Zero all buffers. Otherwise, sums in place would overflow after many timed calls."""
         for buffer in self.buffers:
             buffer.zero_()
 
 
 def prepare(collective: str, dtype: str, counts: Counts, device: torch.device) -> Operation:
-    """Allocate buffers for a collective, and return it with them. Raises Missing if torch lacks the function."""
-    given = torch.zeros(counts.send, dtype=DTYPES[dtype], device=device)
+    """Allocate the buffers of a collective, and return both. Raises MissingCollective if torch lacks the function."""
+    source = torch.zeros(counts.send, dtype=DTYPES[dtype], device=device)
     if collective in IN_PLACE:
-        return Operation(_call(collective, given, given), partial(_wrong, collective, given), (given,))
+        return Operation(_bound_call(collective, source, source), partial(_count_wrong, collective, source), (source,))
     result = torch.zeros(counts.receive, dtype=DTYPES[dtype], device=device)
-    return Operation(_call(collective, given, result), partial(_wrong, collective, result), (given, result))
+    count_wrong = partial(_count_wrong, collective, result)
+    return Operation(_bound_call(collective, source, result), count_wrong, (source, result))
 
 
-def _call(collective: str, given: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
-    """A function that runs the collective once, with rank 0 as its root."""
+def _bound_call(collective: str, source: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
+    """Return a function that runs the collective once. The root is rank 0."""
     match collective:
         case "all_reduce":
-            return partial(dist.all_reduce, given)
+            return partial(dist.all_reduce, source)
         case "broadcast":
-            return partial(dist.broadcast, given, src=0)
+            return partial(dist.broadcast, source, src=0)
         case "reduce":
-            return partial(dist.reduce, given, dst=0)
+            return partial(dist.reduce, source, dst=0)
         case "all_gather":
-            return partial(_function("all_gather_single", "all_gather_into_tensor"), result, given)
+            return partial(_torch_function("all_gather_single", "all_gather_into_tensor"), result, source)
         case "reduce_scatter":
-            return partial(_function("reduce_scatter_single", "reduce_scatter_tensor"), result, given)
+            return partial(_torch_function("reduce_scatter_single", "reduce_scatter_tensor"), result, source)
         case "all_to_all":
-            return partial(_function("all_to_all_single"), result, given)
+            return partial(_torch_function("all_to_all_single"), result, source)
         case _:
-            return partial(_send_recv, given, result)
+            return partial(_send_recv, source, result)
 
 
-def _function(*names: str) -> Callable[..., object]:
-    """The first of these functions that this torch has: 2.13 renamed all_gather_into_tensor to all_gather_single."""
+def _torch_function(*names: str) -> Callable[..., object]:
+    """The first function of `names` that this torch has. Version 2.13 renamed some, such as all_gather_into_tensor."""
     for name in names:
         if (function := getattr(dist, name, None)) is not None:
             return function  # type: ignore[no-any-return]
-    raise Missing(f"torch {torch.__version__} has no {names[-1]}")
+    raise MissingCollective(f"torch {torch.__version__} has no {names[-1]}")
 
 
-def _send_recv(given: torch.Tensor, result: torch.Tensor) -> None:
-    """Send to the next rank, and receive from the previous rank, as nccl-tests' sendrecv does."""
+def _send_recv(source: torch.Tensor, result: torch.Tensor) -> None:
+    """Send `source` to the next rank, and receive `result` from the previous one, as nccl-tests' sendrecv does."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    sends = dist.P2POp(dist.isend, given, (rank + 1) % ranks)
+    sends = dist.P2POp(dist.isend, source, (rank + 1) % ranks)
     receives = dist.P2POp(dist.irecv, result, (rank - 1) % ranks)
     for pending in dist.batch_isend_irecv([sends, receives]):
         pending.wait()
 
 
-def _wrong(collective: str, result: torch.Tensor) -> int:
-    """The number of incorrect elements in this rank's result."""
+def _count_wrong(collective: str, result: torch.Tensor) -> int:
+    """Count the incorrect elements in this rank's result."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     match collective:
         case "all_reduce":
-            return differing(result, total(ranks))
+            return count_differing(result, sum_period(ranks))
         case "reduce":
-            return differing(result, total(ranks)) if rank == 0 else 0
+            return count_differing(result, sum_period(ranks)) if rank == 0 else 0
         case "reduce_scatter":
-            return differing(result, total(ranks), rank * len(result))
+            return count_differing(result, sum_period(ranks), rank * len(result))
         case "broadcast":
-            return differing(result, values(0, ranks))
+            return count_differing(result, input_period(0, ranks))
         case "send_recv":
-            return differing(result, values((rank - 1) % ranks, ranks))
+            return count_differing(result, input_period((rank - 1) % ranks, ranks))
         case _:
-            parts = enumerate(result.split(len(result) // ranks))
+            parts_by_rank = enumerate(result.split(len(result) // ranks))
             start = rank * (len(result) // ranks) if collective == "all_to_all" else 0
-            return sum(differing(part, values(other, ranks), start) for other, part in parts)
+            return sum(count_differing(part, input_period(other, ranks), start) for other, part in parts_by_rank)
 
 
-def values(rank: int, ranks: int) -> torch.Tensor:
-    """One period of a rank's input as int64. The input is this period, repeated along the tensor."""
-    index = torch.arange(2 * _WEIGHTS * _WEIGHTS * ranks)
-    given = _weights(index, torch.full_like(index, rank))
-    return torch.where((index - rank) % ranks < ACTIVE, given, torch.zeros_like(given))
+def input_period(rank: int, ranks: int) -> torch.Tensor:
+    """One period of a rank's input as int64. The input consists of repetitions of this period."""
+    index = torch.arange(2 * _WEIGHT_COUNT * _WEIGHT_COUNT * ranks)
+    weights = _weights(index, torch.full_like(index, rank))
+    return torch.where((index - rank) % ranks < CONTRIBUTING_RANKS, weights, torch.zeros_like(weights))
 
 
-def total(ranks: int) -> torch.Tensor:
-    """One period of the sum of all ranks' inputs as int64."""
-    index = torch.arange(2 * _WEIGHTS * _WEIGHTS * ranks)
-    parts = (_weights(index, (index - back) % ranks) for back in range(min(ACTIVE, ranks)))
-    return sum(parts, torch.zeros_like(index))
+def sum_period(ranks: int) -> torch.Tensor:
+    """One period of the expected sum of all ranks' inputs, as int64."""
+    index = torch.arange(2 * _WEIGHT_COUNT * _WEIGHT_COUNT * ranks)
+    inputs = (_weights(index, (index - back) % ranks) for back in range(min(CONTRIBUTING_RANKS, ranks)))
+    return sum(inputs, torch.zeros_like(index))
 
 
 def _weights(index: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-    # Ranks that are equal modulo 7 differ in the next seven elements, up to 49 ranks; others differ by their window.
-    turn = index // _WEIGHTS * (1 + rank // _WEIGHTS)
-    return 1 + (index + 3 * rank + turn) % _WEIGHTS
+    # Ranks that are equal modulo 7 differ in the next seven elements (up to 49 ranks), or else by their windows.
+    shift = index // _WEIGHT_COUNT * (1 + rank // _WEIGHT_COUNT)
+    return 1 + (index + 3 * rank + shift) % _WEIGHT_COUNT
 
 
-def put(table: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Fill `buffer` with repetitions of `table`."""
-    for start in range(0, len(buffer), _CHUNK):
-        part = buffer[start : start + _CHUNK]
-        part.copy_(repeated(table, start, part))
+def fill_buffer(period: torch.Tensor, buffer: torch.Tensor) -> None:
+    """Fill `buffer` with repetitions of `period`."""
+    for start in range(0, len(buffer), _CHUNK_ELEMENTS):
+        chunk = buffer[start : start + _CHUNK_ELEMENTS]
+        chunk.copy_(repeat_period(period, start, chunk))
 
 
-def repeated(table: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
-    """The elements of a repeated `table` from element `start` on, with the length, dtype and device of `like`."""
-    turned = table.roll(-(start % len(table))).to(dtype=like.dtype, device=like.device)
-    return turned.repeat(-(-len(like) // len(table)))[: len(like)]
+def repeat_period(period: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
+    """Repeat `period` from its element `start` on, up to the length of `like`, with the dtype and device of `like`."""
+    rotated = period.roll(-(start % len(period))).to(dtype=like.dtype, device=like.device)
+    return rotated.repeat(-(-len(like) // len(period)))[: len(like)]
 
 
-def differing(result: torch.Tensor, table: torch.Tensor, start: int = 0) -> int:
-    """Count elements of `result` that differ from a repeated `table`, from element `start` on."""
+def count_differing(result: torch.Tensor, period: torch.Tensor, start: int = 0) -> int:
+    """Count the elements of `result` that differ from repetitions of `period`, begun at its element `start`."""
     wrong = 0
-    for first in range(0, len(result), _CHUNK):
-        part = result[first : first + _CHUNK]
-        wrong += int((part != repeated(table, start + first, part)).sum().item())
+    for first in range(0, len(result), _CHUNK_ELEMENTS):
+        chunk = result[first : first + _CHUNK_ELEMENTS]
+        wrong += int((chunk != repeat_period(period, start + first, chunk)).sum().item())
     return wrong

@@ -1,9 +1,8 @@
-"""The report as one page: a file to attach to a ticket, read without network and without script.
+"""The report as one HTML file to attach to a ticket. It can be read without network and without scripts.
 
-A `Page` of plain data is made from the report, and the templates beside this file make markup of it. Every text is
-escaped there, whatever a host is called and an error says: Jinja2 with autoescape on, and a policy in the page that
-forbids all requests and all scripts but its own. Of many ranks, hosts and findings the worst are shown, and a sentence
-says how many there are.
+A `Page` of plain data is made from the report, and Jinja2 templates turn the page into HTML. Jinja2 escapes every text,
+and a policy in the page forbids all requests and all scripts except the page's own. Of many ranks, hosts and findings
+only the worst are shown, and a sentence gives the number of the others.
 """
 
 import re
@@ -21,8 +20,8 @@ from ddpdiag.model import Report
 from ddpdiag.render import Feature
 from ddpdiag.render.blocks import Block, Section
 from ddpdiag.render.findings import finding_boxes
-from ddpdiag.render.html.charts import in_words, svg_of
-from ddpdiag.render.html.views import Fact, shown_items, view_of, words
+from ddpdiag.render.html.charts import alt_text, svg_of
+from ddpdiag.render.html.views import Fact, cut_line, shown_items, view_of
 from ddpdiag.render.report import sections
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.sanitize import printable
@@ -43,7 +42,7 @@ class FindingBox(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The page: verdict and sentence, the facts of the run, lines to paste, findings, sections."""
+    """The data of the page. `head` is the browser's title, `commands` are lines to paste, and `foot` ends the page."""
 
     verdict: str
     verdict_text: str
@@ -53,27 +52,27 @@ class Page(NamedTuple):
     commands: tuple[Fact, ...]
     findings: tuple[FindingBox, ...]
     sections: tuple[Section, ...]
-    notes: tuple[str, ...]
+    file_problems: tuple[str, ...]
     foot: str
 
 
 def check_available() -> None:
-    """Raise UsageError if Jinja2 is missing, without importing it."""
+    """Raise UsageError if Jinja2 is not installed. Does not import Jinja2."""
     if find_spec("jinja2") is None:
         raise UsageError("--html needs Jinja2: python -m pip install jinja2")
 
 
 def render(report: Report, features: Sequence[Feature] = ()) -> str:
-    """The page as HTML; UsageError if Jinja2 is missing."""
+    """The report as HTML. Raises UsageError if Jinja2 is not installed."""
     check_available()
     page = page_of(report, features)
-    script = _source("script.js")
-    # The only script that may run is this one, whatever else got into the page.
+    script = _template("script.js")
+    # The policy allows only this script, even if another got into the page.
     policy = b64encode(sha256(script.encode()).digest()).decode()
     return _environment().get_template("page.html").render(page=page, script=script, policy=policy)
 
 
-def _source(name: str) -> str:
+def _template(name: str) -> str:
     return (files(__name__) / "templates" / name).read_text(encoding="utf-8")
 
 
@@ -83,65 +82,69 @@ def _environment() -> "Environment":
     from markupsafe import Markup
 
     environment = Environment(
-        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {
         "code": _with_code,
         "kind": lambda block: type(block).__name__,
-        "line": words,
+        "line": cut_line,
         "printable": printable,
         "items": shown_items,
         "view": view_of,
-        "svg": lambda block: Markup(svg_of(block)),  # its labels are escaped there
-        "words": in_words,
+        "svg": lambda block: Markup(svg_of(block)),  # `svg_of` escapes its labels
+        "alt_text": alt_text,
     }
     return environment
 
 
-_TICKS = re.compile(r"`([^`\n]+)`")
+_BACKTICKS = re.compile(r"`([^`\n]+)`")
 
 
 def _with_code(text: str) -> "Markup":
-    """`text` escaped for HTML, with the text between backticks as code."""
+    """Escape `text` for HTML, and mark the parts between backticks as code."""
     from markupsafe import Markup, escape
 
-    # Escaped text has the backticks of the original and no others.
-    return Markup(_TICKS.sub(r"<code>\1</code>", str(escape(text))))
+    # Escaping adds no backticks.
+    return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def page_of(report: Report, features: Sequence[Feature] = ()) -> Page:
-    """The page as data, with the sections of `features` first."""
+    """Make the data of the page from the report, with the sections of the `features`."""
     world = report.world
-    needed = "\n".join(shell_lines(report.workarounds))
-    commands = (*([("The job needs these variables:", needed)] if needed else []), *exclude_lines(report))
-    # Equal notes are shown once, with their number.
-    found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
-    left = len(found) - _NOTES_SHOWN
-    rest = [f"{left:,} more notes are in the JSON report"] if left > 0 else []
+    variables = "\n".join(shell_lines(report.workarounds))
+    commands = (*([("The job needs these variables:", variables)] if variables else []), *exclude_lines(report))
+    # Equal problems are shown once, with their number.
+    problems = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
+    omitted = len(problems) - _NOTES_SHOWN
+    closing = [f"{omitted:,} more notes are in the JSON report"] if omitted > 0 else []
     return Page(
         verdict=report.verdict.value,
         verdict_text=report.verdict_text,
-        sentence=words(report.sentence),
-        head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"),
-        facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
-        commands=tuple(Fact(words(says), printable(text)) for says, text in commands),
+        sentence=cut_line(report.sentence),
+        head=cut_line(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"),
+        facts=tuple(Fact(cut_line(name), cut_line(value)) for name, value in _facts(report)),
+        commands=tuple(Fact(cut_line(title), printable(text)) for title, text in commands),
         findings=tuple(
-            FindingBox(finding.severity.value, words(finding.code), words(finding.title), parts)
+            FindingBox(finding.severity.value, cut_line(finding.code), cut_line(finding.title), parts)
             for finding, parts in finding_boxes(report.findings)[:_BOXES_SHOWN]
         ),
-        sections=tuple(_in_order(report, features)),
-        notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
-        foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
+        sections=tuple(_ordered_sections(report, features)),
+        file_problems=(*map(cut_line, problems[:_NOTES_SHOWN]), *closing),
+        foot=cut_line(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
     )
 
 
-def _in_order(report: Report, features: Sequence[Feature]) -> Iterator[Section]:
-    """The inventory, the sections of the features, and all others."""
-    every = [*sections(report)]
-    yield from (section for section in every if section.name == "inventory")
+def _ordered_sections(report: Report, features: Sequence[Feature]) -> Iterator[Section]:
+    """Yield the inventory, then the sections of the features, then all other sections."""
+    all_sections = [*sections(report)]
+    yield from (section for section in all_sections if section.name == "inventory")
     for feature in features:
         yield from feature.blocks(report)
-    yield from (section for section in every if section.name != "inventory")
+    yield from (section for section in all_sections if section.name != "inventory")
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:

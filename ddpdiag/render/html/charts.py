@@ -1,6 +1,6 @@
-"""Line charts as inline SVG: the page's colours by CSS variables, sizes in CSS pixels.
+"""Draw line charts as inline SVG. Colours are CSS variables of the page, and sizes are CSS pixels.
 
-Lines differ in colour and in dashes, and the legend names each, so that no reader needs colours.
+Lines differ in colour and in dashes, and the legend names each line, so that no reader needs colours.
 """
 
 import math
@@ -12,7 +12,7 @@ from ddpdiag.render.page import one_line
 from ddpdiag.text import column_unit, count, label, quantity
 
 _COLORS, _LINES_SHOWN, _NAME_LETTERS = 8, 8, 40
-# A phone of 360 pixels has 302 for a chart; letters of 11.5 pixels are then still larger than 10.
+# On a phone with 360 pixels a chart has 302 pixels. Letters of 11.5 pixels are then still larger than 10 pixels.
 _WIDTH, _HEIGHT, _LETTERS = 330, 190, 11.5
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 18, 34
 _TICKS, _LINE_HEIGHT = 5, 16
@@ -20,16 +20,16 @@ _DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
 
 
 def drawable(chart: Chart) -> list[Line]:
-    """The first lines of a chart, without points that no axis can show."""
+    """The lines of a chart that can be drawn: the first `_LINES_SHOWN`, without points that no axis can show."""
     lines = []
     for curve in chart.lines:
         if points := tuple((x, y) for x, y in curve.points if 0 < x < math.inf and 0 <= y < 1e30):
-            lines.append(Line(curve.name, points, curve.dashed))
+            lines.append(Line(curve.name, points, curve.is_dashed))
     return lines[:_LINES_SHOWN]
 
 
 def svg_of(chart: Chart) -> str:
-    """The SVG element; empty where there is no line to draw."""
+    """The SVG element of a chart, or an empty text if there is no line to draw."""
     lines = drawable(chart)
     if not lines:
         return ""
@@ -44,28 +44,29 @@ def svg_of(chart: Chart) -> str:
 def _axes_and_lines(chart: Chart, lines: Sequence[Line]) -> Iterator[str]:
     xs = sorted({math.log2(x) for line in lines for x, _ in line.points})
     values = [y for line in lines for _, y in line.points]
-    unit = column_unit(chart.y, values)
-    high = max(values) or 1.0
+    unit = column_unit(chart.y_name, values)
+    highest = max(values) or 1.0
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def position(x: float, y: float) -> tuple[float, float]:
         across = (math.log2(x) - xs[0]) / (xs[-1] - xs[0]) if xs[-1] > xs[0] else 0.5
-        return _LEFT + across * (right - _LEFT), bottom - y / high * (bottom - _TOP)
+        return _LEFT + across * (right - _LEFT), bottom - y / highest * (bottom - _TOP)
 
-    yield _text(0, 11, f"{label(chart.y)} {unit.symbol}".strip())
-    for tick in _round_steps(high / unit.size):
-        y = place(2 ** xs[0], tick * unit.size)[1]
+    yield _text(0, 11, f"{label(chart.y_name)} {unit.symbol}".strip())
+    for tick in _round_steps(highest / unit.size):
+        y = position(2 ** xs[0], tick * unit.size)[1]
         yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="var(--line)"/>'
-        yield _text(_LEFT - 5, y + 4, _short(tick), "end")
+        yield _text(_LEFT - 5, y + 4, _tick_text(tick), "end")
     for number, tick in enumerate(shown := xs[:: max(1, -(-len(xs) // _TICKS))]):
-        x, side = place(2**tick, values[0])[0], "start" if number == 0 else "middle"
-        yield _text(x, bottom + 15, quantity(chart.x, round(2**tick)), "end" if x > right - 20 and number else side)
-    yield _text((_LEFT + right) / 2, bottom + 30, label(chart.x), "middle") if shown else ""
+        x, side = position(2**tick, values[0])[0], "start" if number == 0 else "middle"
+        side = "end" if x > right - 20 and number else side
+        yield _text(x, bottom + 15, quantity(chart.x_name, round(2**tick)), side)
+    yield _text((_LEFT + right) / 2, bottom + 30, label(chart.x_name), "middle") if shown else ""
     for number, line in enumerate(lines):
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line.points))
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (position(*point) for point in line.points))
         yield f'<polyline points="{points}" {_stroke(number, line)}/>'
-        if not line.dashed:
-            for x, y in (place(*point) for point in line.points):
+        if not line.is_dashed:
+            for x, y in (position(*point) for point in line.points):
                 yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{_color(number)}"/>'
 
 
@@ -77,8 +78,8 @@ def _legend(lines: Iterable[Line]) -> Iterator[str]:
 
 
 def _stroke(number: int, line: Line) -> str:
-    dashes = "4 4" if line.dashed else _DASHES[number % _COLORS]
-    color = "var(--muted)" if line.dashed else _color(number)
+    dashes = "4 4" if line.is_dashed else _DASHES[number % _COLORS]
+    color = "var(--muted)" if line.is_dashed else _color(number)
     return f'fill="none" stroke="{color}" stroke-width="1.6"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
 
 
@@ -90,29 +91,30 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _round_steps(most: float) -> Iterator[float]:
-    """Round numbers from 0 up to `most`: 0, 2, 4, ... or 0, 0.5, 1, ..."""
-    power = 10 ** math.floor(math.log10(most / 4))
-    step = next(power * times for times in (1, 2, 5, 10) if power * times >= most / 4)
-    for number in range(int(most / step + 1e-9) + 1):
+def _round_steps(highest: float) -> Iterator[float]:
+    """Yield round numbers from 0 up to `highest`: 0, 2, 4, ... or 0, 0.5, 1, ..."""
+    power = 10 ** math.floor(math.log10(highest / 4))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times >= highest / 4)
+    for number in range(int(highest / step + 1e-9) + 1):
         yield number * step
 
 
-def _short(value: float) -> str:
+def _tick_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 and value < 1e7 else f"{value:g}"
 
 
-def in_words(chart: Chart) -> str:
-    """The alternative text of a chart: both ends and the highest point of each line."""
+def alt_text(chart: Chart) -> str:
+    """Describe a chart in words: the first, the highest and the last point of each line."""
     texts = []
     for line in drawable(chart):
         ends = dict.fromkeys((line.points[0], max(line.points, key=lambda point: point[1]), line.points[-1]))
-        texts.append(f"{line.name} {', '.join(f'{quantity(chart.y, y)} at {quantity(chart.x, x)}' for x, y in ends)}")
-    left = len(chart.lines) - len(texts)
-    rest = f"; {count(left, 'more line')} in the JSON report" if left else ""
-    return one_line(f"{label(chart.y)} over {label(chart.x)}: {'; '.join(texts)}{rest}.")
+        points = (f"{quantity(chart.y_name, y)} at {quantity(chart.x_name, x)}" for x, y in ends)
+        texts.append(f"{line.name} {', '.join(points)}")
+    omitted = len(chart.lines) - len(texts)
+    rest = f"; {count(omitted, 'more line')} in the JSON report" if omitted else ""
+    return one_line(f"{label(chart.y_name)} over {label(chart.x_name)}: {'; '.join(texts)}{rest}.")
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, max_letters: int) -> str:
     line = one_line(text)
-    return line if len(line) <= most else f"{line[: most - 3]}..."
+    return line if len(line) <= max_letters else f"{line[: max_letters - 3]}..."

@@ -1,12 +1,12 @@
-"""Texts and blocks as the templates need them: texts on one line, rows of a table with what they sort by.
+"""Prepare texts and tables for the templates: texts on one line, and cells with their sort keys and CSS classes.
 
-Every text comes from a report, so from other machines: `words` makes it printable, and the templates escape it.
+Texts in a report come from other machines. `cut_line` makes them printable, and the templates escape them.
 """
 
 from typing import NamedTuple
 
 from ddpdiag.model import Scalar
-from ddpdiag.render.blocks import Column, Items, Mark, Matrix, Table, drawn_columns, first_places, mark_of, value_of
+from ddpdiag.render.blocks import Column, Items, Mark, Matrix, Table, draw_columns, mark_of, shown_row_indices, value_of
 from ddpdiag.render.page import column_format, one_line
 from ddpdiag.text import ABSENT, begun, count, is_number
 
@@ -15,31 +15,31 @@ _SEARCHABLE_ROWS, _DENSE_COLUMNS = 9, 13
 _LONG, _SHORTEST_WORD, _LONGEST_WORD = 24, 5, 12
 
 # Longer texts are cut, so that a browser can open the page.
-_MOST_LETTERS = 4_000
+_MAX_LETTERS = 4_000
 
 
-def words(text: str) -> str:
-    """`text` on one line, with invisible characters spelled out."""
+def cut_line(text: str) -> str:
+    """Put `text` on one line, with invisible characters as escapes, and cut it if it is very long."""
     text = one_line(text)
-    if len(text) <= _MOST_LETTERS:
+    if len(text) <= _MAX_LETTERS:
         return text
-    return f"{text[:_MOST_LETTERS]} [{len(text) - _MOST_LETTERS:,} more letters are in the JSON report]"
+    return f"{text[:_MAX_LETTERS]} [{len(text) - _MAX_LETTERS:,} more letters are in the JSON report]"
 
 
-def more(left: int) -> str:
-    """A sentence on how many things are not shown. Empty if all are."""
+def omitted_sentence(left: int) -> str:
+    """A sentence with the number of items that are left out. Empty if `left` is 0 or less."""
     return f"{left:,} more are in the JSON report." if left > 0 else ""
 
 
 class Fact(NamedTuple):
-    """A name and its value."""
+    """A name and its value at the top of the page."""
 
     name: str
     value: str
 
 
 class CellView(NamedTuple):
-    """A cell: its text, what it sorts by, its CSS classes and its style: the length of a bar, or a heat in percent."""
+    """A cell of a table. `sort` is its sort key; `style` sets the length of its bar or the strength of its colour."""
 
     text: str
     sort: float | str
@@ -48,7 +48,8 @@ class CellView(NamedTuple):
 
 
 class TableView(NamedTuple):
-    """A table as texts. A long one is `folded` (opened by a click) and `searchable`."""
+    """A table as text. `heads` are (title, is aligned right) pairs, and `kinds` are CSS classes. A click opens
+    a `folded` table."""
 
     caption: str
     heads: list[tuple[str, bool]]
@@ -64,71 +65,71 @@ def view_of(block: Table | Matrix) -> TableView:
 
 
 def _table_view(table: Table) -> TableView:
-    """The rows that the page shows, and a note that says how many it leaves out."""
-    places = first_places(table, _ROWS_SHOWN)
-    columns = drawn_columns(table, places, ABSENT)
+    """Prepare the rows that the page shows, with a note on the number of rows that are left out."""
+    row_indices = shown_row_indices(table, _ROWS_SHOWN)
+    columns = draw_columns(table, row_indices, ABSENT)
     drawn = zip(columns, table.columns, strict=True)
     cells = [
         [
-            _cell(text, value_of(value), mark_of(value), right=shown.right, longest=longest)
+            _cell_view(text, value_of(value), mark_of(value), right=shown.is_right_aligned, full_bar=full_bar)
             for text, value in zip(shown.cells, values, strict=True)
         ]
         for number, (shown, column) in enumerate(drawn)
-        for values in [[table.rows[place][number] for place in places]]
-        for longest in [_longest(column, table, number)]
+        for values in [[table.rows[index][number] for index in row_indices]]
+        for full_bar in [_full_bar_value(column, table, number)]
     ]
-    kinds = ["short"] * (len(places) <= _ROWS_OPEN) + ["dense"] * (len(columns) >= _DENSE_COLUMNS)
+    kinds = ["short"] * (len(row_indices) <= _ROWS_OPEN) + ["dense"] * (len(columns) >= _DENSE_COLUMNS)
     return TableView(
         caption=begun(count(len(table.rows), table.noun)),
-        heads=[(words(column.head), column.right) for column in columns],
+        heads=[(cut_line(column.heading), column.is_right_aligned) for column in columns],
         rows=list(zip(*cells, strict=True)),
-        note=" ".join(filter(None, (words(table.note), more(len(table.rows) - len(places))))),
+        note=" ".join(filter(None, (cut_line(table.note), omitted_sentence(len(table.rows) - len(row_indices))))),
         kinds=" ".join(kinds),
-        folded=len(places) > _ROWS_OPEN,
-        searchable=len(places) >= _SEARCHABLE_ROWS,
+        folded=len(row_indices) > _ROWS_OPEN,
+        searchable=len(row_indices) >= _SEARCHABLE_ROWS,
     )
 
 
-def _longest(column: Column, table: Table, number: int) -> float:
-    """The number whose bar takes the whole cell; 0 for a column without bars."""
+def _full_bar_value(column: Column, table: Table, number: int) -> float:
+    """The number whose bar fills the cell: the largest of the column. 0 for a column without bars."""
     values = (value_of(row[number]) for row in table.rows) if column.bar else ()
     return max((value for value in values if is_number(value) and value < 1e30), default=0.0)
 
 
-def _cell(text: str, value: Scalar, mark: Mark, *, right: bool, longest: float) -> CellView:
-    text = words(text)
-    short = not right and _SHORTEST_WORD <= len(text) <= _LONGEST_WORD
-    classes = ["right"] * right + ["long"] * (len(text) > _LONG) + ["word"] * short
+def _cell_view(text: str, value: Scalar, mark: Mark, *, right: bool, full_bar: float) -> CellView:
+    text = cut_line(text)
+    is_word = not right and _SHORTEST_WORD <= len(text) <= _LONGEST_WORD
+    classes = ["right"] * right + ["long"] * (len(text) > _LONG) + ["word"] * is_word
     number = float(value) if is_number(value) and abs(value) < 1e30 else None
-    bar = f"{max(0.0, 100 * number / longest):.0f}" if longest > 0 and number is not None else ""
+    bar = f"{max(0.0, 100 * number / full_bar):.0f}" if full_bar > 0 and number is not None else ""
     classes += [mark.value] * (mark is not Mark.NONE) + ["bar"] * bool(bar)
     return CellView(text, text if number is None else number, " ".join(classes), f"--bar: {bar}%" if bar else "")
 
 
 def _matrix_view(block: Matrix) -> TableView:
-    """A table with a row for each source; of rates, the slow ones have the most colour."""
+    """Prepare a matrix as a table with a row for each source. Slow rates have the strongest colour."""
     matrix = block.matrix
     rates = [cell for row in matrix.cells for cell in row if matrix.unit and is_number(cell) and 0 < cell < 1e18]
     form = column_format(matrix.unit, rates)
     high = max(rates, default=0.0)
     low = min(min(rates, default=0.0), high / 2)
 
-    def view(value: Scalar) -> CellView:
+    def cell_view(value: Scalar) -> CellView:
         if value == 0 and matrix.unit:
             return CellView("failed", 0, "bad")
         if not matrix.unit or not is_number(value) or value < 0 or high <= low:
-            text = ABSENT if value is None else words(str(value))
+            text = ABSENT if value is None else cut_line(str(value))
             return CellView(text, "", "right" if matrix.unit else "long" if len(text) > _LONG else "")
         return CellView(form.cell(value), value, "right heat", f"--heat: {100 * (high - value) / (high - low):.0f}%")
 
     return TableView(
-        caption=words(f"{block.title}, in {form.unit.symbol}" if form.unit.symbol else block.title),
-        heads=[("from", False), *((words(name), bool(matrix.unit)) for name in matrix.columns)],
+        caption=cut_line(f"{block.title}, in {form.unit.symbol}" if form.unit.symbol else block.title),
+        heads=[("from", False), *((cut_line(name), bool(matrix.unit)) for name in matrix.columns)],
         rows=[
-            (CellView(words(name), words(name), "long" if len(name) > _LONG else ""), *map(view, row))
+            (CellView(cut_line(name), cut_line(name), "long" if len(name) > _LONG else ""), *map(cell_view, row))
             for name, row in zip(matrix.rows, matrix.cells, strict=True)
         ],
-        note=words(block.note),
+        note=cut_line(block.note),
         kinds="matrix dense" if len(matrix.columns) >= _DENSE_COLUMNS else "short",
         folded=False,
         searchable=False,
@@ -136,6 +137,6 @@ def _matrix_view(block: Matrix) -> TableView:
 
 
 def shown_items(items: Items) -> list[str]:
-    """The items on one line each, and how many are left out."""
+    """The items that are shown, each on one line, and a sentence if more are left out."""
     left = len(items.items) - _ITEMS_SHOWN
-    return [*map(words, items.items[:_ITEMS_SHOWN]), *([more(left)] if left > 0 else [])]
+    return [*map(cut_line, items.items[:_ITEMS_SHOWN]), *([omitted_sentence(left)] if left > 0 else [])]
