@@ -93,7 +93,7 @@ def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
         lines = leader.measure()
         display.close()
         exit_code, sentence = leader.run_with_heartbeats(lambda: _report(lines, outputs, leader.late_signal))
-        leader.end(exit_code, sentence)
+        leader.set_exit(exit_code, sentence)
     return exit_code
 
 

@@ -30,7 +30,7 @@ class Deadlines:
     # connects to rank 0 directly, after 2.5 s at most. Rank 0 waits 6 s for a rank, a rank at least 4 s for rank 0.
     ask_relay: float = 0.5
     relay_answer: float = 1.5
-    # `relay_answer` after a signal to end: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
+    # Replaces it after a signal to end: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
     relay_answer_leaving: float = 0.25
 
     # A fork takes 25 ms. A fork server that is stopped (SIGSTOP) is replaced after this time.
@@ -49,7 +49,7 @@ class Deadlines:
     kill_gpu: float = 20.0
     reap: float = 1.0  # wait for the exit code of a process that has closed its channel
 
-    # A single rank (single_rank.py) has joined before the wait begins.
+    # Wait for ranks in single_rank.py, where the only rank has joined before the wait begins.
     own_hello: float = 1.0
     # Reserved at the end of the budget for judgement, report and shutdown.
     reserve: float = 3.0
@@ -61,7 +61,7 @@ class Deadlines:
     straggler: float = 3.0
     # Added to the budget and to the wait for ranks (--join-timeout): time to judge, to report and to exit.
     beyond_budget: float = 30.0
-    # A rank that got a signal to end waits so long for rank 0 to end the run.
+    # A rank that got a signal to end waits this long for rank 0 to end the run.
     end_after_signal: float = 2.0
 
     # A late call (single_rank.call_with_deadline) gets SIGTERM, then SIGKILL. After SIGTERM it may still report.
@@ -81,7 +81,7 @@ class Deadlines:
     scontrol: float = 2.0
     # Reserved before the end of a Slurm job, so that the launcher can end and the files can reach the disk.
     before_job_end: float = 5.0
-    min_budget: float = 5.0
+    min_budget: float = 5.0  # even if the Slurm job ends earlier
 
 
 DEADLINES = Deadlines()

@@ -122,7 +122,7 @@ def prepare(
             is_local=launch.is_local,
             host=host,
             munge_ports=munge_ports(launch.run_id, launch.port, control_port),
-            required=require_auth,
+            is_required=require_auth,
         ),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
         may_use_any_port=launch.is_local and not launch.starts_all_ranks and control_port is None,
@@ -235,7 +235,7 @@ class Leader:
     def late_signal(self) -> int | None:
         return self._coordinator.late_signal()
 
-    def end(self, exit_code: int, sentence: str) -> None:
+    def set_exit(self, exit_code: int, sentence: str) -> None:
         self._end = (exit_code, sentence)
 
     def __enter__(self) -> Self:

@@ -220,7 +220,7 @@ def _copy_logs(logs: Mapping[tuple[int, ...], Log], end: float) -> None:
 
 
 def _wait_for_child(children: ForkedChildren, child: Child, page: StepPage, seconds: float) -> int:
-    """Wait for the child, and return its exit code. RunLost if it was killed, here when its time was over."""
+    """Wait for the child, and return its exit code. When its time is over, end it. RunLost if it was killed."""
     code = _wait_for_exit(children, seconds - DEADLINES.call_term)
     if code is None:
         # Read before a signal changes it.
@@ -250,5 +250,5 @@ def _describe_position(child: Child, page: StepPage) -> str:
     state = child.state()
     shown_state = ", waiting in ".join(filter(None, (f"state {state.state}" if state.state else "", state.wchan)))
     _, label = page.read()
-    shown_step = f"'{label}' for {page.seconds():.1f} s" if label else "its start"
+    shown_step = f"'{label}' for {page.step_seconds():.1f} s" if label else "its start"
     return f"pid {state.pid}{f' ({shown_state})' if shown_state else ''} stood at {shown_step}"

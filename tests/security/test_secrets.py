@@ -204,7 +204,7 @@ def write_key(home: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def across_hosts(*, required: bool = False, **environ: str) -> RunSecret:
-    return RunSecret("run", environ, starts_all_ranks=False, is_local=False, required=required)
+    return RunSecret("run", environ, starts_all_ranks=False, is_local=False, is_required=required)
 
 
 def test_the_token_comes_first(home: Path) -> None:

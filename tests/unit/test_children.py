@@ -102,7 +102,8 @@ class FakeRunner(SingleRank):
 
     def ending_for(self, kind: Kind) -> tuple[int, ...]:
         """The killed workers that a trial of this kind is told of."""
-        self.start(Trial(code="COL001", groups=((0,),), kind=kind, deadline_seconds=5, number=self._last_trial + 1))
+        number = self._last_trial_number + 1
+        self.start(Trial(code="COL001", groups=((0,),), kind=kind, deadline_seconds=5, number=number))
         return self.worker.tasks[0].ending
 
 

@@ -46,9 +46,9 @@ class ControlClient:
 
 
 class RelayedClient(ControlClient):
-    """A supervisor's connection through its host's relay. If the relay stops answering, it is replaced by a direct one.
+    """A supervisor's connection through its host's relay, or a direct one once the relay has stopped answering.
 
-    `arrival` is sent again to rank 0 in that case. `relay` is set only in the process that runs the relay.
+    For the direct one `arrival` is sent to rank 0 again. `relay` is set only in the process that runs the relay.
     `is_declined` becomes True if a relay exists, but refuses to pass on messages.
     """
 
@@ -65,7 +65,7 @@ class RelayedClient(ControlClient):
         self._ask_relay()
 
     def wait_for_answer(self, seconds: float) -> bool:
-        """Wait at most so long for a message of the relay. Returns whether it has ever sent its route to rank 0."""
+        """Wait at most so long for the relay. Returns whether it has sent its route to rank 0, now or earlier."""
         if self.socket.poll(round(1000 * seconds)):
             self._decode(self.socket.recv_multipart(zmq.NOBLOCK))
         return self._route is not None

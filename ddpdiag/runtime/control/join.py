@@ -64,7 +64,7 @@ _SECRET_SENTENCES = {
 _OTHER_RUN_SENTENCE = "another run of ddpdiag listens there ({ports})"
 _GREETING_BYTES = 64
 _NO_SECRET = "something accepts connections there ({ports}), but no process of this user offers the run's secret"
-# A first try is answered in a few milliseconds or not at all; a lost packet is sent again after 1 s.
+# A first try is answered within milliseconds or not at all. The kernel sends a lost packet again after 1 s.
 _FIRST_TRY_SECONDS, _MAX_TRY_SECONDS = 0.5, 2.0
 _PAUSE_SECONDS = (0.02, 0.25)
 _LOOPBACK = "127.0.0.1"
@@ -120,7 +120,7 @@ def join(
 def _try_ports(
     endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, reasons: dict[int, str]
 ) -> ControlClient | None:
-    """Send a hello to each port, and return a client, or None. Sets `reasons[port]` for each port without rank 0."""
+    """Send a hello to each port of `address`. Returns the client that rank 0 accepted, or None with `reasons` set."""
     for port, reached in reach_any(address, endpoint.ports, seconds).items():
         reasons[port] = _REACH_SENTENCES[reached.reach]
         if reached.reach is not Reach.ACCEPTED:
@@ -263,9 +263,9 @@ def _url(address: str, port: int) -> str:
 
 
 def _say_hello(client: ControlClient, arrival: Arrival, seconds: float) -> ControlClient | None:
-    """Send a hello, and return the client once rank 0 has accepted it. Without an answer in time, close it: None.
+    """Send a hello, and return the client once rank 0 has accepted it. After `seconds`, close it and return None.
 
-    RunLost if rank 0 refuses this process or has another version; OtherRun if it belongs to another run.
+    RunLost if rank 0 refuses this process or has another version. OtherRun if the server is of another run.
     """
     client.send(Hello(arrival))
     end = time.monotonic() + seconds

@@ -44,7 +44,7 @@ class Patience:
 
 PATIENCE = Patience()
 _CHECKS_PER_HEARTBEAT = 4
-_HEARTBEATS_TO_ANSWER = 5
+_HEARTBEATS_TO_ANSWER = 5  # in a large world, where they are rare, a rank is lost after so many
 # The most refusals that are recorded for one rank. For all ranks together the limit is the square of this number.
 _MAX_REFUSALS = 64
 # The key in `_refusal_counts` for processes of other runs, which are recorded once. No rank has this number.
@@ -108,7 +108,7 @@ class Membership:
         self._heartbeat_seconds = max(patience.heartbeat, HEARTBEAT_SECONDS_PER_RANK * header.world_size)
         self._frozen_seconds = 0.0
         self._is_closed = False  # whether the wait for ranks is over, so that no further rank can join
-        self._ranks_of_others: set[bytes] = set()
+        self._ranks_of_other_versions: set[bytes] = set()
         self._refusal_counts: Counter[int] = Counter()
 
     @property
@@ -130,7 +130,7 @@ class Membership:
         return time.monotonic() - self._frozen_seconds
 
     def gather(self, wait_seconds: float, report_wait: Callable[[float], None]) -> None:
-        """Wait for all ranks, at most until `wait_seconds` after the start. Then send each its place.
+        """Wait for all ranks, until `wait_seconds` after the start. Then record all arrivals, and send each its place.
 
         Meanwhile `report_wait` is called repeatedly with the seconds that are left.
         """
@@ -293,9 +293,9 @@ class Membership:
     def _refuse_version(self, identity: bytes, version: str) -> None:
         """Refuse a process of another version. Its rank is read from its identity, as its arrival is not decoded."""
         rank, _, _nonce = identity.partition(b"-")
-        if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or rank in self._ranks_of_others:
+        if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or rank in self._ranks_of_other_versions:
             return
-        self._ranks_of_others.add(rank)
+        self._ranks_of_other_versions.add(rank)
         own, other = self._header.version, printable(version)[:40] or "an older version"
         self._write_line(Event(kind=EventKind.VERSION, rank=int(rank), seconds=self.now(), detail=other))
         sentence = f"rank {int(rank)} runs ddpdiag {other}, but rank 0 runs {own}; install one version on all hosts"
@@ -307,7 +307,7 @@ class Membership:
         self._write_line(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=reason, host=host))
 
     def _find_dead_ranks(self) -> list[tuple[int, MessageToRank0]]:
-        """Record ranks that died before a signal ended the run as lost. Returns the messages received meanwhile.
+        """Record as lost the ranks that died before a signal ended the run. Returns messages received meanwhile.
 
         Launchers signal the other ranks within 0.1 s of a rank's death. So a rank that does not answer died first.
         """
@@ -331,7 +331,7 @@ class Membership:
 
 
 def complete_places(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
-    """The arrivals by rank, in which the launcher's missing local ranks, local world sizes and node ranks are set.
+    """The arrivals by rank. Local ranks, local world sizes and node ranks that no launcher set are filled in.
 
     Local ranks are numbered in the order of ranks on one host (host name and boot id).
     """

@@ -58,11 +58,11 @@ class RunSecret:
         is_local: bool,
         host: str = "",
         munge_ports: Sequence[int] = (),
-        required: bool = False,
+        is_required: bool = False,
     ) -> None:
         self._run_id = run_id
         self._is_local = is_local
-        self._is_required = required
+        self._is_required = is_required
         self._host = host
         self._munge_ports = munge_ports if "SLURM_JOB_ID" in environ and not is_local else ()
         self._secret = b""

@@ -48,7 +48,7 @@ def _by_stage(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
 
 
 class Coordinator:
-    """Conducts one run from rank 0, from the first hello to the shutdown.
+    """Runs the checks of one run, on rank 0: from the first hello to the shutdown.
 
     `signal_received` returns the signal to end that this process got, or None. Each line of the recording is also
     written to `shared`, the record in `--shared-dir`. `own_arrival` is the arrival of rank 0, if known.
@@ -213,8 +213,8 @@ class Coordinator:
             return Skip(code=check.code, reason="no rank can take part", grounds=False)
         missing_ranks = sorted(set(range(world.size)).difference(world.living))
         if check.scope is Scope.WORLD and missing_ranks:
-            needed_ranks = f"it needs all {world.size} ranks, and {ranks_text(missing_ranks)} cannot take part"
-            return Skip(code=check.code, reason=needed_ranks, grounds=False)
+            reason_text = f"it needs all {world.size} ranks, and {ranks_text(missing_ranks)} cannot take part"
+            return Skip(code=check.code, reason=reason_text, grounds=False)
         return reason.skip(check, seen.options) if reason is not None else None
 
     def _world(self) -> World:

@@ -42,7 +42,7 @@ from ddpdiag.runtime.launchers.launch import (
     refuse_multi_rank_options,
     refuse_one_rank_options,
     requested_rank_count,
-    required,
+    require,
     run_id,
     safe_name,
     variable_number,
@@ -56,8 +56,10 @@ def read_launch(env: Environ, args: LaunchArgs, *, host: str, gpus: int, cores: 
     `unique_id` is an id that no other run has.
     """
     env = {name: value for name, value in env.items() if value.strip()}
-    mpi = any(names is not TORCHRUN and names.rank in env and not _is_set_by_slurm(env, names) for names in LAUNCHERS)
-    name = slurm.node_name(env, host, may_be_copied=mpi)
+    by_mpi = any(
+        names is not TORCHRUN and names.rank in env and not _is_set_by_slurm(env, names) for names in LAUNCHERS
+    )
+    name = slurm.node_name(env, host, may_be_copied=by_mpi)
     this_host = ThisHost(name=name, gpus=gpus, cores=cores, unique_id=unique_id)
     if args.run_id is not None and safe_name(args.run_id) != args.run_id:
         raise UsageError(f"--run-id {args.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'")
@@ -169,7 +171,7 @@ def _world_and_place(
     """The world's size and this process's place, for a launcher that sets the rank of each process."""
     refuse_multi_rank_options(args, agreed_setting(rank, option_number("--rank", args.rank)) or rank)
     world = agreed_setting(variable_number(env, *names.world_size), option_number("--world-size", args.world_size))
-    world = required(world, names.world_size[0] if names.world_size else "--world-size", rank, "the number of ranks")
+    world = require(world, names.world_size[0] if names.world_size else "--world-size", rank, "the number of ranks")
     check_world(world)
     local_rank = agreed_setting(variable_number(env, *names.local_rank), option_number("--local-rank", args.local_rank))
     local_size = variable_number(env, *names.local_world_size)
@@ -245,7 +247,7 @@ def _rank_launch(env: Environ, args: LaunchArgs, host: ThisHost, rank: Setting) 
     """The launch of one rank that the user starts with --rank and --world-size."""
     refuse_multi_rank_options(args, rank)
     world = agreed_setting(variable_number(env, "WORLD_SIZE"), option_number("--world-size", args.world_size))
-    world = required(world, "--world-size", rank, "the number of ranks")
+    world = require(world, "--world-size", rank, "the number of ranks")
     check_world(world)
     check_below(rank, world)
     local_rank = agreed_setting(variable_number(env, "LOCAL_RANK"), option_number("--local-rank", args.local_rank))
@@ -260,8 +262,8 @@ def _host_launch(env: Environ, args: LaunchArgs, host: ThisHost) -> Launch:
     """The launch of one process per host, which the user starts like torchrun, with --nnodes and --node-rank."""
     host_count, node_rank = option_number("--nnodes", args.nnodes), option_number("--node-rank", args.node_rank)
     check_positive(host_count)
-    host_count = required(host_count, "--nnodes", node_rank, "the number of hosts")
-    node_rank = required(node_rank, "--node-rank", host_count, f"0 to {host_count.value - 1}, another on each host")
+    host_count = require(host_count, "--nnodes", node_rank, "the number of hosts")
+    node_rank = require(node_rank, "--node-rank", host_count, f"0 to {host_count.value - 1}, another on each host")
     check_below(node_rank, host_count)
     refuse_one_rank_options(args, f"{host_count}, so this process starts all ranks of its host")
     count = requested_rank_count(args, host) or _default_rank_count(host, is_only_host=host_count.value == 1)

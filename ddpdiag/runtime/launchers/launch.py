@@ -58,7 +58,7 @@ def agreed_setting(variable: Setting | None, option: Setting | None) -> Setting 
     return variable or option
 
 
-def required(value: Setting | None, name: str, because: object, expected: str) -> Setting:
+def require(value: Setting | None, name: str, because: object, expected: str) -> Setting:
     """`value`. UsageError if it is None: `because` is the setting that requires it."""
     if value is None:
         raise UsageError(f"{because}, but {name} is not given: expected {expected}")

@@ -15,13 +15,13 @@ from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
 from ddpdiag.probes.host.programs import run_bounded
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.launchers.launch import Environ, Setting, check_below, one_host, required, variable_number
+from ddpdiag.runtime.launchers.launch import Environ, Setting, check_below, one_host, require, variable_number
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One task of a job step. `host_of_task` is set in rank 0 only; it is empty if the variables do not name hosts."""
+    """One task of a job step. `host_of_task` is the host of each task, in rank 0 only, and empty if unknown."""
 
     job_id: int
     step_id: int
@@ -45,11 +45,11 @@ def in_step(env: Environ) -> bool:
 def read_step(env: Environ) -> Step:
     """This process's task, from the variables of the step, not those of the job. Call it only if `in_step`."""
     step = variable_number(env, "SLURM_STEP_ID", "SLURM_STEPID")
-    step = required(step, "SLURM_STEP_ID", "srun is the launcher", "a step")
-    job = required(variable_number(env, "SLURM_JOB_ID", "SLURM_JOBID"), "SLURM_JOB_ID", step, "the job's number")
+    step = require(step, "SLURM_STEP_ID", "srun is the launcher", "a step")
+    job = require(variable_number(env, "SLURM_JOB_ID", "SLURM_JOBID"), "SLURM_JOB_ID", step, "the job's number")
     task_count = variable_number(env, "SLURM_STEP_NUM_TASKS")
-    task_count = required(task_count, "SLURM_STEP_NUM_TASKS", step, "the number of tasks")
-    rank = required(variable_number(env, "SLURM_PROCID"), "SLURM_PROCID", step, f"0 to {task_count.value - 1}")
+    task_count = require(task_count, "SLURM_STEP_NUM_TASKS", step, "the number of tasks")
+    rank = require(variable_number(env, "SLURM_PROCID"), "SLURM_PROCID", step, f"0 to {task_count.value - 1}")
     check_below(rank, task_count)
     per_node = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node_count, node_rank = variable_number(env, "SLURM_STEP_NUM_NODES"), variable_number(env, "SLURM_NODEID")

@@ -54,9 +54,9 @@ def import_torch() -> float:
     seconds = time.monotonic() - begin
     os.environ["DDPDIAG_IMPORT_PID"] = str(os.getpid())
     os.environ["DDPDIAG_IMPORT_SECONDS"] = f"{seconds:.3f}"
-    now = core_seconds(os.getpid())
-    if begin_cpu_seconds is not None and now is not None:
-        os.environ["DDPDIAG_IMPORT_CORE_SECONDS"] = f"{now - begin_cpu_seconds:.3f}"
+    end_cpu_seconds = core_seconds(os.getpid())
+    if begin_cpu_seconds is not None and end_cpu_seconds is not None:
+        os.environ["DDPDIAG_IMPORT_CORE_SECONDS"] = f"{end_cpu_seconds - begin_cpu_seconds:.3f}"
     all_checks()
     return seconds
 

@@ -31,13 +31,13 @@ class RecorderReader:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._trial_unix_seconds = 0.0
-        self._started = False
+        self._thread_is_started = False
 
     def start_trial(self) -> None:
         """Begin a trial, so that collectives of earlier trials in the same process group are left out."""
         self._trial_unix_seconds = time.time()
-        if not self._started:
-            self._started = True
+        if not self._thread_is_started:
+            self._thread_is_started = True
             threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
 
     def collectives(self) -> PostedCollectives:
@@ -57,13 +57,13 @@ def ask_for_collectives(channel: socket.socket) -> None:
         channel.send(_QUESTION, socket.MSG_DONTWAIT)
 
 
-def wait_for_answer(channel: socket.socket, end: float, alive: Callable[[], bool]) -> PostedCollectives | None:
+def wait_for_answer(channel: socket.socket, end: float, is_alive: Callable[[], bool]) -> PostedCollectives | None:
     """Wait for the worker's answer. Returns None if it is not there at `end` (monotonic), or if the worker is dead."""
     while True:
         with contextlib.suppress(OSError):
             if data := channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
                 return decode_recorder_answer.decode(data)
-        if time.monotonic() >= end or not alive():
+        if time.monotonic() >= end or not is_alive():
             return None
         time.sleep(_POLL_SECONDS)
 

@@ -20,7 +20,7 @@ class Task(Struct, frozen=True, tag=True):
     """Run this trial. `env` is applied first; None unsets a variable. `scratch` is a private folder on this host.
 
     `end` is the time at which the supervisor will end the trial, on this host's monotonic clock. `ending` holds the
-    pids of killed workers which the driver may still keep as users of a GPU.
+    pids of killed workers whose GPU the driver may not have released yet.
     """
 
     place: Place
@@ -90,7 +90,7 @@ class Accepted(Struct, frozen=True, tag=True):
 
 
 class ForkRefused(Struct, frozen=True, tag=True):
-    """The server refuses to fork workers for a rank, because they would differ from workers that the rank starts."""
+    """The server refuses to fork workers for a rank, because the rank's own would differ from them."""
 
     reason: str
 
@@ -217,7 +217,7 @@ class StepPage:
         label = self._map[_STEP.size : _STEP.size + _LABEL_BYTES].rstrip(b"\0")
         return step, label.decode(errors="replace")
 
-    def seconds(self) -> float:
+    def step_seconds(self) -> float:
         """Seconds since the last step was announced. All processes of a host share the monotonic clock."""
         _step, at = _STEP.unpack(self._map[: _STEP.size])
         return max(0.0, time.monotonic() - float(at))

@@ -173,7 +173,7 @@ class ForkedChildren:
         self._has_forwarded_signal = False
 
     def fork(self, call: Callable[[], int], number: int = 0) -> Child:
-        """Fork a child that exits with the result of `call`. Without an exec, no new interpreter must start."""
+        """Fork a child that exits with the result of `call`. Without exec, no new interpreter has to start."""
         flush_output()
         parent = os.getpid()
         # Blocked until the child has its own handlers: the inherited ones would lose a signal that arrives earlier.

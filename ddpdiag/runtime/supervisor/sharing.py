@@ -53,9 +53,9 @@ def interpreter_digest() -> str:
 
     The .pth files in the module path are not examined, because ranks with equal traits have the same files.
     """
-    at_start = [getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize")]
+    start_modules = [getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize")]
     options = (sys.flags, sys._xoptions, sys.warnoptions, sys.path)
-    package = (ddpdiag.__version__, ddpdiag.__file__, at_start)
+    package = (ddpdiag.__version__, ddpdiag.__file__, start_modules)
     prefixes = (sys.version, sys.prefix, sys.exec_prefix)
     return digest(sys.executable, os.readlink("/proc/self/exe"), *prefixes, *options, *package)
 
@@ -92,10 +92,8 @@ def has_equal_traits(channel: socket.socket) -> bool:
 
 def variable_that_differs(server: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     """The first variable in which two environments must not differ, but do, or None."""
-    common = _compared_variables(server)
-    return next(
-        (name for name in {**common, **_compared_variables(other)} if server.get(name) != other.get(name)), None
-    )
+    names = {**_compared_variables(server), **_compared_variables(other)}
+    return next((name for name in names if server.get(name) != other.get(name)), None)
 
 
 def socket_name(env: Mapping[str, str], lost_servers: int) -> str | None:

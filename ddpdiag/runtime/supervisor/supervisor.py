@@ -229,7 +229,7 @@ class Supervisor(TrialRunner):
             )
 
     def _record_loss_of_rank_0(self, silent_seconds: float) -> None:
-        """Record the loss of rank 0, and the outcome of a running trial. The launcher may end this rank very soon."""
+        """Record the loss of rank 0, the outcome of a running trial, and at last whether rank 0's host answers."""
         rank = self.place.rank
         detail = f"rank {rank} on {self.place.host} received no message from it for {silent_seconds:.0f} s"
         seconds = time.monotonic() - self._begin

@@ -34,7 +34,7 @@ class RunningTrial:
         self.log_start = worker.log.size()
         self.is_barrier_open = False
         self.barrier_reached: BarrierReached | None = None
-        self.partial = NOTHING
+        self.partial_data = NOTHING
         worker.page.write(0, "")  # the worker is idle, and the page still holds the last step of the previous trial
         self._rank = rank
 
@@ -47,10 +47,10 @@ class RunningTrial:
             self.deadline += more
 
     def is_stuck(self, process: ProcessState, cpu_seconds: float | None, now: float) -> bool:
-        """Whether the worker has been stopped for 10 s, or in uninterruptible sleep outside of a first use.
+        """Whether the worker has been stopped for 10 s, or in uninterruptible sleep (but not in a first use).
 
         Each call takes a sample. In every sample of the 10 s the state, the step and `cpu_seconds`, the total time on
-        cores, must be unchanged: a worker that reads from a slow disk needs a core for each page. Time in which this
+        cores, must be unchanged. A worker that reads from a slow disk uses a core for each page. Time in which this
         process was stopped does not count, because after a stop of all processes of the job (Ctrl-Z) the worker may be
         resumed a moment later than its supervisor.
         """
@@ -65,7 +65,7 @@ class RunningTrial:
         return structs.replace(
             self._outcome(answer.status, now),
             data=answer.data,
-            so_far=NOTHING if answer.status is Status.DONE else self.partial,
+            so_far=NOTHING if answer.status is Status.DONE else self.partial_data,
             error=answer.error,
             detail=answer.detail,
             timings=answer.timings,
@@ -97,7 +97,7 @@ class RunningTrial:
             status=status,
             step=step,
             at=at,
-            so_far=self.partial,
+            so_far=self.partial_data,
             seconds=now - self.begin,
         )
 
@@ -115,7 +115,7 @@ class TrialRunner(ABC):
         self.workers: dict[Kind, WorkerProcess] = {}
         self._ending_processes: list[Child] = []  # killed processes that held a GPU and have not ended yet
         self._scratch = scratch
-        self._last_trial = 0
+        self._last_trial_number = 0
 
     @abstractmethod
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
@@ -133,7 +133,7 @@ class TrialRunner(ABC):
         """Do what a message of rank 0 orders. A repeated message has no effect."""
         running_trial = self.running_trial
         match message:
-            case RunTrial(trial) if trial.number > self._last_trial:
+            case RunTrial(trial) if trial.number > self._last_trial_number:
                 self.start(message.trial_for(self.place.rank))
             case BarrierOpen(trial=number) if (
                 running_trial is not None and running_trial.trial.number == number and not running_trial.is_barrier_open
@@ -145,14 +145,14 @@ class TrialRunner(ABC):
                 pass
 
     def start(self, trial: Trial) -> None:
-        self._last_trial = trial.number
+        self._last_trial_number = trial.number
         worker = self.worker_for(trial)
         self.running_trial = running_trial = RunningTrial(trial, self.place.rank, worker, time.monotonic())
         task = Task(self.place, trial, self.options, self._scratch, self.variables(trial), running_trial.deadline)
         worker.send(structs.replace(task, ending=self._may_hold_gpu()) if trial.kind is Kind.TORCH else task)
 
     def _may_hold_gpu(self) -> tuple[int, ...]:
-        """Pids of killed processes that the driver may still keep as users of a GPU."""
+        """Pids of killed processes whose GPU the driver may not have released yet."""
         now = time.monotonic()
         killed = (child for child in self._ending_processes if child.may_still_end(now) and not child.is_gone())
         return tuple(child.pid or 0 for child in killed)
@@ -177,7 +177,7 @@ class TrialRunner(ABC):
             case IncompleteMessage():
                 pass
             case PartialData() as message:
-                running_trial.partial = message.data
+                running_trial.partial_data = message.data
                 self.report(message)
             case TrialEnded() as answer:
                 self._finish(running_trial, running_trial.ended_outcome(answer, time.monotonic()))
@@ -207,7 +207,7 @@ class TrialRunner(ABC):
         process = child.state()
         outcome = running_trial.hung_outcome(process, time.monotonic(), at=step, told=told)
         if not told:
-            since = None if step is not None else running_trial.worker.page.seconds()
+            since = None if step is not None else running_trial.worker.page.step_seconds()
             process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
         evidence = child.gather_evidence(process.state)
         # A fork server that has imported torch is only slow to fork. It is kept, because later trials need it.

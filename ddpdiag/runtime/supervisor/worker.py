@@ -49,7 +49,7 @@ class WorkerContext:
         self.timings: dict[str, float] = {}
         self._channel = channel
         self._page = page
-        self._steps = 0
+        self._step_count = 0
         self._step_label, self._step_began_at = "", time.monotonic()
         self._first_use_left = task.trial.first_use_seconds
         self.step("start")
@@ -68,8 +68,8 @@ class WorkerContext:
         if self._step_label.startswith(NVML_STEP):
             self.timed(NVML_STEP, now - self._step_began_at)
         self._step_label, self._step_began_at = label, now
-        self._steps += 1
-        self._page.write(self._steps, label)
+        self._step_count += 1
+        self._page.write(self._step_count, label)
 
     def report(self, data: msgspec.Struct, text: str) -> None:
         partial = PartialData(self.trial.number, msgspec.Raw(codec.encode(data)), text)

@@ -152,7 +152,7 @@ class ForkServerProcess(PythonChild):
         self._rank = rank
         self._environment = ipc.environment_file(env)
         self._life_pipe: int | None = None
-        self._requested: list[ForkedWorker] = []  # workers without a pid; their pids arrive in this order
+        self._requested_workers: list[ForkedWorker] = []  # workers without a pid; their pids arrive in this order
         self._requested_at = 0.0
         self._workers: list[ForkedWorker] = []
         channel, listener = (None, None) if address is None else connect_or_listen(address)
@@ -195,7 +195,7 @@ class ForkServerProcess(PythonChild):
             socket.send_fds(self.channel, [message], descriptors, socket.MSG_DONTWAIT)
         except OSError:
             self.is_closed = True  # the wait for the worker then ends, as if the server had ended
-        self._requested.append(worker)
+        self._requested_workers.append(worker)
         self._requested_at = time.monotonic()
 
     @property
@@ -203,14 +203,14 @@ class ForkServerProcess(PythonChild):
         """Whether this rank needs another server, because this shared one has ended, refuses the rank or is stopped."""
         if not self.is_shared or self.is_killed or self.has_failed:
             return False
-        if self.is_closed or self.has_refused or not self._requested:
+        if self.is_closed or self.has_refused or not self._requested_workers:
             return self.is_closed or self.has_refused
         late = time.monotonic() > self._requested_at + DEADLINES.fork
         return late and (self.state().state or "") in ("T", "t")
 
     def unstarted_workers(self) -> "list[ForkedWorker]":
         """The requested workers that have no pid yet and are still needed."""
-        return [worker for worker in self._requested if worker.channel.fileno() >= 0]
+        return [worker for worker in self._requested_workers if worker.channel.fileno() >= 0]
 
     def skip_lazy_imports(self) -> None:
         """Make the server skip the imports that only training with DDP needs (1.7 s of a core with torch 2.13)."""
@@ -242,7 +242,7 @@ class ForkServerProcess(PythonChild):
             case ipc.Imported(seconds):
                 self.import_seconds = seconds
             case ipc.Forked(pid):
-                worker = self._requested.pop(0)
+                worker = self._requested_workers.pop(0)
                 worker.set_pid(pid)
                 self._workers.append(worker)
             case ipc.Exited(pid, code) if pid == self.pid:
@@ -266,7 +266,7 @@ class ForkServerProcess(PythonChild):
         return HangEvidence(read_stacks(_read_dump(self.log.fileno(), start, time.monotonic() + DEADLINES.dump_stacks)))
 
     def kill(self) -> bool:
-        """Close the connection to the server, which ends unless other ranks use it. Returns whether it is not stuck."""
+        """Leave the server, which ends unless other ranks use it. Returns False if it survives, stuck in the kernel."""
         self.channel.close()
         self.is_closed = self.is_killed = True
         if self._address is not None:
