@@ -30,14 +30,9 @@ NO_P2P = Override("no NCCL_P2P_DISABLE", {"NCCL_P2P_DISABLE": None}, "NCCL_P2P_D
 Answer = Callable[[Step, int], Result]
 
 
-def search_input(**changes: object) -> SearchInput:
-    known: dict[str, object] = {
-        "failed_before": True,
-        "hosts": ONE_HOST,
-        "inside_hosts": INSIDE_HOSTS,
-        "between_hosts": (),
-    }
-    return SearchInput(**(known | changes))  # type: ignore[arg-type]
+def facts(**changes: object) -> SearchInput:
+    known = SearchInput(failed_before=True, hosts=ONE_HOST, inside_hosts=INSIDE_HOSTS)
+    return known._replace(**changes)  # type: ignore[arg-type]
 
 
 def groups_of(known: SearchInput, step: Step) -> tuple[tuple[int, ...], ...]:
@@ -79,7 +74,7 @@ def names(members: Sequence[Override]) -> list[str]:
 
 @pytest.mark.parametrize("override", INSIDE_HOSTS, ids=lambda override: override.name)
 def test_the_one_that_is_needed_is_found_alone(override: Override) -> None:
-    known = search_input()
+    known = facts()
     end, tried = played(known, broken_unless(known, frozenset({override.name})))
     assert (end.kind, names(end.overrides)) == (EndKind.FOUND, [override.name])
     assert len(end.runs) == CONFIRMED
@@ -88,7 +83,7 @@ def test_the_one_that_is_needed_is_found_alone(override: Override) -> None:
 
 
 def test_the_users_own_override_is_taken_away_alone() -> None:
-    known = search_input(user_variables=(NO_ALGO, NO_P2P))
+    known = facts(user_variables=(NO_ALGO, NO_P2P))
     end, tried = played(known, broken_unless(known, frozenset({NO_ALGO.name})))
     assert (end.kind, names(end.overrides)) == (EndKind.FOUND, [NO_ALGO.name])
     assert Step(Grouping.ALL_RANKS, end.overrides).env == {"NCCL_ALGO": None}
@@ -96,7 +91,7 @@ def test_the_users_own_override_is_taken_away_alone() -> None:
 
 
 def test_nothing_helps() -> None:
-    known = search_input()
+    known = facts()
     end, tried = played(known, broken_unless(known))
     assert (end.kind, end.overrides) == (EndKind.NOTHING, ())
     assert [one.step.set_name for one in tried if one.step.grouping is Grouping.ALL_RANKS] == [
@@ -106,9 +101,7 @@ def test_nothing_helps() -> None:
 
 
 def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
-    known = search_input(
-        hosts=TWO_HOSTS, between_hosts=BETWEEN_HOSTS, alternatives=interface_overrides(("eth0", "eth1"))
-    )
+    known = facts(hosts=TWO_HOSTS, between_hosts=BETWEEN_HOSTS, alternatives=interface_overrides(("eth0", "eth1")))
 
     def answer(step: Step, before: int) -> Result:
         if step.grouping is Grouping.EACH_HOST:
@@ -121,9 +114,7 @@ def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
 
 
 def test_what_the_error_names_is_no_end_of_the_search() -> None:
-    known = search_input(
-        named_in_errors=(NVLS,), inside_hosts=(NVLS, *(own for own in INSIDE_HOSTS if own is not NVLS))
-    )
+    known = facts(named_in_errors=(NVLS,), inside_hosts=(NVLS, *(each for each in INSIDE_HOSTS if each is not NVLS)))
     end, tried = played(known, broken_unless(known, frozenset({"SHM"})))
     assert names(end.overrides) == ["SHM"]
     failed = [one.step.set_name for one in tried if one.step.overrides and not one.works]
@@ -131,7 +122,7 @@ def test_what_the_error_names_is_no_end_of_the_search() -> None:
 
 
 def test_a_set_that_is_known_to_fail_does_not_run_again() -> None:
-    known = search_input()
+    known = facts()
     end, tried = played(known, broken_unless(known, frozenset({"P2P", "SHM"})))
     assert names(end.overrides) == ["P2P", "SHM"]
     failed = [one.step.set_name for one in tried if not one.works and one.step.grouping is Grouping.ALL_RANKS]
@@ -139,7 +130,7 @@ def test_a_set_that_is_known_to_fail_does_not_run_again() -> None:
 
 
 def test_interfaces_are_tried_one_at_a_time() -> None:
-    known = search_input(
+    known = facts(
         hosts=((0,), (1,)),
         inside_hosts=(),
         between_hosts=(GDR,),
@@ -153,13 +144,13 @@ def test_interfaces_are_tried_one_at_a_time() -> None:
 
 
 def test_what_fails_once_is_transient() -> None:
-    known = search_input()
+    known = facts()
     end, tried = played(known, lambda step, _: Result(step, busbw=1e9))
     assert (end.kind, len(tried)) == (EndKind.TRANSIENT, CONFIRMED)
 
 
 def test_what_worked_and_then_fails_is_not_recommended() -> None:
-    known = search_input()
+    known = facts()
 
     def answer(step: Step, before: int) -> Result:
         if names(step.overrides) == ["P2P"] and before == CONFIRMED - 1:
@@ -176,7 +167,7 @@ def test_what_is_found_works_and_nothing_of_it_can_go(data: st.DataObject, hosts
     inside = INSIDE_HOSTS if max(map(len, hosts)) > 1 else ()
     across = BETWEEN_HOSTS if len(hosts) > 1 else ()
     own = data.draw(st.sampled_from([(), (NO_ALGO,), (NO_ALGO, NO_P2P)]))
-    known = search_input(hosts=hosts, inside_hosts=inside, between_hosts=across, user_variables=own)
+    known = facts(hosts=hosts, inside_hosts=inside, between_hosts=across, user_variables=own)
     everything = [*own, *inside, *across]
     needed = [frozenset(data.draw(st.sets(st.sampled_from(names(everything)), min_size=1)))] if everything else []
     # Overrides of one host's inside are of no use to others, and never do harm here: monotone.
@@ -191,7 +182,7 @@ def test_what_is_found_works_and_nothing_of_it_can_go(data: st.DataObject, hosts
 @given(st.data())
 def test_whatever_the_answers_it_ends_and_recommends_only_what_it_saw_work(data: st.DataObject) -> None:
     hosts = data.draw(st.sampled_from([ONE_HOST, TWO_HOSTS]))
-    known = search_input(hosts=hosts, between_hosts=BETWEEN_HOSTS, user_variables=(NO_P2P,))
+    known = facts(hosts=hosts, between_hosts=BETWEEN_HOSTS, user_variables=(NO_P2P,))
 
     def answer(step: Step, _before: int) -> Result:
         works = data.draw(st.booleans())

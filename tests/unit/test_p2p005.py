@@ -91,10 +91,8 @@ def test_a_doubt_makes_it_a_warning(changes, said):
     ("late", "rate"),
     [
         (AllReduceTime(4 << 20, 2, seconds=2e-3, latency_seconds=1.95e-3), 352 * GB),
-        (
-            AllReduceTime(4 << 20, 1024, seconds=600e-6, latency_seconds=150e-6),
-            368 * GB,
-        ),  # 4 KiB a rank are no bandwidth
+        # 4 KiB a rank are no bandwidth.
+        (AllReduceTime(4 << 20, 1024, seconds=600e-6, latency_seconds=150e-6), 368 * GB),
     ],
 )
 def test_latency_is_no_slowness(late, rate):

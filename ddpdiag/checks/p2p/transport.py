@@ -234,7 +234,7 @@ def gpudirect_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Fi
     """The finding that some hosts do not use GPUDirect RDMA, or that no host does although NCCL uses InfiniBand."""
     outside = [hop for hop in _hops(seen, inside=False) if hop.kind == "NET" and hop.name != SOCKET]
     ends = {rank for hop in outside for rank in (hop.source, hop.target)} & logs.keys()
-    # Each rank chooses separately. One direction is enough: NCCL reads GPUs only from Ampere on (graph/paths.cc).
+    # Each rank chooses separately. One direction is enough: NCCL reads GPUs directly from Ampere on (graph/paths.cc).
     ranks_without = sorted(rank for rank in ends if not any(hop.gdr for hop in logs[rank].hops))
     hosts, hosts_without = seen.world.hosts_of(sorted(ends)), seen.world.hosts_of(ranks_without)
     some_use_it = len(hosts_without) < len(hosts)

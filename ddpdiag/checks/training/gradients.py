@@ -27,13 +27,13 @@ _SUM_CHECK = "`ddpdiag check --select COL001`, which checks the sums of an all-r
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     """At most one finding: different weights, else a wrong gradient, else a wrong mean. Each may cause the next."""
     if odd := odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()}):
-        who, one = ranks_text(odd.ranks), len(odd.ranks) == 1
-        theirs = f"{who_text(seen, odd.ranks)} {'differs' if one else 'differ'} from most"
+        odd_ranks, is_single = ranks_text(odd.ranks), len(odd.ranks) == 1
+        odd_text = f"{who_text(seen, odd.ranks)} {'differs' if is_single else 'differ'} from most"
         yield seen.finding(
             "weights",
-            f"{who if odd.ranks else 'ranks'} {'draws' if one else 'draw'} different initial weights",
+            f"{odd_ranks if odd.ranks else 'ranks'} {'draws' if is_single else 'draw'} different initial weights",
             f"{len(proofs)} ranks drew {len(odd.groups)} different sets of initial weights from the same seed; all "
-            f"must be equal. {begun(theirs) if odd.ranks else 'No set has a majority'}. DDP copies rank 0's weights "
+            f"must be equal. {begun(odd_text) if odd.ranks else 'No set has a majority'}. DDP copies rank 0's weights "
             "to all ranks, so training starts equal, but other random numbers (dropout, shuffling) still differ.",
             ranks=odd.ranks,
             evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},

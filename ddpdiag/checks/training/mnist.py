@@ -111,12 +111,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if odd := odd_ones_out({rank: training.checksum for rank, training in trained.items()}):
         sets = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training; 1 expected"
         differ = "differs" if len(odd.ranks) == 1 else "differ"
-        theirs = f"{who_text(seen, odd.ranks)} {differ} from the majority"
-        whose = begun(theirs) if odd.ranks else "No set has a majority, so no rank is blamed"
+        odd_text = f"{who_text(seen, odd.ranks)} {differ} from the majority"
+        blame_text = begun(odd_text) if odd.ranks else "No set has a majority, so no rank is blamed"
         yield seen.finding(
             "diverged",
             "ranks have different parameters after training",
-            f"{sets}. {whose}.",
+            f"{sets}. {blame_text}.",
             ranks=odd.ranks,
             evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
             fix="Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU "
