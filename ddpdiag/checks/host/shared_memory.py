@@ -41,7 +41,7 @@ FINDINGS = {
 
 
 class Data(Struct, frozen=True):
-    """The state of /dev/shm on a host; None if its size cannot be read, since it does not exist."""
+    """The state of /dev/shm on a host; None if /dev/shm does not exist or cannot be read."""
 
     shared_memory: SharedMemory | None
 

@@ -186,7 +186,7 @@ def _causes_of_trial(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
-    """Yield the failure of each group that failed in a trial, unless the loss of a rank explains it (RUN002)."""
+    """Yield a failure for each group that failed in a trial, unless the loss of a rank explains it (RUN002)."""
     lost_ranks = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     by_rank = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
