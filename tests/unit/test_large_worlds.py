@@ -10,7 +10,7 @@ from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.model import Arrival, Kind, Trial
 from ddpdiag.runtime.control.messages import Ping, RunTrial
 from ddpdiag.runtime.control.wire import Wire
-from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial, addresses
+from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial, address_lookup
 
 
 def trial(*groups: tuple[int, ...]) -> Trial:
@@ -65,7 +65,7 @@ def test_a_rank_is_reached_as_the_first_of_another_host_sees_it(size: int, per_n
         rank: structs.replace(arrival, coordinator=f"name-{rank}") for rank, arrival in arrivals(size, per_node).items()
     }
     group = tuple(random.sample(range(size), size))  # type: ignore[attr-defined]
-    reached_at = addresses(group, own)
+    reached_at = address_lookup(group, own)
     for rank in group:
         others = [own[other] for other in group if own[other].host != own[rank].host]
         on_first_host = own[rank].host == own[0].host

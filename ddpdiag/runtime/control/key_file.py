@@ -56,7 +56,7 @@ def _is_writable(folder: str) -> bool:
 
 
 def _is_private(folder: str, *, create: bool) -> bool:
-    """Whether only this user can write to the folder; with `create` a missing folder is made first."""
+    """Whether only this user has access to the folder. With `create`, create a missing folder first."""
     try:
         if create:
             os.mkdir(folder, mode=0o700)

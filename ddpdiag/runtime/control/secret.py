@@ -77,7 +77,7 @@ class RunSecret:
             self.origin = Origin.KEY_FILE
 
     def wire_of_rank_0(self) -> Wire:
-        """Find or create the secret, and return a wire that uses it. For rank 0."""
+        """Find or create the secret of the run that this process leads, and return a wire that uses it."""
         if self.origin is Origin.KEY_FILE and not self._secret:
             # Several tries: key_file may be late on a busy host, and ranks with the key refuse a rank 0 without it.
             for _try in range(_KEY_FILE_TRIES):

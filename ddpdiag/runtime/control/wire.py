@@ -119,14 +119,14 @@ class Wire:
         return data
 
     def decode_for_rank_0(self, data: bytes) -> MessageToRank0 | OtherVersionHello | None:
-        """Decode a message to rank 0. Returns None if it is not of this run."""
+        """Decode a message to rank 0, or only the version if a hello has another one. None if it is not of this run."""
         body = self._body(data)
         if body is None:
             return None
-        known = _decode(_rank_0_decoder, body)
-        if known is None or (isinstance(known, Hello) and known.version != __version__):
+        message = _decode(_rank_0_decoder, body)
+        if message is None or (isinstance(message, Hello) and message.version != __version__):
             return _decode(_hello_decoder, body)
-        return known
+        return message
 
     def decode_for_rank(self, data: bytes) -> MessageToRank | None:
         """Decode a message of rank 0. Returns None if it is not of this run."""
@@ -153,7 +153,7 @@ def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T | None:
 _BATCH_BYTES = 1 << 20
 # Parcels: pairs of an encoded message and the identities of the ranks that sent it or will receive it.
 _Parcels = list[tuple[list[bytes], bytes]]
-_parcels: msgspec.msgpack.Decoder[_Parcels] = msgspec.msgpack.Decoder(_Parcels)
+_parcels_decoder: msgspec.msgpack.Decoder[_Parcels] = msgspec.msgpack.Decoder(_Parcels)
 
 
 class Batch:
@@ -183,6 +183,6 @@ class Batch:
 def unpack_batch(data: bytes) -> _Parcels:
     """The messages of a batch, each with the identities of its ranks. The list is empty if the data is no batch."""
     try:
-        return _parcels.decode(data)
+        return _parcels_decoder.decode(data)
     except (msgspec.DecodeError, RecursionError):
         return []

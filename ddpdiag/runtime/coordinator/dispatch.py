@@ -41,7 +41,7 @@ class DispatchedTrial:
         self._run_trials: dict[int | None, RunTrial] = {}
         self._barriers: dict[int, BarrierOpen] = {}
         self._undone_counts = [len(group) for group in trial.groups]  # by group: ranks without DONE
-        self.ranks_done = 0
+        self.done_count = 0
         self._group_seconds: list[float] = []  # seconds that each finished group took
         self._begin = self._clock()
         self._repeated_at = self._begin
@@ -77,7 +77,7 @@ class DispatchedTrial:
         index = self._group_index[rank]
         if index not in self._barriers:
             group = self.trial.groups[index]
-            reached_at = addresses(group, arrivals)
+            reached_at = address_lookup(group, arrivals)
             exchanging = group if self._is_exchange else ()
             peers = tuple(Opening(reached_at(peer), self._offers[peer]) for peer in exchanging)
             self._barriers[index] = BarrierOpen(self.trial.number, reached_at(group[0]), self._offers[group[0]], peers)
@@ -108,7 +108,7 @@ class DispatchedTrial:
 
     def mark_done(self, rank: int) -> None:
         index = self._group_index[rank]
-        self.ranks_done += 1
+        self.done_count += 1
         self._undone_counts[index] -= 1
         if not self._undone_counts[index]:
             self._group_seconds.append(self.age_seconds())
@@ -138,7 +138,7 @@ class DispatchedTrial:
         self.failed_at.setdefault(self._group_index[rank], self._clock())
 
 
-def addresses(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
+def address_lookup(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
     """A function from a rank of the group to the address at which the other ranks of the group reach that rank.
 
     It is the source address of the rank's connection to rank 0. For ranks on rank 0's host it is the MASTER_ADDR of a
@@ -241,7 +241,7 @@ def numbered_trial(
     )
 
 
-# Least interval of reports that list ranks, because the display builds a table of thousands of ranks for each.
+# At least so long between reports that list ranks: the display builds a table of thousands of ranks for each.
 _REPORT_SECONDS = 1.0
 
 
@@ -253,7 +253,7 @@ class ProgressReporter:
         self._clock = clock
         self._reported_at: float | None = None  # on `clock`; None before the first report
         self._parts_left: Counter[Stage] = Counter()
-        self._event_text: set[EventKind] = set()
+        self._reported_kinds: set[EventKind] = set()
 
     def _is_due(self) -> bool:
         """Whether the last list was sent a second ago or more. If True, the next second begins."""
@@ -265,11 +265,8 @@ class ProgressReporter:
 
     def report_wait(self, joined_ranks: Collection[int], world_size: int, left_seconds: float) -> None:
         if self._is_due():
-            self._send_news(
-                news.Waiting(
-                    came=len(joined_ranks), missing=_missing_ranks(joined_ranks, world_size), left_seconds=left_seconds
-                )
-            )
+            missing = _missing_ranks(joined_ranks, world_size)
+            self._send_news(news.Waiting(came=len(joined_ranks), missing=missing, left_seconds=left_seconds))
 
     def report_gathered(self, arrivals: Mapping[int, Arrival], world_size: int) -> None:
         hosts = {arrival.host for arrival in arrivals.values()}
@@ -278,8 +275,8 @@ class ProgressReporter:
 
     def report_event(self, line: Line) -> None:
         """Report a signal to end or a lost rank, once for each kind, because the end of a job affects all ranks."""
-        if isinstance(line, Event) and line.kind not in self._event_text and (text := _event_text(line)):
-            self._event_text.add(line.kind)
+        if isinstance(line, Event) and line.kind not in self._reported_kinds and (text := _event_text(line)):
+            self._reported_kinds.add(line.kind)
             self._send_news(news.Happened(text=text))
 
     def set_stages(self, stages: Iterable[Stage]) -> None:
@@ -310,7 +307,7 @@ class ProgressReporter:
             return
         awaited_ranks = tuple(sorted(dispatched.awaited_ranks()))
         hosts = tuple(dict.fromkeys(arrivals[rank].place.host for rank in awaited_ranks if rank in arrivals))
-        ranks, done = dispatched.size, dispatched.ranks_done
+        ranks, done = dispatched.size, dispatched.done_count
         self._send_news(news.Pending(ranks=ranks, done=done, awaited=awaited_ranks, hosts=hosts))
 
 
