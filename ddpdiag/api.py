@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpdiag.cli.options import spelled
+from ddpdiag.cli.options import option_name
 from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
@@ -37,7 +37,7 @@ def check(*, nproc_per_node: int | str | None = None, **options: str | float | b
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
         given = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
         path = Path(str(given["json"]))
-        words = [word for name, value in given.items() for word in _option_words(spelled(name), value)]
+        words = [word for name, value in given.items() for word in _option_words(option_name(name), value)]
         command = python_command("ddpdiag", "check", "--quiet", *words)
         code, printed = _run_to_end(command)
         if path.exists():

@@ -228,14 +228,14 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
     outcomes = _sorted_by_key({(o.trial, o.rank): o for o in reversed(by_kind[Outcome])})
     skips = {skip.code: skip for skip in by_kind[Skip]}
     return Recording(
-        header=next((header for header in headers if header.secret), headers[0]),
+        header=next((header for header in headers if header.authentication), headers[0]),
         arrivals=arrivals,
         trials=tuple(trials.values()),
         outcomes=tuple(outcomes.values()),
         events=tuple({encode_line(event): event for event in by_kind[Event]}.values()),
         skips=tuple(skips.values()),
         end=by_kind[End][-1] if by_kind[End] else None,
-        notes=tuple(notes),
+        problems=tuple(notes),
     )
 
 
@@ -249,7 +249,7 @@ def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
         [(o.trial, o.rank) for o in recording.outcomes[-1:]], [(o.trial, o.rank) for o in new.outcomes[:1]]
     )
     if not later or not recording.arrivals.keys().isdisjoint(new.arrivals):
-        return assemble([*disassemble(recording), *lines], recording.notes)
+        return assemble([*disassemble(recording), *lines], recording.problems)
     return Recording(
         header=new.header,
         arrivals=_sorted_by_key({**recording.arrivals, **new.arrivals}) if new.arrivals else recording.arrivals,
@@ -258,7 +258,7 @@ def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
         events=tuple({encode_line(event): event for event in recording.events + new.events}.values()),
         skips=tuple({skip.code: skip for skip in recording.skips + new.skips}.values()),
         end=new.end or recording.end,
-        notes=recording.notes,
+        problems=recording.problems,
     )
 
 

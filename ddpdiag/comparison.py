@@ -30,7 +30,7 @@ SUMMARY_RATIO, SUMMARY_SPREADS = 1.5, 2
 # The noise of a single value is not known: a difference by this ratio is reported as neutral.
 SINGLE_RATIO = 1.5
 # If the ranks of a run had a smaller share of their cores, other processes disturbed its times, and none is compared.
-LEAST_BUSY = 0.9
+MIN_CORE_SHARE = 0.9
 _LEAST_REPEATS = 5
 
 
@@ -75,10 +75,10 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
     if (why := incomparable(old.shape, new.shape)) is not None:
         return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
     of_all = {each.name for each in old.figures} & {each.name for each in new.figures}
-    busy = least_busy(old, new)
+    busy = lowest_core_share(old, new)
     changes: list[Change] = []
     count = sum(not isinstance(find(old.series, curve), str) for curve in new.series)
-    if busy >= LEAST_BUSY:
+    if busy >= MIN_CORE_SHARE:
         changes += _figure_changes(old, new)
         count += len(of_all)
     changes += compared_curves(old.series, new.series) if old.series else ()
@@ -102,16 +102,16 @@ def _unjudged(name: str, text: str) -> Change:
     return Change(direction=Direction.UNJUDGED, name=name, text=text)
 
 
-def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
+def lowest_core_share(old: Snapshot | None, new: Snapshot | None) -> float:
     """The smaller of both runs' shares of their cores that the ranks had: 1 on GPUs, 0 if no check measured it."""
-    return min(0.0 if each is None else 1.0 if each.on_gpus else each.busy_share or 0.0 for each in (old, new))
+    return min(0.0 if each is None else 1.0 if each.on_gpus else each.core_share or 0.0 for each in (old, new))
 
 
 def _unjudged_times(old: Snapshot, new: Snapshot) -> Iterator[Change]:
-    busy = least_busy(old, new)
-    if busy < LEAST_BUSY:
+    busy = lowest_core_share(old, new)
+    if busy < MIN_CORE_SHARE:
         why = f"in one of the runs a rank had {share_text(busy)} of its core, and other processes had the rest"
-        if any(not each.on_gpus and each.busy_share is None for each in (old, new)):
+        if any(not each.on_gpus and each.core_share is None for each in (old, new)):
             why = "in one of the runs it was not checked whether other processes used the cores (TRN003 does that)"
         yield _unjudged("busy", f"no times were judged: {why}")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from ddpdiag.model.bench import Limits, Peer
+from ddpdiag.model.bench import Limits, PeerPath
 
 # With any of these values NCCL uses no NVLinks between hosts (init.cc: "Check for MNNVL support"; mnnvl.cc: cuMem).
 _WITHOUT_MNNVL = {
@@ -61,7 +61,7 @@ def weakest_cut(gpus: Sequence[Limits]) -> Cut | None:
     count = len(gpus)
     if not 1 < count <= _MOST_GPUS or len({limit.uuid for limit in gpus if limit.uuid}) < count:
         return None
-    known: dict[tuple[int, int], Peer] = {}
+    known: dict[tuple[int, int], PeerPath] = {}
     for a, b in combinations(range(count), 2):
         path = gpus[a].peers.get(gpus[b].uuid or "") or gpus[b].peers.get(gpus[a].uuid or "")
         if path is None:
@@ -73,7 +73,7 @@ def weakest_cut(gpus: Sequence[Limits]) -> Cut | None:
     for part in (frozenset((0, *rest)) for rest in others):
         crossing = [(pair, path) for pair, path in known.items() if (pair[0] in part) is not (pair[1] in part)]
         links = sum((path.nvlinks or 0) * min(_link_rate(gpus[a]), _link_rate(gpus[b])) for (a, b), path in crossing)
-        p2p = any(_is_p2p(path, gpus[pair[0]].processor, count) for pair, path in crossing)
+        p2p = any(_is_p2p(path, gpus[pair[0]].cpu_vendor, count) for pair, path in crossing)
         cuts.append(Cut(links, p2p))
     return min(cuts)
 
@@ -83,8 +83,8 @@ def _link_rate(limit: Limits) -> float:
     return rate / limit.nvlinks if rate is not None and limit.nvlinks and 0 < rate < math.inf else 0.0
 
 
-def _is_p2p(path: Peer, processor: str | None, gpus: int) -> bool:
+def _is_p2p(path: PeerPath, processor: str | None, gpus: int) -> bool:
     """Whether NCCL uses P2P over PCIe. A state or level that NVML does not report is no reason against it."""
     most = p2p_level(processor, gpus)
-    near = path.level is None or most is None or path.level <= most
+    near = path.pcie_level is None or most is None or path.pcie_level <= most
     return path.p2p is not False and near

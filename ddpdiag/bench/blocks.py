@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import SweepTable, bench_of, rank_devices, reaches_minimum, sweep_tables
-from ddpdiag.model import Report, WorldLine
+from ddpdiag.model import Report, WorldSummary
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Expectation, Series
 from ddpdiag.render.blocks import Block, Cell, Chart, Column, Fold, Items, Line, Mark, Section, Table, Text
 from ddpdiag.render.findings import LIST_SHOWN, write_findings
@@ -35,14 +35,16 @@ def _result_blocks(report: Report) -> Iterator[Block]:
         yield Text("nothing was measured")
     # The sentence of the whole report is shown elsewhere, and its parts are not repeated.
     sentences = (one.sentence for one in bench.series if one.sentence and one.sentence not in report.sentence)
-    if items := tuple(dict.fromkeys((*sentences, *bench.notes))):
+    if items := tuple(dict.fromkeys((*sentences, *bench.omissions))):
         yield Items(items, "What the numbers mean")
     ranks_of_tables: dict[tuple[str, str, int], list[BenchRank]] = {}
     for rank in bench.ranks:
         ranks_of_tables.setdefault((rank.collective, rank.backend, rank.size_bytes), []).append(rank)
     for (collective, backend, size), ranks in ranks_of_tables.items():
         yield _ranks_table(f"Ranks of {collective} over {backend} at {byte_count(size)}", ranks)
-        if slow_ranks := tuple(f"rank {rank.rank} on {rank.host}: {rank.slow}" for rank in ranks if rank.slow):
+        if slow_ranks := tuple(
+            f"rank {rank.rank} on {rank.host}: {rank.slow_reason}" for rank in ranks if rank.slow_reason
+        ):
             yield Items(slow_ranks, "Slow ranks")
 
 
@@ -73,7 +75,7 @@ def _series_table(series: Sequence[Series]) -> Table:
                 one.backend,
                 one.dtype,
                 one.peak_busbw_bytes_per_s,
-                one.best_bytes,
+                one.best_size_bytes,
                 level.busbw_bytes_per_s if level else None,
                 one.share if level else None,
                 one.latency_seconds,
@@ -87,7 +89,9 @@ def _series_table(series: Sequence[Series]) -> Table:
 
 def _ranks_table(title: str, ranks: Sequence[BenchRank]) -> Table:
     """The table of ranks at one size. If a painter shortens it, slow ranks and the longest calls are kept."""
-    row_order = sorted(range(len(ranks)), key=lambda place: (not ranks[place].slow, -(ranks[place].seconds or 0.0)))
+    row_order = sorted(
+        range(len(ranks)), key=lambda place: (not ranks[place].slow_reason, -(ranks[place].seconds or 0.0))
+    )
     return Table(
         title=title,
         columns=(
@@ -102,7 +106,7 @@ def _ranks_table(title: str, ranks: Sequence[BenchRank]) -> Table:
         ),
         rows=tuple(
             (
-                Cell(rank.rank, Mark.WARNING if rank.slow else Mark.NONE),
+                Cell(rank.rank, Mark.WARNING if rank.slow_reason else Mark.NONE),
                 rank.host,
                 rank.seconds,
                 rank.busbw_bytes_per_s,
@@ -182,7 +186,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
         page.write_verbatim(f"# {line}")
     page.blank()
     write_findings(page, report.findings, details=details)
-    write_file_problems(page, report.notes)
+    write_file_problems(page, report.recording_problems)
     write_verdict(page, report)
     return page.text()
 
@@ -199,9 +203,9 @@ def _sweep_lines(bench: BenchReport) -> Iterator[str]:
     yield "# "
 
 
-def _head_lines(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
+def _head_lines(bench: BenchReport, world: WorldSummary, *, details: bool) -> Iterator[str]:
     """Yield comment lines with the versions, the requested sizes and calls, and the devices."""
-    request = bench.asked
+    request = bench.request
     versions = {"torch": bench.torch_version, "nccl": bench.nccl_version}
     version_words = (f"{name}={version}" for name, version in versions.items() if version)
     yield one_line(" ".join((f"# ddpdiag version {__version__}", *version_words)))

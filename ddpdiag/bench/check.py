@@ -26,8 +26,8 @@ from ddpdiag.bench.judge import bench_report, curves_of, findings
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import Effect, FindingSpec, Section
 from ddpdiag.checks.world import ONE_RANK
-from ddpdiag.model import Finding, Kind, Options, Scalar, Trial
-from ddpdiag.model.bench import Bench
+from ddpdiag.model import Finding, Kind, RunOptions, Scalar, Trial
+from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.trial import Context
 
 FINDINGS = {
@@ -76,7 +76,7 @@ def measure(ctx: Context) -> Data:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The trial of the next collective and backend, or an empty tuple after the last one."""
-    request = seen.options.bench or Bench()
+    request = seen.options.bench or BenchRequest()
     earlier_params = [trial.params for trial in seen.trials]
     for name in request.collective:
         for backend in request.backend or (seen.world.backend,):
@@ -90,9 +90,9 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     return ()
 
 
-def seconds_per_sweep(options: Options) -> float:
+def seconds_per_sweep(options: RunOptions) -> float:
     """The seconds of the budget for one sweep."""
-    request = options.bench or Bench()
+    request = options.bench or BenchRequest()
     sweep_count = len(request.collective) * max(1, len(request.backend))
     return max(1.0, (options.budget_seconds - _RESERVED_SECONDS) / sweep_count)
 

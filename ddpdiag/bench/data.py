@@ -48,7 +48,7 @@ def rank_row(
         cv=deviation / mean if mean > 0 else 0.0,
         wrong=wrong,
         lag_seconds=lag_seconds,
-        last=last_starts,
+        calls_started_last=last_starts,
         transfer_seconds=transfer_seconds,
     )
 

@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import leave_out, ranks_text
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model import Finding
-from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, RankRow, Series
+from ddpdiag.model.bench import BenchCurve, BenchPoint, BenchRank, BenchReport, BenchRequest, RankRow, Series
 from ddpdiag.text import begun, count, rate_text, share_text, size_text
 
 # The summary has at most so many sentences, and the number of those that are left out.
@@ -27,7 +27,7 @@ def summary_text(series: Sequence[Series]) -> str:
 @lru_cache(maxsize=1)
 def bench_report(seen: Seen[Data]) -> BenchReport:
     """The report on all sweeps, without rows if nothing was measured. The result for the latest `seen` is cached."""
-    request, done = seen.options.bench or Bench(), sweeps(seen)
+    request, done = seen.options.bench or BenchRequest(), sweeps(seen)
     expected_sweeps = len(request.collective) * max(1, len(request.backend))
     rows_of_sweeps = [(sweep, tuple(table_rows(sweep))) for sweep in done]
     all_rows = tuple(row for _, sweep_rows in rows_of_sweeps for row in sweep_rows)
@@ -41,11 +41,11 @@ def bench_report(seen: Seen[Data]) -> BenchReport:
     ]
     versions = seen.of(lch003.CHECK).by_rank
     return BenchReport(
-        asked=request,
+        request=request,
         rows=all_rows,
         series=all_series,
         ranks=tuple(line for sweep in done for line in bench_ranks(seen, sweep)),
-        notes=tuple(dict.fromkeys(notes)),
+        omissions=tuple(dict.fromkeys(notes)),
         wrong=sum(wrong_counts) if wrong_counts else None,
         complete=len(done) == expected_sweeps and all(_is_complete(seen, sweep) for sweep in done),
         sentence=summary_text(all_series),
@@ -102,7 +102,7 @@ def _unsupported_finding(seen: Seen[Data]) -> Iterator[Finding]:
             f"{'; '.join(reasons)}.",
             evidence={"unsupported": list(reasons)},
             fix="Leave this type or collective out (-d, --collective), or use another backend (--backend).",
-            of_the_run=True,
+            is_about_run=True,
         )
 
 
@@ -119,7 +119,7 @@ def _unmeasured_findings(seen: Seen[Data]) -> Iterator[Finding]:
             f"{subject} was {'not ' if sweep.rank_rows else ''}measured",
             f"{begun(subject)} was {'not ' if sweep.rank_rows else ''}measured{f': {notes}' if notes else ''}.",
             fix="Measure fewer sizes (`-b`, `-e`) with fewer calls (`-n 5`), or allow more time (`-T SECONDS`).",
-            of_the_run=True,
+            is_about_run=True,
         )
 
 
@@ -149,13 +149,14 @@ def _wrong_value_findings(seen: Seen[Data]) -> Iterator[Finding]:
 def _slow_rank_findings(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     slow_ranks: dict[str, dict[int, BenchRank]] = {}
     for line in report.ranks:
-        if line.slow:
+        if line.slow_reason:
             slow_ranks.setdefault(line.backend, {}).setdefault(line.rank, line)
     for line in (line for lines in slow_ranks.values() for line in lines.values()):
         yield seen.finding(
             "slow-rank",
             f"rank {line.rank} on {line.host} is the slowest rank over {line.backend}",
-            f"Rank {line.rank} on {line.host} {line.slow}. All ranks wait for it in {line.backend}'s collectives.",
+            f"Rank {line.rank} on {line.host} {line.slow_reason}. "
+            f"All ranks wait for it in {line.backend}'s collectives.",
             ranks=[line.rank],
             evidence={"copy_bytes_per_s": line.copy_bytes_per_s},
             fix=f"On {line.host} end other processes (`top`, `nvidia-smi`), and compare clocks with another host "
@@ -177,7 +178,7 @@ def _far_below_findings(seen: Seen[Data], report: BenchReport) -> Iterator[Findi
         yield seen.finding(
             "far-below",
             f"{name} is far too slow for this hardware: {rate}",
-            f"{name} reaches {rate} busbw at {size_text(one.best_bytes)}. At least "
+            f"{name} reaches {rate} busbw at {size_text(one.best_size_bytes)}. At least "
             f"{share_text(seen.number('far_ratio'))} of {rate_text(expected)} is expected: {one.expectation.source}.",
             hosts=seen.world.hosts_of(seen.world.living),
             evidence={"busbw_bytes_per_s": one.peak_busbw_bytes_per_s, "expected_bytes_per_s": expected},
@@ -188,7 +189,7 @@ def _far_below_findings(seen: Seen[Data], report: BenchReport) -> Iterator[Findi
 
 def _below_minimum_findings(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     """Yield a finding for each series below `--min-busbw`. Incomplete sweeps have findings of their own."""
-    if (minimum := report.asked.min_busbw_bytes_per_s) is None:
+    if (minimum := report.request.min_busbw_bytes_per_s) is None:
         return
     complete_sweeps = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if _is_complete(seen, sweep)}
     for one in report.series:
@@ -198,7 +199,7 @@ def _below_minimum_findings(seen: Seen[Data], report: BenchReport) -> Iterator[F
         yield seen.finding(
             "below",
             f"{one.collective} over {one.backend} does not reach {rate_text(minimum)}",
-            f"{one.collective} over {one.backend} reaches {rate} busbw at best, at {size_text(one.best_bytes)}; "
+            f"{one.collective} over {one.backend} reaches {rate} busbw at best, at {size_text(one.best_size_bytes)}; "
             f"--min-busbw requires {rate_text(minimum)}. {one.sentence}",
             evidence={"busbw_bytes_per_s": one.peak_busbw_bytes_per_s, "min_busbw_bytes_per_s": minimum},
             fix=_fix_of_low_bandwidth(one, minimum),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdiag.cli.outputs import Outputs, as_json, written
+from ddpdiag.cli.outputs import Outputs, as_json, file_option
 
 if TYPE_CHECKING:
     from ddpdiag.model import Report
@@ -21,8 +21,8 @@ def _csv(report: "Report", _lines: "Iterable[Line]", _path: str) -> str:
 class BenchOutputs(Outputs):
     """The paths of the files to write, each None if its option was not given."""
 
-    json: str | None = written(as_json, "The JSON report ('-': standard output).", "-J", "--output-file")
-    csv: str | None = written(_csv, "Write all rows as CSV.")
+    json: str | None = file_option(as_json, "The JSON report ('-': standard output).", "-J", "--output-file")
+    csv: str | None = file_option(_csv, "Write all rows as CSV.")
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each path to write, with a function that makes the content. No CSV is written without a benchmark."""

@@ -47,7 +47,7 @@ def sweep_tables(bench: BenchReport) -> tuple[SweepTable, ...]:
 
 def reaches_minimum(bench: BenchReport, table: SweepTable) -> bool | None:
     """Whether all series of `table` reach `--min-busbw` at their best size; None without that option."""
-    if (minimum := bench.asked.min_busbw_bytes_per_s) is None:
+    if (minimum := bench.request.min_busbw_bytes_per_s) is None:
         return None
     series = [one for one in bench.series if (one.backend, one.collective) == (table.backend, table.collective)]
     return bool(series) and all(one.peak_busbw_bytes_per_s >= minimum for one in series)

@@ -47,7 +47,7 @@ def series_of_sweep(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) ->
             collective=sweep.collective,
             dtype=peak.dtype,
             peak_busbw_bytes_per_s=peak.busbw_bytes_per_s,
-            best_bytes=peak.size_bytes,
+            best_size_bytes=peak.size_bytes,
             latency_seconds=smallest.min_seconds if smallest.size_bytes <= SMALL_BYTES else None,
             expectation=limit.expectation if limit else None,
             share=_share(peak, limit),
@@ -167,7 +167,7 @@ def bench_ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
             spread_share=row.cv if row else None,
             lag_seconds=row.lag_seconds if row else None,
             copy_bytes_per_s=quantile(sorted(data.copy_rates), 0.5) if data.copy_rates else None,
-            slow=judgement.reasons_by_slow_rank.get(rank, ""),
+            slow_reason=judgement.reasons_by_slow_rank.get(rank, ""),
         )
 
 
@@ -312,8 +312,8 @@ def _evidence_of(trials: list[Data], moments: int) -> RankEvidence:
     lag_shares = sorted(
         row.lag_seconds / row.transfer_seconds for row in rows if row.lag_seconds is not None and row.transfer_seconds
     )
-    calls = sum(row.calls for row in rows if row.last is not None)
-    last_starts = sum(row.last for row in rows if row.last is not None)
+    calls = sum(row.calls for row in rows if row.calls_started_last is not None)
+    last_starts = sum(row.calls_started_last for row in rows if row.calls_started_last is not None)
     return RankEvidence(
         copy_rates=tuple(rate for data in trials for rate in data.copy_rates)[:moments],
         lag_share=quantile(lag_shares, 0.5) if lag_shares else None,

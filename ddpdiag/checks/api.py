@@ -23,17 +23,17 @@ from ddpdiag.model import (
     Finding,
     Kind,
     Matrix,
-    Options,
     Outcome,
     Place,
     Recording,
+    RunOptions,
     Scalar,
     Severity,
     Skip,
     Status,
     Trial,
 )
-from ddpdiag.model.trial import NOTHING, Context
+from ddpdiag.model.trial import NO_DATA, Context
 
 D = TypeVar("D")
 E = TypeVar("E")
@@ -78,7 +78,7 @@ class SkipReason(NamedTuple):
     text: str
     kind: SkipKind
 
-    def skip(self, check: "Check[Any]", options: Options) -> Skip:
+    def skip(self, check: "Check[Any]", options: RunOptions) -> Skip:
         """The recording's line about the skipped check. The options decide whether the skip is a failure."""
         match self.kind:
             case SkipKind.INAPPLICABLE:
@@ -88,7 +88,7 @@ class SkipReason(NamedTuple):
                 grounds = check.code not in options.select
             case SkipKind.UNNEEDED | SkipKind.BLOCKED:
                 grounds = self.kind is SkipKind.UNNEEDED
-        return Skip(code=check.code, reason=self.text, grounds=grounds)
+        return Skip(code=check.code, reason=self.text, is_inapplicable=grounds)
 
 
 def inapplicable(text: str | None) -> SkipReason | None:
@@ -188,8 +188,8 @@ class Seen(Generic[D]):
     @cached_property
     def rows_so_far(self) -> tuple[Row[D], ...]:
         """Like `rows`, with the partial data of ranks whose trial was cut short."""
-        answers = ((o, o.data if o.status is Status.DONE else o.so_far) for o in self.outcomes)
-        return self._rows((o, data) for o, data in answers if bytes(data) != bytes(NOTHING))
+        answers = ((o, o.data if o.status is Status.DONE else o.partial_data) for o in self.outcomes)
+        return self._rows((o, data) for o, data in answers if bytes(data) != bytes(NO_DATA))
 
     def _rows(self, answers: Iterable[tuple[Outcome, Raw]]) -> tuple[Row[D], ...]:
         trials, places = {trial.number: trial for trial in self.trials}, self.world.places
@@ -205,7 +205,7 @@ class Seen(Generic[D]):
         return {row.place.rank: row.data for row in self.rows}
 
     @property
-    def options(self) -> Options:
+    def options(self) -> RunOptions:
         return self.world.options
 
     def of(self, other: "Check[E]") -> "Seen[E]":
@@ -272,7 +272,7 @@ class Seen(Generic[D]):
         evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
         fix: str = "",
         env: Mapping[str, str | None] | None = None,
-        of_the_run: bool = False,
+        is_about_run: bool = False,
         known: KnownError | None = None,
     ) -> Finding:
         """Create the finding `CODE.word`. Defaults: the declared severity, and the hosts of `ranks` as `hosts`.
@@ -291,7 +291,7 @@ class Seen(Generic[D]):
             evidence=dict(evidence or {}),
             fix=fix,
             env=dict(env or {}),
-            of_the_run=of_the_run,
+            is_about_run=is_about_run,
         )
         return finding if known is None else known.explain(finding)
 
@@ -330,7 +330,7 @@ def new_trial(
     env: Mapping[str, str | None] | None = None,
     fresh: bool = False,
     may_fail: bool = False,
-    late_after: float | None = None,
+    late_factor: float | None = None,
 ) -> Trial:
     """Create a trial of this check; rank 0 gives it a number later.
 
@@ -353,7 +353,7 @@ def new_trial(
         env=dict(env or {}),
         fresh=fresh,
         may_fail=may_fail,
-        late_after=late_after,
+        late_factor=late_factor,
         first_use_seconds=FIRST_USE_SECONDS if starts_gpus else 0.0,
     )
 

@@ -76,7 +76,7 @@ class Blame(Struct, frozen=True, kw_only=True):
 
 def is_echo(outcome: Outcome) -> bool:
     """Whether this rank failed only because another rank failed."""
-    if outcome.told:
+    if outcome.interrupted:
         return True
     if outcome.status is Status.RAISED:
         return _echoes(outcome.error)
@@ -121,7 +121,7 @@ class _Case:
     def waiting(self) -> frozenset[int]:
         """Hung ranks that wait for other ranks: they passed the step of most ranks, or wait in torch.distributed."""
         inside = {rank for rank, frame in self.frames.items() if frame.endswith(_INSIDE)}
-        return frozenset(inside | {o.rank for o in self.hung if o.step > self.front or _waits(o)})
+        return frozenset(inside | {o.rank for o in self.hung if o.step_count > self.front or _waits(o)})
 
     @cached_property
     def frames_ahead(self) -> set[str]:
@@ -191,7 +191,7 @@ def _stopped(case: _Case) -> Blame | None:
 
 def _alone(case: _Case) -> Blame | None:
     is_alone = case.members == 1 or (len(case.hung) == 1 and not case.cause)
-    guilty = _ranks(o for o in case.hung if is_alone and not o.told)
+    guilty = _ranks(o for o in case.hung if is_alone and not o.interrupted)
     return case.hung_blame(guilty, "only it did not end") if guilty else None
 
 
@@ -200,7 +200,7 @@ def _known_cause(case: _Case) -> Blame | None:
 
 
 def _short_of_the_step(case: _Case) -> Blame | None:
-    guilty = _ranks(o for o in case.hung if o.step < case.front and not _waits(o))
+    guilty = _ranks(o for o in case.hung if o.step_count < case.front and not _waits(o))
     return case.hung_blame(guilty, "it did not reach the step at which the others wait for it") if guilty else None
 
 
@@ -214,7 +214,7 @@ def _absent_from_the_first_call(case: _Case) -> Blame | None:
     frames = case.frames
     if len(frames) < len(case.hung) or any(o.collectives is None or o.collectives for o in case.hung):
         return None
-    guilty = _ranks(o for o in case.hung if not frames[o.rank].endswith(_INSIDE) and not o.told)
+    guilty = _ranks(o for o in case.hung if not frames[o.rank].endswith(_INSIDE) and not o.interrupted)
     if not guilty or not any(frame.endswith(_INSIDE) for frame in frames.values()):
         return None
     return case.hung_blame(guilty, "it is not in a call of torch.distributed; the others are")
@@ -222,7 +222,7 @@ def _absent_from_the_first_call(case: _Case) -> Blame | None:
 
 def _posted_fewer(case: _Case) -> Blame | None:
     behind, lacking = case.lag
-    ended = {o.rank for o in case.hung if o.told}  # by rank 0, before their deadline
+    ended = {o.rank for o in case.hung if o.interrupted}  # by rank 0, before their deadline
     guilty = {rank for rank in behind if case.frames.get(rank) not in case.frames_ahead} - ended - case.waiting
     if not guilty or lacking is None:
         return None
@@ -237,7 +237,7 @@ def _elsewhere(case: _Case) -> Blame | None:
 
 def _lone_death(case: _Case) -> Blame | None:
     died = _ranks(o for o in case.failed if o.status is Status.DIED)
-    if len(died) != 1 or not all(o.told for o in case.hung):
+    if len(died) != 1 or not all(o.interrupted for o in case.hung):
         return None
     why = "only its process ended by itself; the others were ended after it"
     return Blame(status=Status.DIED, ranks=died, why=why)
@@ -247,7 +247,7 @@ def _undecided(case: _Case) -> Blame:
     if case.lag.lacking is not None:
         lacking = in_words(case.lag.lacking)
         return case.hung_blame((), f"all ranks wait, but not all of them in {lacking} yet: a message did not arrive")
-    if all(o.at == COMMUNICATOR_STEP for o in case.hung):
+    if all(o.last_step == COMMUNICATOR_STEP for o in case.hung):
         return case.hung_blame((), "all ranks hang while they create their communicator")
     return case.hung_blame((), "all ranks are at the same step")
 
@@ -276,7 +276,7 @@ def _victims(failed: Sequence[Outcome]) -> frozenset[int]:
     """
     lost = [o for o in failed if _OF_LOST_MEMORY in (f"{o.error}{o.detail}" if o.status is Status.DIED else o.error)]
     ranks = {o.rank for o in lost}
-    gone = [o for o in failed if o.rank not in ranks and o.status in (Status.DIED, Status.HUNG) and not o.told]
+    gone = [o for o in failed if o.rank not in ranks and o.status in (Status.DIED, Status.HUNG) and not o.interrupted]
     killed_seconds = min((o.seconds for o in gone if o.status is Status.HUNG), default=math.inf)
     crashed = any(o.status is Status.DIED and not is_echo(o) for o in gone)
     return frozenset(o.rank for o in lost if crashed or o.seconds >= killed_seconds)
@@ -307,7 +307,9 @@ def stopped_by_themselves(outcomes: Sequence[Outcome], backend: str) -> tuple[in
         )
     ):
         return ended
-    if stopped := _ranks(o for o in case.hung if not o.told and o.process and (o.process.state or "") in ("T", "t")):
+    if stopped := _ranks(
+        o for o in case.hung if not o.interrupted and o.process and (o.process.state or "") in ("T", "t")
+    ):
         return stopped
     frames = case.frames
     elsewhere = tuple(rank for rank in case.lag.ranks if rank in frames and frames[rank] not in case.frames_ahead)
@@ -331,7 +333,7 @@ def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patie
     if blame.status is not Status.HUNG or blame.sides:
         return False
     suspects = [o for o in outcomes if not blame.ranks or o.rank in blame.ranks]
-    return any(goes_on(o, trial, patient=patient) for o in suspects if o.status is Status.HUNG and not o.told)
+    return any(goes_on(o, trial, patient=patient) for o in suspects if o.status is Status.HUNG and not o.interrupted)
 
 
 def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
@@ -340,27 +342,27 @@ def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
     if process is None or (process.state or "") in "TtD":
         return False
     since = process.step_seconds
-    moving = since is not None and outcome.step > 1 and since < _MOVING_SHARE * trial.deadline_seconds
-    waiting = patient and trial.hurried
-    busy = process.busy and (trial.hurried or outcome.at in (IMPORT_STEP, FORK_STEP))
+    moving = since is not None and outcome.step_count > 1 and since < _MOVING_SHARE * trial.deadline_seconds
+    waiting = patient and trial.is_shortened
+    busy = process.busy and (trial.is_shortened or outcome.last_step in (IMPORT_STEP, FORK_STEP))
     return moving or waiting or busy or is_starting(outcome, trial)
 
 
 def is_starting(outcome: Outcome, trial: Trial) -> bool:
     """Whether the rank was in its first use of GPU or NCCL, with less time for it than slow hosts need."""
-    has_first_use = trial.params.get("backend") != "gloo" and (trial.first_use_seconds > 0 or trial.hurried)
-    in_first_use = has_first_use and is_first_use(outcome.at) and outcome.at != BARRIER_STEP
+    has_first_use = trial.params.get("backend") != "gloo" and (trial.first_use_seconds > 0 or trial.is_shortened)
+    in_first_use = has_first_use and is_first_use(outcome.last_step) and outcome.last_step != BARRIER_STEP
     return in_first_use and trial.limit_seconds < _SLOW_FIRST_USE_SECONDS
 
 
 def _waits(outcome: Outcome) -> bool:
     """Whether the rank waits in a collective for messages of other ranks, so that the hang is not its fault."""
-    return outcome.at.endswith(_WAITS) or (_frame(outcome).endswith(_INSIDE) and bool(outcome.collectives))
+    return outcome.last_step.endswith(_WAITS) or (_frame(outcome).endswith(_INSIDE) and bool(outcome.collectives))
 
 
 def front(outcomes: Sequence[Outcome]) -> int:
     """The most common number of a rank's last step; the highest if several are equally common."""
-    counts = Counter(o.step for o in outcomes)
+    counts = Counter(o.step_count for o in outcomes)
     return max(counts, key=lambda step: (counts[step], step))
 
 

@@ -104,9 +104,9 @@ def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str,
 def _rank_state(outcome: Outcome, *, traced: bool, waits: bool) -> str:
     """How one rank ended, in words that are the same for all ranks in this state. `waits`: for a blamed rank."""
     word = "waited" if waits and outcome.status is Status.HUNG else outcome.status.value
-    words = ["ended after another rank failed" if outcome.told else _STATUS_WORDS.get(outcome.status, word)]
-    if outcome.at:
-        words.append(f"at '{outcome.at}'")
+    words = ["ended after another rank failed" if outcome.interrupted else _STATUS_WORDS.get(outcome.status, word)]
+    if outcome.last_step:
+        words.append(f"at '{outcome.last_step}'")
     text = " ".join(words)
     process = outcome.process
     if process is not None:
@@ -116,8 +116,8 @@ def _rank_state(outcome: Outcome, *, traced: bool, waits: bool) -> str:
         text += ", because of another rank's failure"
     elif outcome.error:
         text += f", {outcome.error.splitlines()[0][:160]}"
-    if outcome.no_collectives:
-        return f"{text}; its collectives cannot be read: {outcome.no_collectives}"
+    if outcome.why_no_collectives:
+        return f"{text}; its collectives cannot be read: {outcome.why_no_collectives}"
     if not traced or outcome.status not in (Status.HUNG, Status.RAISED):
         return text
     end = last(outcome.collectives)

@@ -38,7 +38,7 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
             *_all_reduce(seen),
         ),
         series=tuple(series for section in sections for series in section.series),
-        busy_share=None if world.gpus else min(shares, default=None),
+        core_share=None if world.gpus else min(shares, default=None),
         on_gpus=bool(world.gpus),
     )
 
@@ -63,7 +63,7 @@ def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
     """The seconds of own work of the median rank in a training step, one value for each window."""
     count = min((len(own.windows) for own in steps.values()), default=0)
     if count:
-        middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]
+        middle = [median(own.windows[at].own_seconds for own in steps.values()) for at in range(count)]
         title = "own work of the median rank in a training step"
         yield Figure(name="step.usual_seconds", title=title, values=tuple(middle), sampling=Sampling.REPEATS)
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from ddpdiag.model import Arrival, Options, Place
+from ddpdiag.model import Arrival, Place, RunOptions
 
 
 class World(Struct, frozen=True, kw_only=True, dict=True):
@@ -13,7 +13,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 
     size: int
     launcher: str
-    options: Options
+    options: RunOptions
     arrivals: dict[int, Arrival]
     out: frozenset[int] = frozenset()  # ranks that can take no further part
 
@@ -45,14 +45,14 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
     def cores_of(self, ranks: Sequence[int]) -> int:
         """The number of processors that at least one of these ranks may use; 0 if not known."""
         mask = 0
-        for cpus in {self.arrivals[rank].cpus for rank in ranks}:
+        for cpus in {self.arrivals[rank].cpu_mask for rank in ranks}:
             mask |= int(cpus or "0", 16)
         return mask.bit_count()
 
     @cached_property
     def in_slurm(self) -> bool:
         """Whether Slurm started the run, or started its launcher."""
-        return self.launcher == "slurm" or any(arrival.slurm for arrival in self.arrivals.values())
+        return self.launcher == "slurm" or any(arrival.slurm_step for arrival in self.arrivals.values())
 
     def host_of(self, rank: int) -> str:
         """The host name of a rank, or "?" if it never joined."""

@@ -1,4 +1,4 @@
-"""The command line: options, commands, outputs, exit codes."""
+"""The command line of ddpdiag: its commands and options, the outputs of reports, and exit codes."""
 
 import sys
 import traceback
@@ -16,10 +16,10 @@ def main() -> None:
 
 
 def _command_line() -> int | None:
-    # Imported inside of `guarded`: after a failed import Python would exit with 1, which is UNFIT, and drains nodes.
+    # Imported within `guarded`: after a failed import Python would exit with 1, which means UNFIT and drains hosts.
     try:
-        from ddpdiag.cli.app import Refused, app
-        from ddpdiag.cli.parsing import sentence_of
+        from ddpdiag.cli.app import CommandLineError, app
+        from ddpdiag.cli.parsing import usage_sentence
     except ImportError:
         complain("the installation is broken:\n" + traceback.format_exc())
         return ExitCode.BUG
@@ -28,6 +28,6 @@ def _command_line() -> int | None:
         return ExitCode.USAGE
     try:
         code: int | None = app(prog_name=_NAME, standalone_mode=False)
-    except Refused as error:
-        raise UsageError(sentence_of(error, _NAME)) from error
+    except CommandLineError as error:
+        raise UsageError(usage_sentence(error, _NAME)) from error
     return code

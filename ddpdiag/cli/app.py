@@ -1,4 +1,4 @@
-"""The commands of ddpdiag. Their bodies import what they need, so that `--help` is there at once."""
+"""The commands of ddpdiag. Each body imports the modules that it needs, so that `--help` is fast."""
 
 import sys
 from collections.abc import Callable
@@ -9,31 +9,25 @@ import typer
 
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOutputs
-from ddpdiag.cli.edge import guarded, leave
-from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, codes_and_names, completion
-from ddpdiag.cli.outputs import (
-    CompareOutputs,
-    JudgeOutputs,
-    LintOptions,
-    Outputs,
-    show,
-)
-from ddpdiag.cli.parsing import command, examples, normalized
-from ddpdiag.model.bench import Bench
+from ddpdiag.cli.edge import exit_at_once, guarded
+from ddpdiag.cli.options import CheckArgs, DisplayArgs, HostArgs, codes_and_names, completion
+from ddpdiag.cli.outputs import CompareOutputs, JudgeOutputs, LintArgs, Outputs, show
+from ddpdiag.cli.parsing import command, declared_name, examples
+from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.launch import LaunchArgs
-from ddpdiag.model.train import Train
-from ddpdiag.simulate import SimulateOptions
-from ddpdiag.watch import WatchOptions
+from ddpdiag.model.train import TrainRequest
+from ddpdiag.simulate import SimulateArgs
+from ddpdiag.watch import WatchArgs
 
-_SETTINGS = {"token_normalize_func": normalized, "help_option_names": ["-h", "--help"]}
+_SETTINGS = {"token_normalize_func": declared_name, "help_option_names": ["-h", "--help"]}
 
 # Options of reports that several commands have.
 _FILES = ("json", "html", "markdown", "record")
 _HOSTS = ("write_failing_hosts", "write_healthy_hosts")
-_SHOWN = ("details", "quiet", "color")
+_DISPLAY = ("details", "quiet", "color")
 
-# The exception for a mistake on the command line: click's, or that of the copy of click in newer releases of Typer.
-Refused: type[Exception] = typer.BadParameter.__mro__[2]
+# click's exception for a mistake on the command line. Newer releases of Typer have a copy of click with its own class.
+CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]
 
 Body = TypeVar("Body", bound=Callable[..., None])
 
@@ -70,15 +64,18 @@ def ddpdiag(
 
 
 def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
-    """Decorator: register a function as a command. `lines` are examples; the docstring becomes the help text."""
+    """Return a decorator that registers a function as a command. Its docstring becomes the help text.
 
-    def registered(body: Body) -> Body:
-        # Rich keeps the line ends inside of paragraphs, and breaks lines at the terminal's width, too.
+    `lines` are examples of command lines, `settings` are click's settings of the command.
+    """
+
+    def register(body: Body) -> Body:
+        # Rich breaks lines at the terminal's width, but keeps the line ends of paragraphs as well.
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (getdoc(body) or "").split("\n\n"))
         app.command(help=text, epilog=examples(*lines) if lines else None, context_settings=settings)(command(body))
         return body
 
-    return registered
+    return register
 
 
 @_command(
@@ -88,7 +85,7 @@ def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
     "ddpdiag check --write-workaround nccl.env   (then `. ./nccl.env` in the job)",
     "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
 )
-def check(launch: LaunchArgs, what: CheckOptions, outputs: Outputs) -> None:
+def check(launch: LaunchArgs, args: CheckArgs, outputs: Outputs) -> None:
     """Test this allocation. Started once, it starts the ranks of this host; torchrun, srun and mpirun start one for
     each rank.
 
@@ -97,7 +94,7 @@ def check(launch: LaunchArgs, what: CheckOptions, outputs: Outputs) -> None:
     """
     from ddpdiag.cli import check
 
-    leave(guarded(lambda: check.run(launch, what, outputs)))
+    exit_at_once(guarded(lambda: check.run(launch, args, outputs)))
 
 
 @_command(
@@ -106,10 +103,7 @@ def check(launch: LaunchArgs, what: CheckOptions, outputs: Outputs) -> None:
     "ddpdiag host --torch --json host.json",
     "env -i /opt/ddpdiag/bin/ddpdiag host   (as a Slurm Prolog runs it; see recipes/)",
 )
-def host(
-    what: HostOptions,
-    outputs: Annotated[Outputs, "json", "record", "prometheus", "strict", *_SHOWN],
-) -> None:
+def host(args: HostArgs, outputs: Annotated[Outputs, "json", "record", "prometheus", "strict", *_DISPLAY]) -> None:
     """Test this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
     It needs no torch, no launcher and no other host, and opens no connection.
@@ -119,7 +113,7 @@ def host(
     """
     from ddpdiag.cli import host
 
-    leave(guarded(lambda: host.run(what, outputs)))
+    exit_at_once(guarded(lambda: host.run(args, outputs)))
 
 
 @_command(
@@ -131,9 +125,9 @@ def host(
     "ddpdiag allreduce-bench --json monday.json   (and later --baseline monday.json)",
 )
 def allreduce_bench(
-    what: Bench,
-    compared: Annotated[CheckOptions, "baseline"],
-    outputs: Annotated[BenchOutputs, *_FILES, "csv", "prometheus", "strict", *_SHOWN],
+    request: BenchRequest,
+    check_args: Annotated[CheckArgs, "baseline"],
+    outputs: Annotated[BenchOutputs, *_FILES, "csv", "prometheus", "strict", *_DISPLAY],
     launch: LaunchArgs,
 ) -> None:
     """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; explain the result.
@@ -145,7 +139,7 @@ def allreduce_bench(
     """
     from ddpdiag.bench import command as bench
 
-    leave(guarded(lambda: bench.run(launch, what, compared.baseline, outputs)))
+    exit_at_once(guarded(lambda: bench.run(launch, request, check_args.baseline, outputs)))
 
 
 @_command(
@@ -155,9 +149,9 @@ def allreduce_bench(
     "ddpdiag train --compare-launchers --nproc-per-node 4",
 )
 def train(
-    what: Train,
-    run: Annotated[CheckOptions, "backend", "set_"],
-    outputs: Annotated[Outputs, *_FILES, "prometheus", "strict", "details", "quiet", "color"],
+    request: TrainRequest,
+    check_args: Annotated[CheckArgs, "backend", "set_"],
+    outputs: Annotated[Outputs, *_FILES, "prometheus", "strict", *_DISPLAY],
     launch: LaunchArgs,
 ) -> None:
     """Train by several strategies, and show which of them work here and which are worth using.
@@ -170,9 +164,9 @@ def train(
     """
     from ddpdiag.strategies import command as strategies
 
-    if what.compare_launchers:
-        leave(guarded(lambda: strategies.compare_launchers(launch, what, run, outputs)))
-    leave(guarded(lambda: strategies.run(launch, what, run, outputs)))
+    if request.compare_launchers:
+        exit_at_once(guarded(lambda: strategies.compare_launchers(launch, request, check_args, outputs)))
+    exit_at_once(guarded(lambda: strategies.run(launch, request, check_args, outputs)))
 
 
 @_command(
@@ -186,7 +180,7 @@ def train(
 )
 def watch(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command that starts the training.")],
-    how: WatchOptions,
+    args: WatchArgs,
 ) -> None:
     """Start a training unchanged, and when it stalls, report which rank stops it.
 
@@ -198,12 +192,11 @@ def watch(
     """
     from ddpdiag.watch import command as watch
 
-    leave(guarded(lambda: watch.run(command, how)))
+    exit_at_once(guarded(lambda: watch.run(command, args)))
 
 
 @_command(
-    "ddpdiag compare before.jsonl after.jsonl",
-    "ddpdiag compare report-monday.json run.jsonl --markdown changes.md",
+    "ddpdiag compare before.jsonl after.jsonl", "ddpdiag compare report-monday.json run.jsonl --markdown changes.md"
 )
 def compare(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
@@ -228,15 +221,7 @@ def judge(
         list[str],
         typer.Argument(metavar="FILE...", help="A recording, the parts of it that ranks wrote, or a JSON report."),
     ],
-    outputs: Annotated[
-        JudgeOutputs,
-        *_FILES,
-        *_HOSTS,
-        "write_workaround",
-        "prometheus",
-        "strict",
-        *_SHOWN,
-    ],
+    outputs: Annotated[JudgeOutputs, *_FILES, *_HOSTS, "write_workaround", "prometheus", "strict", *_DISPLAY],
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU.
 
@@ -251,14 +236,11 @@ def judge(
     "ddpdiag simulate --hosts 16384 --fault slow-host:164 --seed 7",
     "ddpdiag simulate --hosts 8 --fault slow-link --record run.jsonl",
 )
-def simulate(
-    what: SimulateOptions,
-    outputs: Annotated[Outputs, *_FILES, *_HOSTS, *_SHOWN],
-) -> None:
+def simulate(args: SimulateArgs, outputs: Annotated[Outputs, *_FILES, *_HOSTS, *_DISPLAY]) -> None:
     """Show the report of a failure among many hosts: a simulated fleet, planned and judged like a real one."""
     from ddpdiag.simulate import command
 
-    raise typer.Exit(command.run(what, outputs))
+    raise typer.Exit(command.run(args, outputs))
 
 
 @_command(
@@ -274,7 +256,7 @@ def lint(
             metavar="FILE...", help="Training scripts; of a directory, every *.py below it; '-': standard input."
         ),
     ],
-    how: Annotated[LintOptions, "select", "ignore", "json", "github", "details", "quiet", "color"],
+    args: Annotated[LintArgs, "select", "ignore", "json", "github", "details", "quiet", "color"],
 ) -> None:
     """Find mistakes with DistributedDataParallel in the source of a training script, without running it.
 
@@ -284,7 +266,7 @@ def lint(
     """
     from ddpdiag.lint import command
 
-    raise typer.Exit(command.run(files, how))
+    raise typer.Exit(command.run(files, args))
 
 
 @_command(
@@ -296,7 +278,7 @@ def lint(
     "cat rank*.log | ddpdiag explain -",
 )
 def explain(
-    what: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
             metavar="CODE|NAME|TEXT|FILE|DIR|-",
@@ -305,7 +287,7 @@ def explain(
             autocompletion=completion(codes_and_names),
         ),
     ],
-    how: DisplayOptions,
+    args: DisplayArgs,
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 
@@ -313,7 +295,7 @@ def explain(
     """
     from ddpdiag.explain import command
 
-    raise typer.Exit(command.run(what, how))
+    raise typer.Exit(command.run(words, args))
 
 
 @_command("ddpdiag manual")

@@ -1,4 +1,4 @@
-"""`ddpdiag check`: turn options into data, then run one rank's part, or start all ranks of this host."""
+"""`ddpdiag check`: make the options of a run from the command line, then run one rank or start all ranks."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.cli.edge import complain, guarded, too_many_files
-from ddpdiag.cli.options import CheckOptions
+from ddpdiag.cli.options import CheckArgs
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
@@ -23,12 +23,12 @@ from ddpdiag.judgement import judge
 from ddpdiag.judgement.ending import with_signal
 from ddpdiag.judgement.reading import read_baseline
 from ddpdiag.judgement.selection import validate
-from ddpdiag.model import Options, Place
-from ddpdiag.model.bench import Bench
+from ddpdiag.model import Place, RunOptions
+from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
-from ddpdiag.model.train import Train
+from ddpdiag.model.train import TrainRequest
 from ddpdiag.probes.gpu.visibility import visible_gpus
 from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.files import Display, display_of
@@ -40,53 +40,47 @@ from ddpdiag.runtime.run import Run, follow, lead, prepare, start_ranks
 
 
 def run(
-    args: LaunchArgs,
-    asked: CheckOptions,
+    launch_args: LaunchArgs,
+    check_args: CheckArgs,
     outputs: Outputs,
     *,
-    bench: Bench | None = None,
-    train: Train | None = None,
+    bench: BenchRequest | None = None,
+    train: TrainRequest | None = None,
 ) -> int:
-    """Take part in a run as one rank, or start all ranks of this host. Returns the exit code."""
-    _utf8("--run-id", args.run_id)
-    _utf8("--backend", asked.backend)
-    check_backend(asked.backend)
-    launch = launched(args)
-    for option, seconds in (("--budget", asked.budget), ("--join-timeout", args.join_timeout)):
+    """Take part in a run as one rank, or start all ranks of this host, and return the exit code.
+
+    Raises UsageError if an option cannot be used. `bench` and `train` request a benchmark or a training by strategies.
+    """
+    _require_utf8("--run-id", launch_args.run_id)
+    _require_utf8("--backend", check_args.backend)
+    check_backend(check_args.backend)
+    launch = read_own_launch(launch_args)
+    for option, seconds in (("--budget", check_args.budget), ("--join-timeout", launch_args.join_timeout)):
         if seconds is not None and not math.isfinite(seconds):
             raise UsageError(f"{option} {seconds}: expected a finite number of seconds, since every run must end")
-    options = structs.replace(
-        _options(launch, args, asked, outputs),
-        bench=bench,
-        train=train,
-    )
+    options = structs.replace(_run_options(launch, launch_args, check_args, outputs), bench=bench, train=train)
     validate(options, all_checks())
     if launch.place.rank == 0:
-        outputs.check([path for path in (asked.baseline, asked.topology) if path is not None])
-    for note in (
-        (launch.notice, nccl_without_gpus(asked.backend)) if launch.place.rank == 0 and not outputs.quiet else ()
-    ):
-        if note:
-            complain(note)
+        outputs.check([path for path in (check_args.baseline, check_args.topology) if path is not None])
+        for sentence in () if outputs.quiet else (launch.notice, nccl_without_gpus(check_args.backend)):
+            if sentence:
+                complain(sentence)
     prepared = prepare(
         launch,
         options,
         all_checks(),
-        join_wait=args.join_timeout,
-        control_port=args.control_port,
-        require_auth=args.require_auth,
+        join_wait=launch_args.join_timeout,
+        control_port=launch_args.control_port,
+        require_auth=launch_args.require_auth,
     )
     if launch.ranks:
-        return start_ranks(
-            prepared,
-            lambda place: guarded(lambda: _take_part(prepared, place, outputs)),
-        )
+        return start_ranks(prepared, lambda place: guarded(lambda: _take_part(prepared, place, outputs)))
     return _take_part(prepared, launch.place, outputs)
 
 
 def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
-    """Run one rank's part; returns the exit code. Rank 0 measures, judges, writes the report and ends the run."""
-    display = _display(place, outputs, whole=run.launch.starts_all_ranks)
+    """Run one rank's part and return the exit code. Rank 0 also plans, judges, writes the report and ends the run."""
+    display = _display(place, outputs, is_whole_world=run.launch.starts_all_ranks)
     if place.rank != 0:
         return follow(run, place, display)
     with lead(run, place, display) as leader:
@@ -97,36 +91,39 @@ def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
     return exit_code
 
 
-def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
-    """The display of a rank's progress. It has a thread, so it must be made in the rank's own process.
+def _display(place: Place, outputs: Outputs, *, is_whole_world: bool) -> Listener:
+    """Start the display of a rank's progress. It starts a thread, so call this in the process of the rank.
 
-    Rank 0 shows the run. While other ranks look for rank 0 they share logs and terminals, so only one of them prints,
-    and none of them if one process started all ranks.
+    Rank 0 shows the run. Other ranks show that they look for rank 0. They share logs and terminals, so only one of
+    them (on a terminal, one per host) prints, and none if one process started all ranks (`is_whole_world`).
     """
     if display_of(sys.stderr, os.environ) is Display.LIVE:
-        prints = place.rank == 0 or not (whole or place.local_rank)
+        prints = place.rank == 0 or not (is_whole_world or place.local_rank)
     else:
-        prints = place.rank == 0 or (not whole and place.rank == 1)
+        prints = place.rank == 0 or (not is_whole_world and place.rank == 1)
     if not prints or outputs.quiet:
         return SilentListener()
     return listener(sys.stderr, os.environ)
 
 
 def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], int | None]) -> tuple[int, str]:
-    """Judge, write, print; returns exit code and sentence. A signal meanwhile changes only the exit code."""
+    """Judge the run, write and show the report, and return the exit code and the sentence of the verdict.
+
+    A signal that arrives meanwhile changes only the exit code.
+    """
     report = with_signal(judge(assemble(lines), all_checks()), late_signal())
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)
     except (Unwritten, OSError, ValueError) as error:
         sentence = too_many_files(error) or str(error)
-        complain(sentence)  # the verdict stands, and every rank still receives it
-        # A script that waits for the file must not go on.
+        complain(sentence)  # the verdict does not change, and all ranks still receive it
+        # The code must not be 0, because a script may need the file.
         return report.exit_code or int(ExitCode.UNKNOWN), report.sentence
     return with_signal(report, late_signal()).exit_code, report.sentence
 
 
-def launched(args: LaunchArgs) -> Launch:
-    """Read the launch of this process from the command line, else from the launcher's variables."""
+def read_own_launch(args: LaunchArgs) -> Launch:
+    """Find out how this process was launched, from the command line or, without it, from the launcher's variables."""
     return read_launch(
         os.environ,
         args,
@@ -137,86 +134,88 @@ def launched(args: LaunchArgs) -> Launch:
     )
 
 
-def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Outputs) -> Options:
-    gpus = visible_gpus(os.environ, proc_root(os.environ)) if asked.backend.strip().lower() != "gloo" else 0
-    budget = asked.budget if asked.budget is not None else _default_budget(launch, gpus=gpus)
-    leads = launch.place.rank == 0
-    # Only rank 0 asks the scheduler for the remaining time of the job.
-    left = job_left_seconds(os.environ) if leads else None
-    return Options(
-        depth=asked.depth,
-        stages=asked.stage,
-        skip_stages=asked.skip_stage,
-        select=asked.select,
-        ignore=asked.ignore,
-        backend=asked.backend.strip().lower(),  # as torch does
-        expect_gpus=asked.expect_gpus,
+def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs, outputs: Outputs) -> RunOptions:
+    gpus = visible_gpus(os.environ, proc_root(os.environ)) if check_args.backend.strip().lower() != "gloo" else 0
+    budget = check_args.budget if check_args.budget is not None else _default_budget(launch, gpus=gpus)
+    is_rank_0 = launch.place.rank == 0
+    # Only rank 0 queries the scheduler for the remaining time of the job.
+    left = job_left_seconds(os.environ) if is_rank_0 else None
+    return RunOptions(
+        depth=check_args.depth,
+        stages=check_args.stage,
+        skip_stages=check_args.skip_stage,
+        select=check_args.select,
+        ignore=check_args.ignore,
+        backend=check_args.backend.strip().lower(),  # as torch does
+        expect_gpus=check_args.expect_gpus,
         budget_seconds=cut_budget(budget, left),
         job_left_seconds=left,
         wanted_budget_seconds=budget if cut_budget(budget, left) < budget else None,
-        shared_dir=_directory("--shared-dir", asked.shared_dir, launch),
+        shared_dir=_shared_directory("--shared-dir", check_args.shared_dir, launch),
         strict=outputs.strict,
-        port_range=args.port_range,
+        port_range=launch_args.port_range,
         uses_workarounds=outputs.write_workaround is not None,
-        # Rank 0 plans and judges: these files need not be on other hosts.
-        topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
-        baseline=read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
-        settings=dict(asked.set_),
+        # Only rank 0 plans and judges, so only its host needs these files.
+        topology=read_topology(check_args.topology) if check_args.topology is not None and is_rank_0 else {},
+        baseline=read_baseline(check_args.baseline) if check_args.baseline is not None and is_rank_0 else None,
+        settings=dict(check_args.set_),
     )
 
 
-# A first use of NCCL may take all of its own deadline.
+# All in seconds. The first use of NCCL may take all of its deadline.
 _NCCL_BUDGET = FIRST_USE_SECONDS
-# What 8 GPUs are expected to take (46 to 60 s) beyond one, for each: NCCL's ranks, and copies between pairs of GPUs.
+# For each GPU: 8 GPUs are expected to take 46 to 60 s more than one, for NCCL's ranks and copies between pairs of GPUs.
 _GPU_BUDGET = 5.0
-# gloo connects each rank with every other: 2 ms of a core for each (128 ranks on 2 cores: 17 s, measured, torch 2.13),
-# in the groups of COL001 (two), FAB001 and TRN001; four times that on busy hosts. 120 s are enough for 16 ranks.
+# For each rank beyond the usual: gloo connects each rank with every other, with 2 ms of a core for each (128 ranks on 2
+# cores: 17 s, measured, torch 2.13), in the groups of COL001 (two), FAB001 and TRN001; four times that on busy hosts.
+# 120 s are enough for 16 ranks.
 _RANK_BUDGET, _USUAL_RANKS = 0.035, 16
-# 16 and 32 ranks on 2 cores (nothing wrong, training included) took 6 to 7 s for each rank on a core; imports alone are
-# 3 s of it.
+# For each rank per core beyond the usual: 16 and 32 healthy ranks on 2 cores took 6 to 7 s for each rank on a core
+# (training included). Imports are 3 s of this time.
 _CROWDED_BUDGET = 8.0
 
 
 def _default_budget(launch: Launch, *, gpus: int) -> float:
-    """The budget in seconds: 60 on one host, 120 on several, or if the launcher does not say how many ranks a host has.
+    """The default of --budget in seconds. `gpus` is the number of GPUs of this host that NCCL may use.
 
-    More for many ranks on several hosts, for NCCL (`gpus` of this host are visible to it), and if many ranks share a
-    core. Ranks that this process starts share its cores; other ranks may each be bound to some cores of the host.
+    It begins with 60 if all ranks are on one host, else with 120. Time is added for many ranks on several hosts, for
+    NCCL, and if many ranks share a core. Ranks that this process starts share its cores. Other ranks may each be bound
+    to some cores of the host, so all cores of the host count.
     """
     place = launch.place
-    here = place.local_world_size or 0
+    local_ranks = place.local_world_size or 0
     cores = len(os.sched_getaffinity(0)) if launch.ranks else os.cpu_count() or 1
-    usual = 60.0 if here >= place.world_size else 120.0
-    if here < place.world_size:
-        usual += math.ceil(_RANK_BUDGET * max(0, place.world_size - _USUAL_RANKS))
+    budget = 60.0 if local_ranks >= place.world_size else 120.0
+    if local_ranks < place.world_size:
+        budget += math.ceil(_RANK_BUDGET * max(0, place.world_size - _USUAL_RANKS))
     if gpus:
-        usual += _NCCL_BUDGET + _GPU_BUDGET * (here or gpus)
-    return usual + _CROWDED_BUDGET * max(0.0, here / cores - USUAL_RANKS_PER_CORE)
+        budget += _NCCL_BUDGET + _GPU_BUDGET * (local_ranks or gpus)
+    return budget + _CROWDED_BUDGET * max(0.0, local_ranks / cores - USUAL_RANKS_PER_CORE)
 
 
-def _utf8(option: str, text: str | None) -> str | None:
-    """Return `text`. Raises UsageError if it is not UTF-8: other hosts and the recording receive it as JSON."""
+def _require_utf8(option: str, text: str | None) -> str | None:
+    """Return `text`. UsageError if it is not UTF-8, because other hosts and the recording receive it as JSON."""
     if text is not None and readable(text) != text:
         raise UsageError(f"{option} {readable(text)}: the name is not UTF-8; give another name, such as a link")
     return text
 
 
-def _absolute(option: str, path: str | None) -> str | None:
+def _absolute_path(option: str, path: str | None) -> str | None:
     try:
-        return None if path is None else _utf8(option, str(Path(path).absolute()))
+        return None if path is None else _require_utf8(option, str(Path(path).absolute()))
     except OSError as error:  # the current directory was removed
         raise UsageError(f"{option} {path}: {error.strerror or error}; give an absolute path") from error
 
 
-def _directory(option: str, path: str | None, launch: Launch) -> str | None:
-    """The absolute path. Raises UsageError if a run of one host lacks the directory; on several, a check tests it."""
-    absolute = _absolute(option, path)
+def _shared_directory(option: str, path: str | None, launch: Launch) -> str | None:
+    """The absolute path. UsageError if all ranks are here and the directory is missing; else RDZ006 tests it later."""
+    absolute = _absolute_path(option, path)
     if launch.starts_all_ranks and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
     return absolute
 
 
-# The backend that --backend names: does torch know it, and can it run here? -------------------------------------------
+# The backend that --backend names -------------------------------------------------------------------------------------
 
 # torch.distributed.Backend.backend_list of torch 2.6 to 2.15, and names that its CUDA builds register.
 _BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2", "nccl-legacy", "nccl-lazy")
@@ -225,8 +224,8 @@ _BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2", "nccl-legacy
 def check_backend(name: str) -> None:
     """Raise UsageError for a backend that torch cannot know.
 
-    Further backends come with packages that torch loads automatically, since they declare an entry point
-    (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
+    If a package declares an entry point "torch.backends", any name is accepted, since torch loads this package, which
+    may register a backend (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
     """
     wanted = name.strip().lower()
     if wanted in _BACKENDS or (wanted and ":" in wanted) or (wanted and entry_points(group="torch.backends")):
@@ -236,13 +235,13 @@ def check_backend(name: str) -> None:
 
 
 def refuse_nccl_without_gpus(backend: str) -> None:
-    """Raise UsageError if nccl cannot run here, at once rather than from every rank."""
+    """Raise UsageError if `backend` is nccl and this host has no visible GPU, before any rank fails."""
     if (reason := nccl_without_gpus(backend)) is not None:
         raise UsageError(reason)
 
 
 def nccl_without_gpus(backend: str) -> str | None:
-    """The reason why nccl cannot run here, with its fix; None for another backend, or where a GPU is visible."""
+    """The reason why nccl cannot run on this host, with a fix. None for another backend, or if a GPU is visible."""
     if backend.strip().lower() != "nccl" or visible_gpus(os.environ, proc_root(os.environ)):
         return None
     build = torch_version()
@@ -258,7 +257,7 @@ def nccl_without_gpus(backend: str) -> str | None:
 
 
 def torch_version() -> str | None:
-    """The version of torch ("2.13.0+cpu"), without importing torch. None if it is not installed as a package."""
+    """The version of torch ("2.13.0+cpu") from the package's metadata, without an import. None if not installed."""
     try:
         return version("torch")
     except PackageNotFoundError:

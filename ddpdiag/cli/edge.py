@@ -1,4 +1,4 @@
-"""The edge of the command line: a UserError becomes a sentence, any other error a bug report; both an exit code."""
+"""The edge of the command line, which turns every exception into a message on standard error and an exit code."""
 
 import contextlib
 import errno
@@ -16,33 +16,33 @@ from ddpdiag.errors import ExitCode, UsageError, UserError
 from ddpdiag.render.files import terminal_size
 from ddpdiag.sanitize import printable, without_commands
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_FILES = (errno.EMFILE, errno.ENFILE)
-_LEAST_FILES = 256  # a run of two ranks needs 40
-_LEAST_COLUMNS = 20  # below this, a word stands on each line
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+_EXPECTED_FILES = 256  # a run of two ranks opens 40
+_MIN_COLUMNS = 20  # on a narrower terminal each line would have one word
 
 
 def guarded(call: Callable[[], int | None]) -> int:
-    """Run `call`, and return its exit code. Raises nothing: an exception becomes a sentence and an exit code."""
+    """Run `call` and return its exit code. Every exception is printed as a message and becomes an exit code."""
     try:
         code = call()
         _flush()
     except UserError as error:
-        complain(located(str(error), sys.argv[1:], os.environ))
+        complain(with_variable(str(error), sys.argv[1:], os.environ))
         return error.exit_code
-    except SystemExit as leaving:
-        if isinstance(leaving.code, int | None):
-            return leaving.code or 0
-        complain(str(leaving.code))  # of a module in the current directory that is imported in the place of Python's
+    except SystemExit as exit_error:
+        if isinstance(exit_error.code, int | None):
+            return exit_error.code or 0
+        complain(str(exit_error.code))  # from a module here with the name of one of Python's modules
         return ExitCode.BUG
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # `ddpdiag ... | head`: as a program that SIGPIPE ended
+    except BrokenPipeError:  # `ddpdiag ... | head`: return the code of a program that SIGPIPE ended
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except Exception as error:  # noqa: BLE001 - the other edge: no traceback but this one reaches a user
-        if isinstance(error, OSError) and error.errno in _FULL:
+    except Exception as error:  # noqa: BLE001 - this is an edge: only here a traceback is shown to users
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
             return ExitCode.USAGE
         if (sentence := too_many_files(error)) is not None:
@@ -53,8 +53,11 @@ def guarded(call: Callable[[], int | None]) -> int:
     return int(code or 0)
 
 
-def located(sentence: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A sentence that begins with an option, with the environment variable before it that set the option, if any."""
+def with_variable(sentence: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Put the name of the environment variable before a sentence that begins with an option which the variable set.
+
+    Any other sentence is returned unchanged. `words` are the words of the command line.
+    """
     option = re.match(r"--[a-z-]+", sentence)
     variable = f"DDPDIAG_{option[0][2:].replace('-', '_').upper()}" if option is not None else ""
     if option is None or variable not in environment:
@@ -64,29 +67,33 @@ def located(sentence: str, words: Sequence[str], environment: Mapping[str, str])
 
 
 def too_many_files(error: Exception) -> str | None:
-    """A sentence if an error, of Python or of ZeroMQ, means that no more files can be opened; None for any other."""
-    if getattr(error, "errno", None) not in _NO_FILES:
+    """A sentence if an error of Python or ZeroMQ means that the limit of open files is reached, else None."""
+    if getattr(error, "errno", None) not in _TOO_MANY_FILES:
         return None
-    most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f"too many open files: this process may open {most} (ulimit -n), expected {_LEAST_FILES} or more"
+    soft_limit, _hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"too many open files: this process may open {soft_limit} (ulimit -n), expected {_EXPECTED_FILES} or more"
 
 
 def complain(sentence: str) -> None:
-    """Print a sentence on standard error: on one line in a log, wrapped to the width on a terminal."""
+    """Print a sentence on standard error. In a log it is one line, and on a terminal it is wrapped to the width."""
     if sys.stderr is None:
         return
-    with contextlib.suppress(OSError, ValueError):  # the reader may be gone
+    with contextlib.suppress(OSError, ValueError):  # the reader may have closed the stream
         text = without_commands(printable(f"ddpdiag: {sentence}"))
         if sys.stderr.isatty():
-            # A traceback behind the first line stays as it is.
-            first, *others = text.split("\n")
-            width = max(terminal_size(sys.stderr)[0], _LEAST_COLUMNS)
-            text = "\n".join([*textwrap.wrap(first, width, break_long_words=False, break_on_hyphens=False), *others])
+            # Only the first line is wrapped: a traceback may follow.
+            first_line, *other_lines = text.split("\n")
+            width = max(terminal_size(sys.stderr)[0], _MIN_COLUMNS)
+            wrapped = textwrap.wrap(first_line, width, break_long_words=False, break_on_hyphens=False)
+            text = "\n".join([*wrapped, *other_lines])
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
-    """Standard input, for reading a `kind` of file. Prints a hint if it is a terminal; UsageError if it is closed."""
+    """Return standard input, from which the caller reads a `kind` of file, such as "log".
+
+    If it is a terminal, a hint is printed. UsageError if it is closed.
+    """
     if sys.stdin is None:
         raise UsageError(f"standard input is closed; give the {kind}'s name, or pipe the {kind} in")
     if sys.stdin.isatty() and not quiet:
@@ -95,16 +102,19 @@ def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null for closed streams (`>&-`), or the next socket would be descriptor 1, to which libraries print."""
+    """Open /dev/null for closed standard streams (`>&-`).
+
+    Otherwise the next socket would get descriptor 1, and libraries that print would write into it.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, so this one
+            os.open(os.devnull, os.O_RDWR)  # open(2) returns the lowest free descriptor, which is this one
 
 
-def leave(code: int) -> NoReturn:
-    """End this process at once, whatever threads are stuck in a name look-up, and whatever cannot be flushed."""
+def exit_at_once(code: int) -> NoReturn:
+    """End this process at once, even if threads are stuck, such as in a name look-up, or a stream cannot be flushed."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -113,7 +123,8 @@ def leave(code: int) -> NoReturn:
 
 
 def _flush() -> None:
-    """Flush standard output. Raises BrokenPipeError if the reader left; other errors were reported before."""
+    """Flush standard output. Raises BrokenPipeError if the reader closed the pipe. Other errors are ignored, since they
+    were reported when the output was written."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

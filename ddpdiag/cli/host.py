@@ -1,4 +1,4 @@
-"""`ddpdiag host`: turn options into data, test this host as one rank, and report, all in a child with a deadline."""
+"""`ddpdiag host`: test this host as one rank and report, in a child process with a deadline."""
 
 import math
 import os
@@ -11,14 +11,14 @@ import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
 from ddpdiag.cli.edge import guarded
-from ddpdiag.cli.options import HostOptions
+from ddpdiag.cli.options import HostArgs
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.ending import with_signal
-from ddpdiag.judgement.selection import selected, validate
-from ddpdiag.model import Header, Options, Place
+from ddpdiag.judgement.selection import is_selected, validate
+from ddpdiag.model import Header, Place, RunOptions
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.progress import SilentListener
 from ddpdiag.runtime.launchers import own_arrival
@@ -26,57 +26,59 @@ from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import AnnounceStep, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals
 
-# Checks of one host that need no torch; GPU004 to GPU008 judge the data of GPU003.
+# The codes of the checks of one host that need no torch. GPU004 to GPU008 judge the data of GPU003.
 WITHOUT_TORCH = (
     *("HST001", "HST002", "HST003", "HST004", "HST007"),
     *("GPU001", "GPU003", "GPU004", "GPU005", "GPU006", "GPU007", "GPU008", "GPU011"),
 )
-# GPU010 and HST006 compare before and after: without torch there is no time in between, and nothing loads a GPU.
+# GPU010 and HST006 compare counters before and after the run. Without torch a run is too short, and loads no GPU.
 WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010", "GPU012")
-# Checks of the run itself.
-_OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004")
+# The codes of the checks of the run.
+_RUN_CHECKS = ("RUN001", "RUN002", "RUN003", "RUN004")
 
 
-def run(asked: HostOptions, outputs: Outputs) -> int:
-    """Test this host, report, and return the exit code. Raises RunLost if the budget ends before the report."""
-    if not math.isfinite(asked.budget):
-        raise UsageError(f"--budget {asked.budget}: expected a finite number of seconds, since every run must end")
-    options = _options(asked, outputs)
-    return call_with_deadline(lambda announce: guarded(lambda: _look(asked, options, outputs, announce)), asked.budget)
+def run(args: HostArgs, outputs: Outputs) -> int:
+    """Test this host, report, and return the exit code. Raises RunLost if the budget is spent before the report."""
+    if not math.isfinite(args.budget):
+        raise UsageError(f"--budget {args.budget}: expected a finite number of seconds, since every run must end")
+    options = _run_options(args, outputs)
+    return call_with_deadline(
+        lambda announce: guarded(lambda: _test_host(args, options, outputs, announce)), args.budget
+    )
 
 
 def codes(*, torch: bool) -> tuple[str, ...]:
-    """The codes of the checks that run, in the order of the list of checks."""
+    """The codes of the checks that run, in the order in which `ddpdiag checks` lists them."""
     stages = list(Stage)
     wanted = (*WITHOUT_TORCH, *(WITH_TORCH if torch else ()))
     return tuple(sorted(wanted, key=lambda code: (stages.index(by_code(code).stage), code)))
 
 
-def _options(asked: HostOptions, outputs: Outputs) -> Options:
-    options = Options(
-        ignore=asked.ignore,
-        expect_gpus=asked.expect_gpus,
-        budget_seconds=asked.budget,
+def _run_options(args: HostArgs, outputs: Outputs) -> RunOptions:
+    options = RunOptions(
+        ignore=args.ignore,
+        expect_gpus=args.expect_gpus,
+        budget_seconds=args.budget,
         strict=outputs.strict,
-        settings=dict(asked.set_),
+        settings=dict(args.set_),
         alone=True,
     )
-    validate(options, map(by_code, codes(torch=asked.torch)))
+    validate(options, map(by_code, codes(torch=args.torch)))
     return options
 
 
-def _look(asked: HostOptions, options: Options, outputs: Outputs, announce: AnnounceStep) -> int:
+def _test_host(args: HostArgs, options: RunOptions, outputs: Outputs, announce: AnnounceStep) -> int:
     announce("check the files to write")
     outputs.check()
-    # One rank for the whole host, whatever a launcher around this process says.
-    node = node_name(os.environ, readable(socket.gethostname()))
-    place = Place(rank=0, world_size=1, host=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
-    names = codes(torch=asked.torch)
-    checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
+    # This process is the only rank, whatever the variables of a launcher say.
+    host = node_name(os.environ, readable(socket.gethostname()))
+    place = Place(rank=0, world_size=1, host=host, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
+    names = codes(torch=args.torch)
+    checks = tuple(map(by_code, (*names, *_RUN_CHECKS)))
     announce("count the GPUs")
     arrival = own_arrival(place)
     announce("test the host")
-    chosen = tuple(check for check in checks if selected(check, options))
+    selected_checks = tuple(check for check in checks if is_selected(check, options))
     signals = Signals()
     header = Header(
         run_id=secrets.token_hex(6),
@@ -87,7 +89,7 @@ def _look(asked: HostOptions, options: Options, outputs: Outputs, announce: Anno
         version=ddpdiag.__version__,
         checks=names,
     )
-    lines = run_alone(arrival, header, chosen, SilentListener(), signals)
+    lines = run_alone(arrival, header, selected_checks, SilentListener(), signals)
     signalled_before = signals.received is not None
     announce("judge")
     report = judge(assemble(lines), checks)

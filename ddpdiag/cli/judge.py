@@ -9,7 +9,7 @@ from msgspec import structs
 
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.options import spelled
+from ddpdiag.cli.options import option_name
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import disassemble, read_recording, readable
 from ddpdiag.errors import UsageError
@@ -17,23 +17,23 @@ from ddpdiag.judgement import judge
 from ddpdiag.judgement.reading import read_run
 from ddpdiag.model import Recording, Report
 
-# Options that need a recording: a JSON report has no measurements to judge or write again.
-_OF_RECORDINGS = ("record", "write_workaround", "strict")
+# Options that need a recording. A JSON report has no measurements that could be judged or written again.
+_NEED_RECORDING = ("record", "write_workaround", "strict")
 
 
 def run(files: Sequence[str], outputs: Outputs) -> int:
-    """Judge the recording in `files`, or show the JSON report again; the exit code of the verdict."""
+    """Judge the recording in `files`, or show the JSON report in it again, and return the exit code."""
     outputs.check(files)
-    found = read_run(files[0]) if len(files) == 1 else read_recording([Path(file) for file in files])
-    return _show(found, files[0], outputs) if isinstance(found, Report) else _judge(found, outputs)
+    content = read_run(files[0]) if len(files) == 1 else read_recording([Path(file) for file in files])
+    return _show(content, files[0], outputs) if isinstance(content, Report) else _judge(content, outputs)
 
 
 def _show(report: Report, path: str, outputs: Outputs) -> int:
-    """Show a JSON report with the verdict and findings that it has, and return its exit code."""
+    """Show a JSON report with its own verdict and findings, and return its exit code."""
     kind = f"{readable(path)} is a JSON report, which has no measurements"
     for each in fields(outputs):
-        if each.name in _OF_RECORDINGS and getattr(outputs, each.name) != each.default:
-            raise UsageError(f"{spelled(each.name)}: {kind} to judge again; give the run's recording (--record)")
+        if each.name in _NEED_RECORDING and getattr(outputs, each.name) != each.default:
+            raise UsageError(f"{option_name(each.name)}: {kind} to judge again; give the run's recording (--record)")
     if not outputs.quiet:
         complain(f"{kind}: this is its own verdict; the run's recording (--record) can be judged again")
     publish(report, (), outputs, sys.stdout, sys.stderr)
@@ -41,11 +41,11 @@ def _show(report: Report, path: str, outputs: Outputs) -> int:
 
 
 def _judge(recording: Recording, outputs: Outputs) -> int:
-    asked = recording.header.options
+    options = recording.header.options
     options = structs.replace(
-        asked,
-        strict=asked.strict or outputs.strict,
-        uses_workarounds=asked.uses_workarounds or outputs.write_workaround is not None,
+        options,
+        strict=options.strict or outputs.strict,
+        uses_workarounds=options.uses_workarounds or outputs.write_workaround is not None,
     )
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())

@@ -1,6 +1,6 @@
-"""Manual pages and the list of codes: the checks of `ddpdiag check` and the rules of `ddpdiag lint` side by side.
+"""Manual pages, and the list of all codes, for the checks of `ddpdiag check` and the rules of `ddpdiag lint`.
 
-Nothing heavy is imported, since a page must be there at once.
+Slow imports are avoided, so that a page is shown at once.
 """
 
 import re
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ddpdiag.checks.api import Check
     from ddpdiag.lint import Rule
 
-_LEAST_WIDTH = 40
+_MIN_WIDTH = 40
 
 
 class Page(NamedTuple):
-    """The manual page of a check or a lint rule: a title, then paragraphs. `settings` are those of --set."""
+    """The manual page of a check or a lint rule. `settings` are the defaults of `--set`, by name."""
 
     code: str
     name: str
@@ -35,33 +35,36 @@ class Page(NamedTuple):
 
     @property
     def paragraphs(self) -> list[str]:
-        """The paragraphs behind the title."""
+        """The paragraphs after the title."""
         return _paragraphs(cleandoc(self.manual).partition("\n")[2])
 
 
-def text_of(page: Page, *, asked: str = "", width: int, color: bool) -> str:
-    """The page for a terminal. Examples and tables stay as they are. `asked`, on one finding, comes first."""
-    width = max(width, _LEAST_WIDTH)
+def page_text(page: Page, *, finding_text: str = "", width: int, color: bool) -> str:
+    """The page as text for a terminal. Examples and tables are not wrapped.
+
+    `finding_text` explains one finding of the check, and is shown before the other paragraphs.
+    """
+    width = max(width, _MIN_WIDTH)
     paragraphs = page.paragraphs
     if page.settings:
         settings = ", ".join(f"{name}={value:g}" for name, value in page.settings.items())
         paragraphs.append(f"Settings (--set {page.code}.NAME=VALUE): {settings}.")
     body = [
-        paragraph if _is_block(paragraph) else "\n".join(_fill(part, width) for part in _parts(paragraph))
+        paragraph if _is_preformatted(paragraph) else "\n".join(_fill(part, width) for part in _split_items(paragraph))
         for paragraph in paragraphs
     ]
     head = [f"{page.code} {page.name} (stage: {page.stage})", cleandoc(page.manual).partition("\n")[0]]
     head = [f"\x1b[1m{line}\x1b[0m" for line in head] if color else head
-    asked_first = [_fill(asked, width)] if asked else []
-    return "\n\n".join([*head, *asked_first, *body]) + "\n"
+    first = [_fill(finding_text, width)] if finding_text else []
+    return "\n\n".join([*head, *first, *body]) + "\n"
 
 
 def _paragraphs(text: str) -> list[str]:
     return [part.strip("\n") for part in text.split("\n\n") if part.strip()]
 
 
-def _parts(paragraph: str) -> list[str]:
-    """The items of a paragraph, each begun by a dash, and the text before them."""
+def _split_items(paragraph: str) -> list[str]:
+    """Split a paragraph into its list items, which begin with a dash, and the text before them, each on one line."""
     parts: list[str] = []
     for line in paragraph.split("\n"):
         if not parts or line.startswith("- "):
@@ -72,28 +75,31 @@ def _parts(paragraph: str) -> list[str]:
 
 
 def _fill(part: str, width: int) -> str:
-    hang = "  " if part.startswith("- ") else ""
+    indent = "  " if part.startswith("- ") else ""
     words = " ".join(part.split())
-    return textwrap.fill(words, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _is_block(paragraph: str) -> bool:
-    """Whether a paragraph is a table or an example: text has every line at the left edge, or at that of its item."""
+def _is_preformatted(paragraph: str) -> bool:
+    """Whether a paragraph is a table or an example, whose lines must be kept.
+
+    Its lines are indented or begin with "* ", "|" or "$ ". In a list, lines that continue an item are indented by two.
+    """
     lines = paragraph.split("\n")
-    listed = any(line.startswith("- ") for line in lines)
-    edge = ("   ", "* ", "|", "$ ") if listed else (" ", "* ", "|", "$ ")
-    return any(line.startswith(edge) for line in lines)
+    is_list = any(line.startswith("- ") for line in lines)
+    prefixes = ("   " if is_list else " ", "* ", "|", "$ ")
+    return any(line.startswith(prefixes) for line in lines)
 
 
 def checks_table(pages: Iterable[Page]) -> str:
-    """One line for each check or rule: code, name, stage and title."""
+    """The pages as a table, one line for each: code, name, stage and title."""
     rows = [(page.code, page.name, page.stage, page.title) for page in pages]
     code, name, stage = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     return "".join(f"{row[0]:<{code}}  {row[1]:<{name}}  {row[2]:<{stage}}  {row[3]}\n" for row in rows)
 
 
 def as_markdown(pages: Iterable[Page], version: str) -> str:
-    """The whole manual as one document for GitHub and its like: a list of all pages, then the pages."""
+    """All pages as one Markdown document, with a table of contents."""
     pages = list(pages)
     lines = [f"# ddpdiag {version}: manual", "", "| code | name | stage | title |", "|---|---|---|---|"]
     lines += [f"| [{p.code}](#{p.code.lower()}) | {p.name} | {p.stage} | {_escaped(p.title)} |" for p in pages]
@@ -107,14 +113,14 @@ def as_markdown(pages: Iterable[Page], version: str) -> str:
 
 
 def _as_markdown(paragraph: str) -> str:
-    """A paragraph in Markdown: examples and tables as code, items of lists apart from their heading."""
-    if _is_block(paragraph):
+    """A paragraph in Markdown. Examples and tables become code blocks."""
+    if _is_preformatted(paragraph):
         return f"```text\n{textwrap.dedent(paragraph)}\n```"
-    return "\n".join(_escaped(item) for item in _parts(paragraph))
+    return "\n".join(_escaped(item) for item in _split_items(paragraph))
 
 
 def _escaped(text: str) -> str:
-    """The text with everything escaped that Markdown would take for markup outside of code."""
+    """Escape the characters that are markup in Markdown, but not within `code`."""
     pieces = " ".join(text.split()).split("`")
     pieces[::2] = [re.sub(r"([*_<>\[\]|])", r"\\\1", piece) for piece in pieces[::2]]
     return "`".join(pieces)
@@ -124,7 +130,7 @@ def _escaped(text: str) -> str:
 
 
 def pages() -> list[Page]:
-    """Checks in the order in which they run, then rules in the order of their codes."""
+    """All pages: the checks in the order in which they run, then the rules in the order of their codes."""
     from ddpdiag.checks.registry import all_checks
     from ddpdiag.lint.rules import all_rules
 
@@ -132,30 +138,33 @@ def pages() -> list[Page]:
 
 
 def code_of(name: str) -> str | None:
-    """The code of the check or rule of that name ("pcie-link"), or None."""
+    """The code of the check or rule with this name ("pcie-link"), or None."""
     return next((page.code for page in pages() if page.name == name.lower()), None)
 
 
 def manual_page(code: str, *, width: int, color: bool) -> str:
-    """The page of a check, of a finding (`TRN001.diverged`) or of a rule; UsageError for a code that is neither."""
+    """The page of a check or a rule, as text. UsageError for an unknown code.
+
+    The code of a finding (`TRN001.diverged`) gives the page of its check, with the explanation of the finding first.
+    """
     if code.upper().startswith("LNT"):
         from ddpdiag.lint.rules import rule_of
 
-        return text_of(_page_of_rule(rule_of(code)), width=width, color=color)
+        return page_text(_page_of_rule(rule_of(code)), width=width, color=color)
     from ddpdiag.checks.registry import by_code
 
     check = by_code(code)
     _, _, word = code.partition(".")
     try:
-        asked = f"{word}: {check.explained(word.lower()).text}" if word else ""
+        finding_text = f"{word}: {check.explained(word.lower()).text}" if word else ""
     except KeyError:
         known = f"expected {', '.join(check.findings)}{nearest(word.lower(), check.findings)}"
         raise UsageError(f"{check.code}.{word.lower()}: unknown finding of {check.code}; {known}") from None
-    return text_of(_page_of_check(check), asked=asked, width=width, color=color)
+    return page_text(_page_of_check(check), finding_text=finding_text, width=width, color=color)
 
 
 def _page_of_check(check: "Check[Any]") -> Page:
-    return Page(check.code, check.name, check.stage.value, page_of(check), check.thresholds)
+    return Page(check.code, check.name, check.stage.value, manual_with_findings(check), check.thresholds)
 
 
 def _page_of_rule(rule: "Rule") -> Page:
@@ -163,10 +172,11 @@ def _page_of_rule(rule: "Rule") -> Page:
     return Page(rule.code, rule.name, "lint", manual, {})  # no stage of a run has this name
 
 
-def page_of(check: "Check[Any]") -> str:
-    """The check's text with its findings listed in the paragraph that begins with "Findings"."""
+def manual_with_findings(check: "Check[Any]") -> str:
+    """The check's manual text, with a list of its findings added to the paragraph that begins with "Findings"."""
     items = "".join(
         f"{' ' if explained.same_item else f'{chr(10)}- '}{', '.join(word for word, _ in group)}: {explained.text}"
         for explained, group in groupby(check.findings.items(), key=lambda item: item[1])
     )
-    return "\n\n".join(part + items if part.startswith("Findings") else part for part in check.manual.split("\n\n"))
+    paragraphs = check.manual.split("\n\n")
+    return "\n\n".join(part + items if part.startswith("Findings") else part for part in paragraphs)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and those of `check` and `host`; `ddpdiag.cli.outputs` has those of reports."""
+"""The options of `check` and `host`, and options of several commands. `ddpdiag.cli.outputs` has those of reports."""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from ddpdiag.model.options import Depth
 __all__ = ["completion", "option"]
 
 
-def spelled(name: str) -> str:
-    """The option of the field `name`: "--port-range" of "port_range"."""
+def option_name(name: str) -> str:
+    """The option that a field declares, such as "--port-range" for the field "port_range"."""
     return "--" + name.rstrip("_").replace("_", "-")
 
 
 def variable_of(declared: "Field[Any]") -> str | None:
-    """The variable of the environment that an option is read from, such as DDPDIAG_BUDGET; None if there is none."""
+    """The environment variable that sets an option, such as DDPDIAG_BUDGET, or None if no variable sets it."""
     return f"DDPDIAG_{declared.name.rstrip('_').upper()}" if declared.metadata["variable"] else None
 
 
-WHAT, VERDICT, FILES, OUT = "What is checked", "Verdict", "Files to write", "Display"
+TESTS, VERDICT, FILES, DISPLAY = "What is checked", "Verdict", "Files to write", "Display"
 
 
 class Color(StrEnum):
-    """Whether the report has colours; `AUTO`: on a terminal, unless NO_COLOR or TERM=dumb says otherwise."""
+    """Whether the report has colours. AUTO: on a terminal, unless NO_COLOR is set or TERM is dumb."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -35,15 +35,15 @@ class Color(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisplayOptions:
-    """The amount of text and the colours of a command."""
+class DisplayArgs:
+    """The options on the amount of text and on colours."""
 
-    quiet: bool = option(False, "Print the verdict and what is wrong, nothing else.", "-q", panel=OUT)
-    color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)
+    quiet: bool = option(False, "Print the verdict and what is wrong, nothing else.", "-q", panel=DISPLAY)
+    color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=DISPLAY)
 
 
 def stages() -> list[str]:
-    """The stages that --stage takes."""
+    """The stages that --stage accepts."""
     from ddpdiag.checks.api import Stage
 
     return [stage.value for stage in Stage if stage is not Stage.RUN]
@@ -57,28 +57,28 @@ def codes() -> list[str]:
 
 
 def codes_and_names() -> list[str]:
-    """The codes and names that `ddpdiag explain` has pages of."""
+    """The codes and names of the manual pages that `ddpdiag explain` shows."""
     from ddpdiag.cli.manual import pages
 
     return [word for page in pages() for word in (page.code, page.name)]
 
 
 def backends() -> tuple[str, ...]:
-    """The backends that most jobs use."""
+    """The values that the shell completes after --backend."""
     return "auto", "nccl", "gloo"
 
 
-def split(values: Sequence[str]) -> tuple[str, ...]:
-    """The values of a repeatable option, each of which may be a list: `--stage gpu,collective`."""
+def split_at_commas(values: Sequence[str]) -> tuple[str, ...]:
+    """Parse the values of a repeatable option. Each value may be a list, as in `--stage gpu,collective`."""
     return tuple(part.strip() for value in values for part in value.split(","))
 
 
-def _codes(values: Sequence[str]) -> tuple[str, ...]:
-    return tuple(code.upper() for code in split(values))
+def _parse_codes(values: Sequence[str]) -> tuple[str, ...]:
+    return tuple(code.upper() for code in split_at_commas(values))
 
 
-def _thresholds(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Split each `CODE.name=number` into a pair. Raises UsageError for any other form."""
+def _parse_settings(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Split each `CODE.name=number` into a pair. UsageError for any other form."""
     settings = []
     for value in values:
         name, equals, number = value.partition("=")
@@ -90,7 +90,7 @@ def _thresholds(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _is_threshold(text: str) -> bool:
-    """Whether `text` is a finite number, 0 or more: with NaN no limit is ever passed, and no deadline."""
+    """Whether `text` is a finite number, 0 or more. NaN is refused: every comparison with it is false."""
     try:
         return math.isfinite(number := float(text)) and number >= 0
     except ValueError:
@@ -102,35 +102,37 @@ _SET = "A threshold of a check (repeatable)."
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions:
-    """The options of `ddpdiag check` as they were typed."""
+class CheckArgs:
+    """The command line of `ddpdiag check`. A run turns it into RunOptions: it reads the files, and sets defaults."""
 
     stage: tuple[str, ...] = option(
-        (), "Only these stages (a,b).", metavar="NAME", panel=WHAT, words=stages, parse=split
+        (), "Only these stages (a,b).", metavar="NAME", panel=TESTS, words=stages, parse=split_at_commas
     )
     skip_stage: tuple[str, ...] = option(
-        (), "Skip these stages (a,b).", metavar="NAME", panel=WHAT, words=stages, parse=split
+        (), "Skip these stages (a,b).", metavar="NAME", panel=TESTS, words=stages, parse=split_at_commas
     )
     select: tuple[str, ...] = option(
-        (), "Only these codes or prefixes (a,b).", metavar="CODE", panel=WHAT, words=codes, parse=_codes
+        (), "Only these codes or prefixes (a,b).", metavar="CODE", panel=TESTS, words=codes, parse=_parse_codes
     )
-    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes, parse=_codes)
-    backend: str = option("auto", "nccl, gloo or another backend of torch.", metavar="NAME", panel=WHAT, words=backends)
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=TESTS, words=codes, parse=_parse_codes)
+    backend: str = option(
+        "auto", "nccl, gloo or another backend of torch.", metavar="NAME", panel=TESTS, words=backends
+    )
     expect_gpus: int | None = option(None, "Number of GPUs expected on every host.", metavar="N", panel=VERDICT, min=0)
-    depth: Depth = option(Depth.QUICK, "How much is measured.", panel=WHAT)
+    depth: Depth = option(Depth.QUICK, "How much is measured.", panel=TESTS)
     budget: float | None = option(
         None,
         "End within this time (default: 60; 120 on several hosts; more with GPUs).",
         metavar="SECONDS",
-        panel=WHAT,
-        min=5.0,  # 3 s are kept for judgement and shutdown; below this nothing could be measured
+        panel=TESTS,
+        min=5.0,  # judgement and shutdown need 3 s; with a smaller budget nothing could be measured
     )
     shared_dir: str | None = option(
         None,
         "A directory that all hosts share: tests file://, and keeps the records of all ranks, from which "
         "`ddpdiag judge` makes the report if rank 0 is lost.",
         metavar="DIR",
-        panel=WHAT,
+        panel=TESTS,
         advanced=True,
     )
     topology: str | None = option(
@@ -138,7 +140,7 @@ class CheckOptions:
         "The leaf switch of each host: one HOST LEAF per line, or Slurm's topology.conf (default: from Slurm). "
         "Read on rank 0's host.",
         metavar="FILE",
-        panel=WHAT,
+        panel=TESTS,
         advanced=True,
     )
     baseline: str | None = option(
@@ -148,23 +150,23 @@ class CheckOptions:
         panel=VERDICT,
     )
     set_: tuple[tuple[str, str], ...] = option(
-        (), _SET, metavar="CODE.NAME=VALUE", panel=VERDICT, advanced=True, parse=_thresholds
+        (), _SET, metavar="CODE.NAME=VALUE", panel=VERDICT, advanced=True, parse=_parse_settings
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostOptions:
-    """The options of `ddpdiag host` as they were typed."""
+class HostArgs:
+    """The command line of `ddpdiag host`."""
 
-    torch: bool = option(False, "Also import torch, and compute on each GPU (or the CPU).", panel=WHAT)
-    expect_gpus: int | None = option(None, "Number of GPUs expected on this host.", metavar="N", panel=WHAT, min=0)
-    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes, parse=_codes)
+    torch: bool = option(False, "Also import torch, and compute on each GPU (or the CPU).", panel=TESTS)
+    expect_gpus: int | None = option(None, "Number of GPUs expected on this host.", metavar="N", panel=TESTS, min=0)
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=TESTS, words=codes, parse=_parse_codes)
     budget: float = option(
         10.0,
         "End within this time, even if a driver hangs.",
         metavar="SECONDS",
-        panel=WHAT,
-        min=8.0,  # 3 s are kept for ending what hangs and for the report, and a third for the kernel's log
+        panel=TESTS,
+        min=8.0,  # ending processes that hang and the report need 3 s; reading the kernel's log may need a third
         max=3600.0,
     )
-    set_: tuple[tuple[str, str], ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=WHAT, parse=_thresholds)
+    set_: tuple[tuple[str, str], ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=TESTS, parse=_parse_settings)

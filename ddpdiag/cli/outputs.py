@@ -1,4 +1,4 @@
-"""The outputs of a report: the terminal, and the files that options name."""
+"""The outputs of a report: the text on the terminal, and the files that options name."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdiag.cli.options import FILES, OUT, VERDICT, Color, DisplayOptions, option, spelled
+from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option, option_name
 from ddpdiag.errors import Unwritten, UsageError
 
 if TYPE_CHECKING:
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
 
 
-def rendered(module: str, *, features: bool = False) -> "Content":
-    """A function that makes a file's content by `render` of a module, with features if the format shows them.
+def content_by(module: str, *, features: bool = False) -> "Content":
+    """Return a function that makes a file's content by calling `render` of a module.
 
-    It imports the module when it is called, because Prometheus' client takes 60 ms.
+    With `features`, the features of the report (benchmark, strategies) are a second argument of `render`. The module is
+    imported only when the function is called, because the import of Prometheus' client takes 60 ms.
     """
 
     def content(report: "Report", _lines: "Iterable[Line]", _path: str) -> str | bytes:
-        own = (features_of(report),) if features else ()
-        text: str | bytes = import_module(module).render(report, *own)
+        arguments = (report, features_of(report)) if features else (report,)
+        text: str | bytes = import_module(module).render(*arguments)
         return text
 
     return content
 
 
-def written(content: "Content", help: str, *names: str, panel: str = FILES, advanced: bool = False) -> str | None:
-    """An option that names a file to write. `content` makes the content of this file."""
+def file_option(content: "Content", help: str, *names: str, panel: str = FILES, advanced: bool = False) -> str | None:
+    """Declare an option that names a file to write. `content` is the function that makes the content of this file."""
     return option(None, help, *names, metavar="FILE", panel=panel, advanced=advanced, variable=False, content=content)
 
 
@@ -54,50 +55,53 @@ def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs(DisplayOptions):
-    """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
+class Outputs(DisplayArgs):
+    """The options of a report: the files to write ('-' is standard output), the display, and `strict`."""
 
-    json: str | None = written(as_json, "The JSON report ('-': standard output).")
-    markdown: str | None = written(
-        rendered("ddpdiag.render.markdown", features=True), "The report as Markdown, for tickets.", advanced=True
+    json: str | None = file_option(as_json, "The JSON report ('-': standard output).")
+    markdown: str | None = file_option(
+        content_by("ddpdiag.render.markdown", features=True), "The report as Markdown, for tickets.", advanced=True
     )
-    record: str | None = written(recording, "The recording, for `ddpdiag judge`.")
-    html: str | None = written(
-        rendered("ddpdiag.render.html", features=True), "The report as one HTML page, for tickets."
+    record: str | None = file_option(recording, "The recording, for `ddpdiag judge`.")
+    html: str | None = file_option(
+        content_by("ddpdiag.render.html", features=True), "The report as one HTML page, for tickets."
     )
-    write_failing_hosts: str | None = written(
-        lambda report, _lines, _path: _one_a_line(report.hosts.failing),
+    write_failing_hosts: str | None = file_option(
+        lambda report, _lines, _path: _as_lines(report.hosts.failing),
         "The failing hosts, one per line (srun -x ./FILE).",
     )
-    write_healthy_hosts: str | None = written(
-        lambda report, _lines, _path: _one_a_line(report.hosts.healthy),
+    write_healthy_hosts: str | None = file_option(
+        lambda report, _lines, _path: _as_lines(report.hosts.healthy),
         "The healthy hosts, one per line, the fastest first if pairs of hosts were measured.",
         advanced=True,
     )
-    write_workaround: str | None = written(
-        rendered("ddpdiag.render.shell"),
+    write_workaround: str | None = file_option(
+        content_by("ddpdiag.render.shell"),
         "Variables that avoid the faults found, for a shell to source; these faults become warnings.",
     )
-    prometheus: str | None = written(
-        rendered("ddpdiag.render.prometheus"), "Prometheus metrics (text format).", advanced=True
+    prometheus: str | None = file_option(
+        content_by("ddpdiag.render.prometheus"), "Prometheus metrics (text format).", advanced=True
     )
     strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
-    details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)
+    details: bool = option(False, "Show all checks, and lists in full.", panel=DISPLAY)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
-        """Raise UsageError before anything is measured, if a file cannot be written or would overwrite an input."""
+        """Raise UsageError if an output file cannot be written or would overwrite one of `inputs`.
+
+        Call this before anything is measured.
+        """
         from ddpdiag.render.files import check_writable
 
         if self.html is not None:
             from ddpdiag.render import html
 
             html.check_available()
-        takers: dict[str, str] = {}
+        option_of: dict[str, str] = {}
         for name, path in self._files.items():
-            place = path if path == "-" else os.path.realpath(path)
-            if place in takers:
-                raise UsageError(f"{takers[place]} and {name} both name {path}; give each its own file")
-            takers[place] = name
+            real_path = path if path == "-" else os.path.realpath(path)
+            if real_path in option_of:
+                raise UsageError(f"{option_of[real_path]} and {name} both name {path}; give each its own file")
+            option_of[real_path] = name
             if any(is_one_file(path, file) for file in inputs):
                 raise UsageError(f"{name} {path} would overwrite a file that is read; give it another one")
         for name, path in self._files.items():
@@ -108,38 +112,40 @@ class Outputs(DisplayOptions):
 
     @property
     def _files(self) -> dict[str, str]:
-        """The file of each option that was given."""
-        named = {spelled(each.name): getattr(self, each.name) for each in fields(self) if "content" in each.metadata}
-        return {option: path for option, path in named.items() if path is not None}
+        """For each file option that was typed, the path of its file."""
+        options = (each.name for each in fields(self) if "content" in each.metadata)
+        paths = {option_name(name): getattr(self, name) for name in options}
+        return {option: path for option, path in paths.items() if path is not None}
 
     def page(self, report: "Report", *, color: bool, width: int) -> str:
-        """The text for the terminal: a benchmark in nccl-tests' form, strategies as a table, else a report."""
+        """The text for the terminal: a benchmark in the form of nccl-tests, strategies as a table, else a report."""
         if self.write_failing_hosts is not None or self.write_healthy_hosts is not None:
             from msgspec import structs
 
-            new = (note for note in report.hosts.notes if note not in report.notes)
-            report = structs.replace(report, notes=(*report.notes, *new))
+            # The user asked for lists of hosts, so the sentences about these lists are shown as well.
+            new = (sentence for sentence in report.hosts.caveats if sentence not in report.recording_problems)
+            report = structs.replace(report, recording_problems=(*report.recording_problems, *new))
         from ddpdiag.render import terminal
 
         if self.quiet:
             return terminal.render_quiet(report, color=color, width=width)
         if features := features_of(report):
-            # The benchmark has nccl-tests' own form.
-            if own := getattr(features[-1], "render", None):
-                return str(own(report, color=color, width=width, details=self.details))
+            # A feature may have its own form, as the benchmark does.
+            if render := getattr(features[-1], "render", None):
+                return str(render(report, color=color, width=width, details=self.details))
             return terminal.render_feature(report, features, color=color, width=width, details=self.details)
         return terminal.render(report, color=color, width=width, details=self.details)
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
-        """Each file that the options name, and a function that makes its content."""
+        """Yield the path of each file that options name, with a function that makes its content."""
         for each in fields(self):
             path = getattr(self, each.name)
             if "content" in each.metadata and path is not None:
                 yield path, partial(each.metadata["content"], report, lines, path)
 
     @property
-    def takes_stdout(self) -> bool:
-        """Whether a file format goes to standard output; then the report for people goes to standard error."""
+    def writes_to_stdout(self) -> bool:
+        """Whether an option writes a file to standard output. The text for people then goes to standard error."""
         return "-" in self._files.values()
 
 
@@ -155,7 +161,7 @@ class CompareOutputs(Outputs):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOutputs(Outputs):
-    record: str | None = written(recording, "Write the parts as one recording.")
+    record: str | None = file_option(recording, "Write the parts as one recording.")
 
 
 def rules() -> list[str]:
@@ -166,20 +172,20 @@ def rules() -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LintOptions(Outputs):
+class LintArgs(Outputs):
     select: tuple[str, ...] = option((), "Only rules with these codes or prefixes (a,b).", metavar="CODE", words=rules)
     ignore: tuple[str, ...] = option(
         (), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE", words=rules
     )
-    details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
-    github: bool = option(False, "Also print annotations, which GitHub Actions shows at the lines.", panel=OUT)
+    details: bool = option(False, "Show notes, and what could not be judged.", panel=DISPLAY)
+    github: bool = option(False, "Also print annotations, which GitHub Actions shows at the lines.", panel=DISPLAY)
 
 
 # Reports -------------------------------------------------------------------------------------------------------------
 
 
 def features_of(report: "Report") -> tuple["Feature", ...]:
-    """The features that have a part in this report; of others nothing is imported."""
+    """The modules of the features that have a part in this report. Other features are not imported."""
     features: list[Feature] = []
     if report.bench is not None:
         from ddpdiag.bench import blocks as bench
@@ -192,20 +198,20 @@ def features_of(report: "Report") -> tuple["Feature", ...]:
     return tuple(features)
 
 
-def _one_a_line(words: Iterable[str]) -> str:
+def _as_lines(words: Iterable[str]) -> str:
     return "".join(f"{word}\n" for word in words)
 
 
 def is_one_file(path: str, other: str) -> bool:
-    """Whether both name the same file."""
+    """Whether both paths lead to the same existing file."""
     try:
         return os.path.samefile(path, other)
     except OSError:  # one of them does not exist
         return False
 
 
-def terminal(stream: TextIO | None, when: Color = Color.AUTO) -> tuple[int, bool]:
-    """Columns of the terminal (80 where there is none), and whether to use colour (https://no-color.org)."""
+def terminal_style(stream: TextIO | None, when: Color = Color.AUTO) -> tuple[int, bool]:
+    """The columns of the terminal (80 without a terminal), and whether to use colours (https://no-color.org)."""
     tty = is_terminal(stream)
     auto = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     color = when is Color.ALWAYS or (when is Color.AUTO and auto)
@@ -213,13 +219,13 @@ def terminal(stream: TextIO | None, when: Color = Color.AUTO) -> tuple[int, bool
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether it is a terminal rather than a pipe or a log."""
+    """Whether the stream is a terminal. False for a pipe, a file, and None."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
 @contextmanager
-def counter(*, quiet: bool) -> "Iterator[ProgressLine]":
-    """Show the progress of work without stages on standard error, unless `quiet`."""
+def progress_counter(*, quiet: bool) -> "Iterator[ProgressLine]":
+    """Context manager: a progress display on standard error for work that has no stages. With `quiet` it is silent."""
     from ddpdiag.render.files import Display, display_of
     from ddpdiag.render.progress import ProgressLine
 
@@ -232,7 +238,7 @@ def counter(*, quiet: bool) -> "Iterator[ProgressLine]":
 
 
 def write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> list[str]:
-    """Write the files that options name. Returns a sentence for each file that could not be written."""
+    """Write the files that options name, and return a sentence for each file that could not be written."""
     from ddpdiag.render import files
 
     failed: list[str] = []
@@ -247,15 +253,15 @@ def write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> 
 def publish(
     report: "Report", lines: "Iterable[Line]", outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
 ) -> None:
-    """Write the files first, then show the report. Raises Unwritten at the end if any output could not be written.
+    """Write the files, then show the report. A stream is None if it was closed before the start.
 
-    A stream is None if it was closed before the start.
+    Raises Unwritten, but only after all outputs were tried, if one could not be written.
     """
     failed = write_files(report, lines, outputs)
-    stream = stderr if outputs.takes_stdout else stdout
-    width, color = terminal(stream, outputs.color)
+    stream = stderr if outputs.writes_to_stdout else stdout
+    width, color = terminal_style(stream, outputs.color)
     try:
-        if not (outputs.quiet and outputs.takes_stdout):  # a quiet run writes only errors to standard error
+        if not (outputs.quiet and outputs.writes_to_stdout):  # a quiet run writes only errors to standard error
             show(outputs.page(report, color=color, width=width), stream)
     except UsageError as error:
         failed.append(str(error))
@@ -264,13 +270,13 @@ def publish(
 
 
 def show(text: str, stream: TextIO | None) -> None:
-    """Show `text`. Raises UsageError, with the reason, if that fails, and BrokenPipeError if the reader left."""
+    """Write `text` to the stream. UsageError with the reason if this fails. BrokenPipeError if the pipe is closed."""
     from ddpdiag.render import files
 
     try:
         files.show(text, stream)
     except BrokenPipeError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: the stream was closed under us
+    except (OSError, ValueError) as error:  # ValueError: the stream was closed meanwhile
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"cannot write to the terminal or pipe: {reason}") from error

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdiag.cli.options import Color
-from ddpdiag.cli.outputs import is_one_file, show, terminal
+from ddpdiag.cli.outputs import is_one_file, show, terminal_style
 from ddpdiag.codec import encode, readable
 from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import Direction
@@ -20,25 +20,26 @@ from ddpdiag.render.painter import paint
 
 
 def run(old: str, new: str, *, json: str | None = None, markdown: str | None = None, color: Color = Color.AUTO) -> int:
-    """Compare two files, and show and write the result ('-' is standard output). UsageError if one cannot be read.
+    """Compare the files `old` and `new`, write the files that options name, and show the changes.
 
-    The exit code is 0 for no regression, 1 for a regression, 3 for not known.
+    `json` and `markdown` are paths to write to ('-' is standard output). UsageError if a file cannot be read or
+    written. Returns the exit code: 0 for no regression, 1 for a regression, 3 for an unknown result.
     """
-    wanted = {"--json": (json, as_json), "--markdown": (markdown, as_markdown)}
-    files = {option: (path, content) for option, (path, content) in wanted.items() if path is not None}
+    outputs = {"--json": (json, as_json), "--markdown": (markdown, as_markdown)}
+    files = {option: (path, content) for option, (path, content) in outputs.items() if path is not None}
     for option, (path, _) in files.items():
-        if any(is_one_file(path, given) for given in (old, new)):
+        if any(is_one_file(path, source) for source in (old, new)):
             raise UsageError(f"{option} {path} would overwrite an input of the comparison; give it another file")
         check_writable(path)
     if json is not None and json == markdown:
         raise UsageError("--json and --markdown name the same file; give each its own")
-    found = compare(read_report(old), read_report(new), old_source=readable(old), new_source=readable(new))
+    comparison = compare(read_report(old), read_report(new), old_source=readable(old), new_source=readable(new))
     for path, content in files.values():
-        write(path, content(found))
+        write(path, content(comparison))
     stream = sys.stderr if "-" in (json, markdown) else sys.stdout
-    width, has_color = terminal(stream, color)
-    show(render(found, width=width, color=has_color), stream)
-    return found.exit_code
+    width, has_color = terminal_style(stream, color)
+    show(render(comparison, width=width, color=has_color), stream)
+    return comparison.exit_code
 
 
 _MARKS = {
@@ -60,7 +61,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def render(comparison: Comparison, *, width: int, color: bool) -> str:
-    """The comparison as text, with the verdict at the end, where a terminal shows it."""
+    """The comparison as text for a terminal. The verdict is at the end, so that it stays visible."""
     page = Page(color=color, width=width)
     paint(page, (*_runs(comparison), *_changes(comparison), _verdict(comparison)), details=True)
     return page.text().rstrip() + "\n"
@@ -81,8 +82,8 @@ def _verdict(comparison: Comparison) -> Text:
 
 def _runs(comparison: Comparison) -> Iterator[Block]:
     for lead, side in (("old", comparison.old), ("new", comparison.new)):
-        about = f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})"
-        yield Text(f"{about}: {side.verdict_text}: {side.sentence}", lead)
+        run = f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})"
+        yield Text(f"{run}: {side.verdict_text}: {side.sentence}", lead)
 
 
 def _changes(comparison: Comparison) -> Iterator[Block]:

@@ -1,11 +1,12 @@
 """Compare two reports: their verdicts, findings, figures, hosts and versions.
 
-Several findings of one code with the same blame (such as one for each variable) are distinguished by their titles. The
-numbers in the titles are ignored, because they differ from run to run.
+Findings of one code that blame the same (such as one finding for each variable) are distinguished by their titles.
+Numbers in the titles are ignored, because they differ from run to run.
 
-A finding is new or gone only if its check is conclusive in the run without it. A check is conclusive if all its trials
-were done. A check without trials is not if a check of its stage is conclusive in the other run only. RUN003 judges how
-trials end: it is conclusive if this run has trials of a check that ended badly in the other run, or if none did.
+A finding is new or gone only if its check is conclusive in the run without the finding. A check with trials is
+conclusive if all its trials were done. A check that measures nothing is conclusive, unless a check of its stage had all
+its trials done in the other run only. RUN003 judges how trials end. It is conclusive if no trial failed in the other
+run, or if this run has trials of a check that failed there.
 """
 
 import re
@@ -14,14 +15,7 @@ from itertools import zip_longest
 
 from msgspec import Struct
 
-from ddpdiag.comparison import (
-    LEAST_BUSY,
-    Change,
-    Direction,
-    changed_facts,
-    compared_figures,
-    least_busy,
-)
+from ddpdiag.comparison import MIN_CORE_SHARE, Change, Direction, changed_facts, compared_figures, lowest_core_share
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict
 
@@ -35,7 +29,7 @@ _WORDS = {direction: direction.value for direction in Direction} | {
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One of the two runs."""
+    """One of the two runs. `source` is the name of its file, `sentence` that of its verdict."""
 
     source: str
     run_id: str
@@ -50,7 +44,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The changes, regressions first; `compared` counts the figures that could be compared."""
+    """The changes, regressions first. `compared` is the number of figures that could be compared."""
 
     schema: str = SCHEMA
     old: Side
@@ -62,13 +56,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:
-    """Compare two reports. The sources name their files in the result."""
+    """Compare two reports. The sources are the names of their files."""
     count, figures = _figures(old, new)
-    changes = [
-        *_verdict(old, new),
-        *changed_findings(old, new),
-        *figures,
-    ]
+    changes = [*_verdict(old, new), *changed_findings(old, new), *figures]
     for name, was, now in (
         ("launcher", old.world.launcher, new.world.launcher),
         ("hosts", ", ".join(sorted(old.world.hosts)), ", ".join(sorted(new.world.hosts))),
@@ -78,7 +68,7 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
     if old.snapshot is not None and new.snapshot is not None:
         changes += changed_facts(old.snapshot.facts, new.snapshot.facts)
     changes.sort(key=lambda change: _ORDER.index(change.direction))
-    # A comparison without figures, or a new run with an unknown verdict, is never reported as healthy.
+    # Without compared figures, or if the verdict of the new run is UNKNOWN, a regression may have been missed.
     code = ExitCode.FIT if count and new.verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
     if any(change.direction is Direction.REGRESSION for change in changes):
         code = ExitCode.UNFIT
@@ -117,12 +107,12 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
-    """Yield the change of the verdict, if any. UNKNOWN is worse than FIT, and is no improvement after UNFIT."""
+    """Yield the change of the verdict, if any. UNKNOWN is worse than FIT. UNKNOWN after UNFIT is a neutral change."""
     if old.verdict_text == new.verdict_text:
         return
-    better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
-    cured = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
-    direction = cured if better else Direction.REGRESSION
+    is_better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
+    better_direction = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
+    direction = better_direction if is_better else Direction.REGRESSION
     if old.verdict is new.verdict:
         direction = Direction.NEUTRAL  # the finding about the slow host or rank is the regression or improvement
     text = f"verdict: {old.verdict_text} -> {new.verdict_text}: {new.sentence}"
@@ -138,45 +128,45 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
 
 
 _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
-# Codes of findings about ddpdiag's run, which are no fault of the machine.
-_MINOR = ("RUN004.", "CMP001.")
-# Codes of findings from times alone: they are not judged if other processes used the cores, as the times are not.
-_OF_TIMES = ("TRN003.straggler",)
+# Codes of findings about the run of ddpdiag, which show no fault of the machine. Their changes are neutral.
+_NEUTRAL_CODES = ("RUN004.", "CMP001.")
+# Codes of findings that depend on times alone. Like times, they are not compared if other processes used the cores.
+_TIMING_CODES = ("TRN003.straggler",)
 # The check that judges how the trials of all other checks ended.
-_OF_ALL_TRIALS = ("RUN003",)
+_TRIALS_CHECK = "RUN003"
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def changed_findings(old: Report, new: Report) -> Iterator[Change]:
-    """The findings that are new or changed, then those that are gone."""
-    # False if no check measured whether the ranks of both runs had enough of their cores.
-    times_are_judged = least_busy(old.snapshot, new.snapshot) >= LEAST_BUSY
-    minor = _MINOR if times_are_judged else (*_MINOR, *_OF_TIMES)
-    conclusive_then, conclusive_now = _conclusive(old, new), _conclusive(new, old)
+    """Yield the changes of findings: first those that are new or have another severity, then those that are gone."""
+    # False also if no check measured whether the ranks of both runs had enough of their cores.
+    times_are_comparable = lowest_core_share(old.snapshot, new.snapshot) >= MIN_CORE_SHARE
+    neutral_codes = _NEUTRAL_CODES if times_are_comparable else (*_NEUTRAL_CODES, *_TIMING_CODES)
+    conclusive_in_old, conclusive_in_new = _conclusive(old, new), _conclusive(new, old)
     pairs = list(_pairs(old.findings, new.findings))
     for was, now in pairs:
         if was is None and now is not None:
-            if _check_code(now) in conclusive_then:
-                yield _change(now, "new", Direction.REGRESSION, minor)
+            if _check_code(now) in conclusive_in_old:
+                yield _change(now, "new", Direction.REGRESSION, neutral_codes)
             else:
-                yield _change(now, "not checked in the old run", Direction.NEUTRAL, minor)
+                yield _change(now, "not checked in the old run", Direction.NEUTRAL, neutral_codes)
         elif was is not None and now is not None and was.severity is not now.severity:
-            direction = Direction.REGRESSION if _rank(now) > _rank(was) else Direction.IMPROVEMENT
-            yield _change(now, f"changed from {was.severity.value}", direction, minor)
+            direction = Direction.REGRESSION if _severity_index(now) > _severity_index(was) else Direction.IMPROVEMENT
+            yield _change(now, f"changed from {was.severity.value}", direction, neutral_codes)
     for was in (was for was, now in pairs if was is not None and now is None):
-        if _check_code(was) not in conclusive_now:
-            yield _change(was, "not checked in the new run", Direction.NEUTRAL, minor)
+        if _check_code(was) not in conclusive_in_new:
+            yield _change(was, "not checked in the new run", Direction.NEUTRAL, neutral_codes)
         elif new.verdict is Verdict.UNKNOWN:
-            yield _change(was, "not seen again", Direction.NEUTRAL, minor)
+            yield _change(was, "not seen again", Direction.NEUTRAL, neutral_codes)
         else:
-            yield _change(was, "gone", Direction.IMPROVEMENT, minor)
+            yield _change(was, "gone", Direction.IMPROVEMENT, neutral_codes)
 
 
-def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
-    """The change for a finding: neutral for a note, and for a code that begins with one of `minor`."""
-    is_minor = finding.severity is Severity.NOTE or finding.code.startswith(minor)
+def _change(finding: Finding, word: str, direction: Direction, neutral_codes: tuple[str, ...]) -> Change:
+    """The change for a finding. It is neutral for a note, and if the code begins with one of `neutral_codes`."""
+    is_neutral = finding.severity is Severity.NOTE or finding.code.startswith(neutral_codes)
     return Change(
-        direction=Direction.NEUTRAL if is_minor else direction,
+        direction=Direction.NEUTRAL if is_neutral else direction,
         name=finding.code,
         text=f"{word}: {finding.severity.value} {finding.code}: {finding.title}",
         ranks=finding.ranks,
@@ -185,21 +175,23 @@ def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str,
 
 
 def _conclusive(report: Report, other: Report) -> frozenset[str]:
-    """The codes of checks that are conclusive in `report`, compared with `other` (see the module)."""
-    measured, wanted = _measured(report), _measured(other)
-    missed = {line.stage for line in report.checks if line.code in wanted - measured}
-    failed = {line.code for line in other.checks if line.statuses.keys() - {Status.DONE.value}}
-    tried = not failed or any(line.code in failed for line in report.checks if line.statuses)
-    judged = (line for line in report.checks if not line.measures and line.skipped_because is None)
+    """The codes of the checks that are conclusive in `report`, compared with `other` (see the module's docstring)."""
+    measured, measured_in_other = _measured(report), _measured(other)
+    missed_stages = {check.stage for check in report.checks if check.code in measured_in_other - measured}
+    failed = {check.code for check in other.checks if check.statuses.keys() - {Status.DONE.value}}
+    ran_failed = not failed or any(check.code in failed for check in report.checks if check.statuses)
+    judging = (check for check in report.checks if not check.measures and check.skipped_because is None)
     return measured | {
-        line.code for line in judged if (tried if line.code in _OF_ALL_TRIALS else line.stage not in missed)
+        check.code
+        for check in judging
+        if (ran_failed if check.code == _TRIALS_CHECK else check.stage not in missed_stages)
     }
 
 
 def _measured(report: Report) -> frozenset[str]:
-    """The codes of checks that had trials, all of them done on all ranks."""
-    done = (line for line in report.checks if line.measures and line.skipped_because is None and line.statuses)
-    return frozenset(line.code for line in done if line.statuses.keys() == {Status.DONE.value})
+    """The codes of the checks that had trials, all of which were done on all ranks."""
+    ran = (check for check in report.checks if check.measures and check.skipped_because is None and check.statuses)
+    return frozenset(check.code for check in ran if check.statuses.keys() == {Status.DONE.value})
 
 
 def _check_code(finding: Finding) -> str:
@@ -207,20 +199,23 @@ def _check_code(finding: Finding) -> str:
 
 
 def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:
-    """Pair the same findings of both runs, with None if a run lacks one. The gravest of several are paired first."""
-    for was, now in _alike(old, new, lambda each: (each.code, each.ranks, each.hosts, each.gpus, each.links)):
+    """Pair the same findings of both runs. None stands for a finding that one run lacks.
+
+    If several findings are the same but for numbers in their titles, those with the highest severity are paired first.
+    """
+    for was, now in _grouped(old, new, lambda each: (each.code, each.ranks, each.hosts, each.gpus, each.links)):
         if len(was) <= 1 and len(now) <= 1:
             yield from zip_longest(was, now)
             continue
-        was, now = (sorted(each, key=_rank, reverse=True) for each in (was, now))
-        for same, again in _alike(was, now, lambda each: _NUMBER.sub("#", each.title)):
-            yield from zip_longest(same, again)
+        was, now = (sorted(each, key=_severity_index, reverse=True) for each in (was, now))
+        for same_old, same_new in _grouped(was, now, lambda each: _NUMBER.sub("#", each.title)):
+            yield from zip_longest(same_old, same_new)
 
 
-def _alike(
+def _grouped(
     old: Sequence[Finding], new: Sequence[Finding], key: Callable[[Finding], object]
 ) -> Iterator[tuple[list[Finding], list[Finding]]]:
-    """For each key, the findings of the old and of the new run that have it, in the order of the new findings."""
+    """Yield, for each key, the findings of the old and of the new run with this key, in the order of the new run."""
     groups: dict[object, tuple[list[Finding], list[Finding]]] = {}
     for findings, side in ((new, 1), (old, 0)):
         for finding in findings:
@@ -228,5 +223,5 @@ def _alike(
     yield from groups.values()
 
 
-def _rank(finding: Finding) -> int:
+def _severity_index(finding: Finding) -> int:
     return _SEVERITIES.index(finding.severity)

@@ -9,14 +9,14 @@ from itertools import islice
 
 from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.manual import code_of, manual_page
-from ddpdiag.cli.options import Color, DisplayOptions
-from ddpdiag.cli.outputs import show, terminal
+from ddpdiag.cli.options import Color, DisplayArgs
+from ddpdiag.cli.outputs import show, terminal_style
 from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.explain.tally import STANDARD_INPUT
 
-_DEFAULT_DISPLAY = DisplayOptions()
+_DEFAULT_DISPLAY = DisplayArgs()
 _CODE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
 _LOG_SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18
@@ -24,7 +24,7 @@ _HEAD_BYTES = 1024
 _MAX_FILES = 4096  # torchrun's two files for each of 2,048 ranks
 
 
-def run(words: Sequence[str], display: DisplayOptions = _DEFAULT_DISPLAY) -> int:
+def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
     """Explain the command's arguments, and print the result. Returns 3 if neither text nor log is explained, or 0."""
     text = " ".join(words)
     if len(words) == 1 and (code := text if _CODE_PATTERN.fullmatch(text) else code_of(text)) is not None:
@@ -95,17 +95,17 @@ def _complain_unreadable(path: str, error: OSError) -> None:
     complain(f"cannot read {readable(path)}: {error.strerror or error}; it is left out")
 
 
-def _print_explanations(explanations: Sequence[Explanation], display: DisplayOptions) -> int:
+def _print_explanations(explanations: Sequence[Explanation], display: DisplayArgs) -> int:
     """Print the explanations. Returns the exit code: 0 if any of them explains its log, else 3."""
     from ddpdiag.explain.render import render  # imports rich, which a manual page does not need
 
-    width, color = terminal(sys.stdout, display.color)
+    width, color = terminal_style(sys.stdout, display.color)
     show(render(explanations, width=width, color=color), sys.stdout)
     return ExitCode.FIT if any(log.is_explained for log in explanations) else ExitCode.UNKNOWN
 
 
 def _print_page(code: str, color_option: Color, prefix: str = "") -> None:
-    width, color = terminal(sys.stdout, color_option)
+    width, color = terminal_style(sys.stdout, color_option)
     show(prefix + manual_page(code, width=width, color=color), sys.stdout)
 
 

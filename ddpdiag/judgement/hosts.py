@@ -1,4 +1,4 @@
-"""The report's lists of hosts that the next job should leave out, and of healthy hosts."""
+"""The report's lists of failing hosts, which the next job should leave out, and of healthy and slow hosts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,71 +7,74 @@ from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
-from ddpdiag.judgement.ending import ended_by_ctrl_c
-from ddpdiag.judgement.judged import Judged
-from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity
+from ddpdiag.judgement.check_judgements import Judgements
+from ddpdiag.judgement.ending import ctrl_c_seconds
+from ddpdiag.model import EventKind, Finding, HostLists, Recording, Scalar, Severity
 
 # Findings name a link as "h1 -> h2".
 _ARROW = " -> "
-# A program that reads the list could take other texts for another host or several ("h[1-9]", two lines, "?").
+# Programs read the lists. Another text could mean several hosts or none to them ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
 
 
-def sort_hosts(world: World, recording: Recording, judged: Sequence[Judged], doubt: str) -> HostsLine:
-    """The failing hosts, the healthy hosts, and the hosts that only warnings call slow.
+def sort_hosts(world: World, recording: Recording, judgements: Judgements, doubt: str) -> HostLists:
+    """Sort the hosts into failing, healthy and slow ones.
 
-    A host is failing if an error blames it, with --strict also if a warning does. Without --strict, a host that only a
-    warning blames is in neither list. No host is healthy if an error blames no host, or if the host was not checked.
+    A host is failing if an error blames it, or with --strict a warning. Without --strict, a host that only warnings
+    blame is neither failing nor healthy. A host that was not checked is not healthy. If an error blames no rank, host
+    or link, no host is healthy.
     """
-    findings = [finding for own in judged for finding in own.findings]
+    findings = [finding for each in judgements for finding in each.findings]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     warned = _warned_hosts(world, findings)
-    blaming = [node for finding in errors for node in _hosts_of(world, finding)]
-    failing = dict.fromkeys([*blaming, *(warned if world.options.strict else ())])
-    unseen = (node for own in judged for finding in own.not_seen() for node in _hosts_of(world, finding))
-    ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
-    # A host took part to the end if all its ranks did. If two hosts have the same name, both must.
-    gone = world.out | {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
-    left_early = {name for (name, _), ranks in world.hosts.items() if not gone.isdisjoint(ranks)}
-    doubtful = {*failing, *warned, *ends, *unseen, *left_early}
-    why = _undecided(recording, errors, doubt)
+    blamed = [host for finding in errors for host in _hosts_of(world, finding)]
+    failing = dict.fromkeys([*blamed, *(warned if world.options.strict else ())])
+    unchecked = (
+        host for each in judgements for finding in each.not_seen_findings() for host in _hosts_of(world, finding)
+    )
+    link_ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
+    # A host took part to the end if all its ranks did. If two hosts have the same name, the ranks of both must.
+    ended_ranks = world.out | {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
+    ended_early = {name for (name, _), ranks in world.hosts.items() if not ended_ranks.isdisjoint(ranks)}
+    not_healthy = {*failing, *warned, *link_ends, *unchecked, *ended_early}
+    reason = _why_none_healthy(recording, errors, doubt)
     names = dict.fromkeys(name for name, _ in world.hosts if _HOST_NAME.fullmatch(name))
-    healthy = () if why else tuple(name for name in names if name not in doubtful)
-    neither = [name for name, _ in world.hosts if name not in {*failing, *healthy}]
+    healthy = () if reason else tuple(name for name in names if name not in not_healthy)
+    unlisted = [name for name, _ in world.hosts if name not in {*failing, *healthy}]
     # After Ctrl-C the user needs no sentence about hosts in neither list.
-    lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
-    codes = [skip.code for skip in recording.skips if not skip.grounds]
+    unlisted_text = "" if ctrl_c_seconds(recording) is not None else reason or _unlisted_text(unlisted)
+    codes = [skip.code for skip in recording.skips if not skip.is_inapplicable]
     untested = f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run"
     absent = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
-    blamed = {rank for finding in errors if not finding.hosts for rank in finding.ranks}
-    nowhere = sorted(blamed & absent - world.arrivals.keys())
-    unknown = f"the host of {ranks_text(nowhere)} is not known, so it cannot be excluded" if nowhere else ""
-    return HostsLine(
+    blamed_ranks = {rank for finding in errors if not finding.hosts for rank in finding.ranks}
+    without_host = sorted(blamed_ranks & absent - world.arrivals.keys())
+    unknown = f"the host of {ranks_text(without_host)} is not known, so it cannot be excluded" if without_host else ""
+    return HostLists(
         failing=tuple(failing),
         healthy=healthy,
         # On a single host a slow rank is compared with ranks of this host, and no other host is left for the job.
         slow=slow_hosts(findings) if len(world.hosts) > 1 else {},
-        notes=tuple(filter(None, (unknown, lacking, untested if healthy and codes else ""))),
+        caveats=tuple(filter(None, (unknown, unlisted_text, untested if healthy and codes else ""))),
     )
 
 
 def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
-    """By host, the share by which warnings call it slower than most hosts; the slowest host first."""
+    """For each slow host, the share by which it is slower than most hosts, from warnings. The slowest host is first."""
     shares: dict[str, float] = {}
     for finding in findings:
         share = slower_share(finding)
         if finding.severity is Severity.WARNING and share is not None:
-            shares |= {node: max(share, shares.get(node, 0.0)) for node in finding.hosts}
+            shares |= {host: max(share, shares.get(host, 0.0)) for host in finding.hosts}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 def slower_share(finding: Finding) -> float | None:
-    """The share by which the host or rank of a finding is slower than usual; None if it states none."""
+    """The share by which the host or rank of a finding is slower than usual, or None if the finding has no share."""
     share = finding.evidence.get("slower_share")
     return share if isinstance(share, float) else None
 
 
-def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:
+def fastest_first(hosts: HostLists, rows: Sequence[Mapping[str, Scalar]]) -> HostLists:
     """Sort the healthy hosts by the best rate that each reached with another host; hosts without a rate are last."""
     best: dict[Scalar, float] = {}
     for row in rows:
@@ -82,10 +85,12 @@ def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> Hos
 
 
 def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
-    """The hosts under each leaf switch, from the user's topology file or, without it, as the ranks report."""
-    reported = {arrival.place.host: arrival.leaf for arrival in world.arrivals.values() if arrival.leaf}
+    """The hosts under each leaf switch, from the user's topology file or, without a file, as the ranks report it."""
+    reported_leaves = {
+        arrival.place.host: arrival.leaf_switch for arrival in world.arrivals.values() if arrival.leaf_switch
+    }
     leaves: dict[str, list[str]] = {}
-    for host, leaf in (world.given_leaves or reported).items():
+    for host, leaf in (world.given_leaves or reported_leaves).items():
         leaves.setdefault(leaf, []).append(host)
     return {leaf: tuple(hosts) for leaf, hosts in leaves.items()}
 
@@ -95,32 +100,32 @@ def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
 
 
 def _warned_hosts(world: World, findings: Sequence[Finding]) -> dict[str, None]:
-    """The hosts that warnings blame. Without --strict, warnings of one code about every host do not count."""
+    """The hosts that warnings blame. Without --strict, warnings are ignored if those of one code blame all hosts."""
     by_code: dict[str, dict[str, None]] = {}
     for finding in findings:
-        if finding.severity is Severity.WARNING and not finding.of_the_run:
+        if finding.severity is Severity.WARNING and not finding.is_about_run:
             by_code.setdefault(finding.code, {}).update(dict.fromkeys(_hosts_of(world, finding)))
-    everyone = {name for name, _ in world.hosts}
-    blamed = (hosts for hosts in by_code.values() if world.options.strict or not everyone.issubset(hosts))
-    return {name: None for hosts in blamed for name in hosts}
+    all_hosts = {name for name, _ in world.hosts}
+    groups = (hosts for hosts in by_code.values() if world.options.strict or not all_hosts.issubset(hosts))
+    return {name: None for hosts in groups for name in hosts}
 
 
-def _undecided(recording: Recording, errors: Sequence[Finding], doubt: str) -> str:
+def _why_none_healthy(recording: Recording, errors: Sequence[Finding], doubt: str) -> str:
     """The reason why no host can be listed as healthy, or an empty string."""
     if recording.end is None:
         return "no host is listed as healthy, because the recording has no end"
     if any(event.kind is EventKind.BUDGET for event in recording.events):
         return "no host is listed as healthy, because the time limit was reached before all checks ran"
-    unblaming = [f for f in errors if not (f.ranks or f.hosts or f.links)]
-    if unblaming:
-        return f"no host is listed as healthy, because {unblaming[0].code} blames no rank or host: {unblaming[0].title}"
+    error = next((f for f in errors if not (f.ranks or f.hosts or f.links)), None)
+    if error is not None:
+        return f"no host is listed as healthy, because {error.code} blames no rank or host: {error.title}"
     if not errors and doubt:
         return "no host is listed as healthy, because not everything could be checked"
     return ""
 
 
-def _neither(names: Sequence[str]) -> str:
-    """The sentence about hosts that are neither in the healthy nor in the failing list; empty without any."""
+def _unlisted_text(names: Sequence[str]) -> str:
+    """The sentence about hosts that are neither in the healthy nor in the failing list; empty without such hosts."""
     if not names:
         return ""
     are = "is" if len(names) == 1 else "are"

@@ -1,4 +1,4 @@
-"""Functions that read recordings and reports of earlier runs from files."""
+"""Read recordings and reports of earlier runs from files."""
 
 import os
 from pathlib import Path
@@ -15,48 +15,48 @@ from ddpdiag.model.options import Snapshot
 from ddpdiag.model.report import SCHEMA
 
 
-class _Head(Struct):
+class _SchemaOnly(Struct):
     schema: str = ""
 
 
 def read_run(path: str) -> Recording | Report:
-    """The recording in a file or folder, or the JSON report in a file; UsageError for anything else."""
+    """Read a recording from a file or folder, or a JSON report from a file. UsageError if it is neither."""
     try:
         return read_recording([Path(path)])
     except UsageError as error:
         if os.path.isdir(path):
             raise
-        refused = error
-    where = readable(path)
+        not_a_recording = error
+    name = readable(path)
     try:
         data = read_bytes(path)
     except OSError as error:
-        raise UsageError(f"cannot read {where}: {error.strerror or error}") from error
+        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
     try:
-        schema = decode(data, _Head).schema
+        schema = decode(data, _SchemaOnly).schema
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise refused from None  # not a single JSON document, so the first error is shown
+        raise not_a_recording from None  # not a single JSON document, so the first error is shown
     if schema.startswith("ddpdiag.recording/"):
-        raise refused
+        raise not_a_recording
     if schema != SCHEMA:
         raise UsageError(
-            f"{where} is neither a recording (--record) nor a report (--json) of ddpdiag"
+            f"{name} is neither a recording (--record) nor a report (--json) of ddpdiag"
             + (f": its schema is {readable(schema)!r}" if schema else "")
         )
     try:
         return decode(data, Report, least=SMALLEST_NUMBER)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where}: not a report that this version of ddpdiag can read: {error}") from error
+        raise UsageError(f"{name}: not a report that this version of ddpdiag can read: {error}") from error
 
 
 def read_report(path: str) -> Report:
-    """The report in a JSON file, or the report judged from a recording; UsageError for anything else."""
+    """Read a JSON report, or judge a recording, and return the report. UsageError if the file is neither."""
     run = read_run(path)
     return run if isinstance(run, Report) else judge(run, all_checks())
 
 
 def read_baseline(path: str) -> Snapshot:
-    """The figures of the earlier run in a file; UsageError that names --baseline if there are none."""
+    """Read the figures of an earlier run from a file. UsageError, which names --baseline, if the file has none."""
     try:
         snapshot = read_report(path).snapshot
     except UsageError as error:

@@ -7,14 +7,14 @@ from typing import Any
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.checks.registry import BY_WHOLE_CODE
 from ddpdiag.errors import UsageError, nearest
-from ddpdiag.model import Options
+from ddpdiag.model import RunOptions
 
-# The largest number of names that one sentence lists.
-_FEW = 12
+# A sentence lists at most this many names.
+_MAX_LISTED = 12
 
 
-def selected(check: Check[Any], options: Options) -> bool:
-    """Whether the run includes the check. `--select` and `--ignore` have codes or their prefixes; `--ignore` wins."""
+def is_selected(check: Check[Any], options: RunOptions) -> bool:
+    """Whether the run includes the check. A check that both `--select` and `--ignore` name is not included."""
     if check.code.startswith(options.ignore) and options.ignore:
         return False
     if check.code in BY_WHOLE_CODE and not options.alone and check.code not in options.select:
@@ -26,8 +26,8 @@ def selected(check: Check[Any], options: Options) -> bool:
     return not options.stages or check.stage.value in options.stages
 
 
-def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
-    """Raise UsageError for an unknown stage, code or threshold, a deadline of 0, or if no check is left."""
+def validate(options: RunOptions, checks: Iterable[Check[Any]]) -> None:
+    """Raise UsageError for an unknown stage, code or threshold, for a deadline of 0, or if no check is selected."""
     by_code = {check.code: check for check in checks}
     codes = list(by_code)
     stages = [stage.value for stage in Stage if stage is not Stage.RUN]
@@ -36,12 +36,12 @@ def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
     for option, names in (("--select", options.select), ("--ignore", options.ignore)):
         unknown = [name for name in names if not name or not any(code.startswith(name) for code in codes)]
         _require_known(option, unknown, codes, "code")
-    if not any(check.stage is not Stage.RUN and selected(check, options) for check in by_code.values()):
+    if not any(check.stage is not Stage.RUN and is_selected(check, options) for check in by_code.values()):
         raise UsageError("--stage, --skip-stage, --select and --ignore leave no check to run")
     for name, value in options.settings.items():
         code, _, threshold = name.partition(".")
         _require_known("--set", [code], codes, "code")
-        _require_known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"threshold of {code}")
+        _require_known("--set", [name], [f"{code}.{each}" for each in by_code[code].thresholds], f"threshold of {code}")
         if threshold == "deadline_seconds" and float(value) <= 0:
             raise UsageError(f"--set {name}={value}: a deadline must be more than 0 seconds")
 
@@ -53,8 +53,8 @@ def _require_known(option: str, names: Iterable[str], known: Sequence[str], word
 
 
 def _expected(name: str, known: Sequence[str], word: str) -> str:
-    """The expected names in words: all if there are few, else those similar to `name`."""
-    if len(known) <= _FEW:
+    """The end of an error message: all known names if there are few, else those similar to `name`."""
+    if len(known) <= _MAX_LISTED:
         near = nearest(name, known) if len(known) > 1 else ""
         return f"expected {', '.join(known)}{near}" if known else "there is none"
     similar = get_close_matches(name, known, n=3)

@@ -1,7 +1,7 @@
-"""The lines of the report about stages and checks.
+"""The summaries of stages and checks in the report.
 
-Checks of the run (RUN001 to RUN004) judge trials of other stages, and which ranks joined. Their findings are shown
-under the stages that they are about.
+RUN001 to RUN004, the checks of the run, judge the trials of other stages, and which ranks joined. The report shows
+their findings under the stages that the findings are about.
 """
 
 from collections import Counter
@@ -9,125 +9,132 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Concern, Stage
-from ddpdiag.judgement.judged import Judged
-from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Severity, StageLine, Status
-from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.judgement.check_judgements import CheckJudgement, Judgements
+from ddpdiag.model import CheckSummary, EventKind, Finding, Outcome, Recording, Severity, StageSummary, Status
+from ddpdiag.model.recording import SIGNAL_EVENTS
 
 _FAILED = (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED)
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
-ByCode = Mapping[str, Sequence[Outcome]]
+OutcomesByCode = Mapping[str, Sequence[Outcome]]
 
 
-class Lines(NamedTuple):
-    """The lines of the stages that had checks to run, and of all checks."""
+class Summaries(NamedTuple):
+    """The summaries of the stages that had checks to run, and of all checks."""
 
-    stages: tuple[StageLine, ...]
-    checks: tuple[CheckLine, ...]
+    stages: tuple[StageSummary, ...]
+    checks: tuple[CheckSummary, ...]
 
 
-def lines_of(recording: Recording, judged: Sequence[Judged]) -> Lines:
-    """The lines of stages and checks. A stage's line includes the findings of checks of the run about this stage."""
+def summaries_of(recording: Recording, judgements: Judgements) -> Summaries:
+    """Summarize stages and checks. A stage includes the findings of RUN001 to RUN004 that are about this stage."""
     outcomes: dict[str, list[Outcome]] = {}
     for outcome in recording.outcomes:
         outcomes.setdefault(outcome.code, []).append(outcome)
-    concerns = [concern for own in judged for concern in own.added.concerns]
-    of_run = _by_stage(judged, concerns)
-    absent = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
+    concerns = [concern for each in judgements for concern in each.contribution.concerns]
+    run_findings = _run_findings(judgements, concerns)
+    waited = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
     stages = tuple(
-        _line(stage, own, recording, outcomes, of_run.get(stage, ()), absent)
+        _stage_summary(stage, members, recording, outcomes, run_findings.get(stage, ()), waited)
         for stage in Stage
-        if (own := [j for j in judged if j.check.stage is stage and j.check.measure is not None])
+        if (members := [each for each in judgements if each.check.stage is stage and each.check.measure is not None])
     )
     affected: dict[str, Counter[str]] = {}
     for concern in concerns:
         affected.setdefault(str(concern.where), Counter()).update(concern.affected)
-    checks = (_check_line(j, outcomes.get(j.check.code, ()), affected.get(j.check.code, {})) for j in judged)
-    return Lines(stages, tuple(checks))
+    checks = (
+        _check_summary(each, outcomes.get(each.check.code, ()), affected.get(each.check.code, {}))
+        for each in judgements
+    )
+    return Summaries(stages, tuple(checks))
 
 
-def _line(
+def _stage_summary(
     stage: Stage,
-    own: Sequence[Judged],
+    judgements: Judgements,
     recording: Recording,
-    outcomes: ByCode,
-    of_run: Sequence[Finding],
+    outcomes: OutcomesByCode,
+    run_findings: Sequence[Finding],
     waited: float,
-) -> StageLine:
-    """The line of a stage. `of_run`: findings of checks of the run about it. `waited`: seconds for absent ranks."""
-    status, note = _status(own, recording, outcomes), ""
-    findings = [*(finding for j in own for finding in j.findings), *of_run]
+) -> StageSummary:
+    """Summarize a stage from the judgements of its checks and from the findings of RUN001 to RUN004 about the stage.
+
+    `waited` is the time in seconds for which the run waited for ranks that never joined.
+    """
+    status, detail = _status(judgements, recording, outcomes), ""
+    findings = [*(finding for each in judgements for finding in each.findings), *run_findings]
     severities = {finding.severity for finding in findings}
-    if stage is Stage.LAUNCH and (errors := [f.title for f in of_run if f.severity is Severity.ERROR]):
-        status, note = "error", errors[0]
+    if stage is Stage.LAUNCH and (errors := [f.title for f in run_findings if f.severity is Severity.ERROR]):
+        status, detail = "error", errors[0]
     if status == "interrupted":
-        truncated = next(j.check for j in own if _is_truncated(outcomes.get(j.check.code, ())))
-        note = f"interrupted in {truncated.code} ({truncated.name})"
-    return StageLine(
+        truncated = next(each.check for each in judgements if _is_truncated(outcomes.get(each.check.code, ())))
+        detail = f"interrupted in {truncated.code} ({truncated.name})"
+    return StageSummary(
         name=stage.value,
         status=status,
-        # Before any trial, ranks waited for those that never joined.
-        seconds=sum(trials_seconds(outcomes.get(j.check.code, ())) for j in own)
+        # The launch includes the time for which ranks waited for ranks that never joined.
+        seconds=sum(trials_seconds(outcomes.get(each.check.code, ())) for each in judgements)
         + (waited if stage is Stage.LAUNCH else 0.0),
         severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
         codes=tuple(dict.fromkeys(finding.code for finding in findings)),
-        note=note,
+        detail=detail,
     )
 
 
 def trials_seconds(outcomes: Iterable[Outcome]) -> float:
-    """The total seconds of trials; a trial takes as long as its slowest rank."""
+    """The sum of the seconds of all trials. A trial takes as long as its slowest rank."""
     slowest: dict[int, float] = {}
     for outcome in outcomes:
         slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
     return sum(slowest.values())
 
 
-def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) -> str:
-    """The first that applies of: error, a failure of a trial, interrupted, warning, part, done, skipped."""
-    severities = {f.severity for j in judged for f in j.findings}
+def _status(judgements: Judgements, recording: Recording, outcomes: OutcomesByCode) -> str:
+    """The status of a stage: the first that applies of error, a failed status of a trial, interrupted, warning, part
+    (some checks did not run), done, skipped."""
+    severities = {f.severity for each in judgements for f in each.findings}
     if Severity.ERROR in severities:
         return "error"
     experiments = {trial.number for trial in recording.trials if trial.may_fail}
-    own = [o for j in judged for o in outcomes.get(j.check.code, ())]
-    statuses = {Status.DONE} if any(o.trial in experiments for o in own) else set()
-    statuses |= {o.status for o in own if o.trial not in experiments}
+    stage_outcomes = [o for each in judgements for o in outcomes.get(each.check.code, ())]
+    statuses = {Status.DONE} if any(o.trial in experiments for o in stage_outcomes) else set()
+    statuses |= {o.status for o in stage_outcomes if o.trial not in experiments}
     for status in _FAILED:
         if status in statuses:
             return str(status.value)
-    if _is_truncated(own) and any(event.kind in TOLD_TO_LEAVE for event in recording.events):
+    if _is_truncated(stage_outcomes) and any(event.kind in SIGNAL_EVENTS for event in recording.events):
         return "interrupted"
     if Severity.WARNING in severities:
         return "warning"
-    if Status.DONE in statuses and any(j.skip is None and j.check.code not in outcomes for j in judged):
+    if Status.DONE in statuses and any(each.skip is None and each.check.code not in outcomes for each in judgements):
         return "part"
     return "done" if Status.DONE in statuses else "skipped"
 
 
 def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
-    """Whether the end of the run stopped ranks during these trials."""
-    return any(outcome.told and outcome.status is Status.SKIPPED for outcome in outcomes)
+    """Whether the end of the run interrupted a rank in the trials of these outcomes."""
+    return any(outcome.interrupted and outcome.status is Status.SKIPPED for outcome in outcomes)
 
 
-def _by_stage(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, list[Finding]]:
-    """The findings that belong to other stages, by the stage that they are about."""
+def _run_findings(judgements: Judgements, concerns: Sequence[Concern]) -> dict[Stage, list[Finding]]:
+    """The findings of RUN001 to RUN004, by the stage that they are about."""
     stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
-    stages |= {j.check.code: j.check.stage for j in judged}
-    of_run: dict[Stage, list[Finding]] = {}
+    stages |= {each.check.code: each.check.stage for each in judgements}
+    run_findings: dict[Stage, list[Finding]] = {}
     for concern in concerns:
         if (stage := stages.get(concern.where)) is not None:
-            of_run.setdefault(stage, []).append(concern.finding)
-    return of_run
+            run_findings.setdefault(stage, []).append(concern.finding)
+    return run_findings
 
 
-def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[str, int]) -> CheckLine:
-    check = judged.check
-    return CheckLine(
+def _check_summary(judgement: CheckJudgement, outcomes: Sequence[Outcome], affected: Mapping[str, int]) -> CheckSummary:
+    check = judgement.check
+    return CheckSummary(
         code=check.code,
         name=check.name,
         stage=check.stage.value,
         statuses={status.value: count for status, count in Counter(o.status for o in outcomes).items()},
-        skipped_because=judged.skip.reason if judged.skip else None,
+        skipped_because=judgement.skip.reason if judgement.skip else None,
         measures=check.measure is not None,
-        affected=dict(affected),
+        affected_counts=dict(affected),
     )

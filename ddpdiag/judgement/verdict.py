@@ -10,21 +10,21 @@ from ddpdiag.checks.findings import Effect, Section, workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.doubt import tested
-from ddpdiag.judgement.ending import ended_by_a_signal
+from ddpdiag.judgement.check_judgements import Judgements
+from ddpdiag.judgement.doubt import tested_stages
+from ddpdiag.judgement.ending import was_ended_by_signal
 from ddpdiag.judgement.hosts import slower_share
-from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
-from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.model.recording import SIGNAL_EVENTS
 from ddpdiag.text import count, rate_text, times_text
 
 _SPEED = "training.samples_per_second"
-# The sentence names up to this many slow ranks or hosts. The report has a list of all above the sentence.
-_FEW = 4
+# The sentence names at most this many slow ranks or hosts. A list of all stands above it in the report.
+_MAX_NAMED = 4
 
 
 class Conclusion(Struct, frozen=True):
-    """The verdict with its exit code and sentence. `degraded`: the verdict is FIT, and a host or rank slows the job."""
+    """The verdict, its exit code and its sentence. `degraded`: the verdict is FIT, but a host or rank slows the job."""
 
     verdict: Verdict
     exit_code: int
@@ -33,101 +33,105 @@ class Conclusion(Struct, frozen=True):
 
 
 def conclude(
-    world: World, recording: Recording, judged: Sequence[Judged], doubt: str, workarounds: Mapping[str, str | None]
+    world: World, recording: Recording, judgements: Judgements, doubt: str, workarounds: Mapping[str, str | None]
 ) -> Conclusion:
     """Decide the verdict: UNFIT after an error that breaks jobs, UNKNOWN after a user's mistake or a doubt, else FIT.
 
-    A run that was made for one check has the sentence of its section. `workarounds` are variables that the job needs.
+    If a check contributed a section (a benchmark, a training by strategies), the sentence of the verdict is the
+    section's. `workarounds` are the variables that the job needs.
     """
-    own = next((j.added.section for j in judged if j.added.section is not None), None)
-    errors = [(j, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
-    mistakes = [finding for j, finding in errors if j.effect_of(finding) is Effect.USAGE]
-    broken = [(j.check.stage, finding) for j, finding in errors if j.effect_of(finding) is Effect.UNFIT]
+    section = next((each.contribution.section for each in judgements if each.contribution.section is not None), None)
+    errors = [(each, finding) for each in judgements for finding in each.findings if finding.severity is Severity.ERROR]
+    mistakes = [finding for each, finding in errors if each.effect_of(finding) is Effect.USAGE]
+    broken = [(each.check.stage, finding) for each, finding in errors if each.effect_of(finding) is Effect.UNFIT]
     if fatal := [finding for _, finding in broken]:
         needed = {Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN}
-        trained = _trained(judged) is not None and needed.isdisjoint(stage for stage, _ in broken)
-        trained = trained and not _backend_failed(world, recording)
-        sentence = _unfit(world, fatal, trained=trained) if own is None else _failed(fatal, own)
+        can_train = _training_speed(judgements) is not None and needed.isdisjoint(stage for stage, _ in broken)
+        can_train = can_train and not _backend_failed(world, recording)
+        sentence = _unfit(world, fatal, can_train=can_train) if section is None else _section_failed(fatal, section)
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), sentence)
     if mistakes:
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.USAGE), f"{mistakes[0].title}.")
     if doubt:
-        question = "Whether {} can train" if own is None else own.question
-        sentence = f"{question.format(who(world))} is not known: {doubt}."
-        sentence += f" {own.sentence}" if own is not None and own.measured else ""
+        question = "Whether {} can train" if section is None else section.question
+        sentence = f"{question.format(world_text(world))} is not known: {doubt}."
+        sentence += f" {section.sentence}" if section is not None and section.measured else ""
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
-    warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
+    warnings = sum(f.severity is Severity.WARNING for each in judgements for f in each.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    sentence = _fit(world, recording, judged, warnings, workarounds) if own is None else own.sentence
+    sentence = _fit(world, recording, judgements, warnings, workarounds) if section is None else section.sentence
     sentence += " The exit code is 1, because --strict was given." if code is ExitCode.UNFIT else ""
-    return Conclusion(Verdict.FIT, code, sentence, degraded=any(any(j.slowing()) for j in judged))
+    return Conclusion(Verdict.FIT, code, sentence, degraded=any(any(each.slowing_findings()) for each in judgements))
 
 
 def _backend_failed(world: World, recording: Recording) -> bool:
-    """Whether a trial over the job's backend failed. The error that explains it may belong to another stage."""
-    own = {t.number for t in recording.trials if t.params.get("backend") == world.backend and not t.may_fail}
-    return any(o.trial in own and o.status not in (Status.DONE, Status.SKIPPED) for o in recording.outcomes)
+    """Whether a trial over the job's backend failed. The error that explains the failure may be of another stage."""
+    numbers = {t.number for t in recording.trials if t.params.get("backend") == world.backend and not t.may_fail}
+    return any(o.trial in numbers and o.status not in (Status.DONE, Status.SKIPPED) for o in recording.outcomes)
 
 
-def _failed(fatal: Sequence[Finding], own: Section) -> str:
-    """The sentence of UNFIT for a run that was made for one check: the first error, then the section's sentence."""
+def _section_failed(fatal: Sequence[Finding], section: Section) -> str:
+    """The sentence of UNFIT for a run with a section: the first error, then the section's sentence."""
     more = f" ({count(len(fatal) - 1, 'more error')})" if len(fatal) > 1 else ""
-    meaning = f" {own.sentence}" if own.measured else ""
-    return f"{fatal[0].title}{more}.{meaning}"
+    result = f" {section.sentence}" if section.measured else ""
+    return f"{fatal[0].title}{more}.{result}"
 
 
 def exit_code(recording: Recording, code: ExitCode) -> int:
-    """The exit code of the signal that ended the run, else `code`. Ctrl-C counts even if a rank was lost."""
-    signals = [e.detail for e in recording.events if e.kind in TOLD_TO_LEAVE]
+    """The exit code of the signal that ended the run, or `code` if no signal ended it.
+
+    Ctrl-C ended the run even if a rank was lost.
+    """
+    signals = [e.detail for e in recording.events if e.kind in SIGNAL_EVENTS]
     if str(int(signal.SIGINT)) in signals:
         return ExitCode.INTERRUPTED
-    return ExitCode.TERMINATED if ended_by_a_signal(recording) or (signals and code is ExitCode.UNKNOWN) else code
+    return ExitCode.TERMINATED if was_ended_by_signal(recording) or (signals and code is ExitCode.UNKNOWN) else code
 
 
-def who(world: World) -> str:
+def world_text(world: World) -> str:
     """The world in words: "4 ranks on 2 hosts", or "host n7" in `ddpdiag host`."""
     if world.options.alone:
         return f"host {world.host_of(0)}"
     return f"{count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"
 
 
-def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
-    """The sentence of UNFIT: the first error that names a rank, host or link, with all hosts of errors of its code."""
+def _unfit(world: World, fatal: Sequence[Finding], *, can_train: bool) -> str:
+    """The sentence of UNFIT. It quotes the first error that blames, and names all hosts of errors of the same code."""
     first = next((f for f in fatal if f.ranks or f.hosts or f.links), fatal[0])
-    alike = [finding for finding in fatal if finding.code == first.code]
-    hosts = tuple(dict.fromkeys(node for finding in alike for node in finding.hosts))
-    if len(alike) == 1 or len(hosts) == 1 or not all(finding.hosts for finding in alike):
-        alike, what = [first], first.title
+    same_code = [finding for finding in fatal if finding.code == first.code]
+    hosts = tuple(dict.fromkeys(host for finding in same_code for host in finding.hosts))
+    if len(same_code) == 1 or len(hosts) == 1 or not all(finding.hosts for finding in same_code):
+        same_code, reason = [first], first.title
     else:
         share = f"{len(hosts):,} of {count(len(world.hosts), 'host')} fail"
-        what = f"{share}: {names_text(hosts)} ({first.code}: {first.title})"
-    others = len(fatal) - len(alike)
-    more = f" ({count(others, 'more error')})" if others else ""
-    can = "can train, but with errors" if trained else "cannot train"
-    return f"{who(world)} {can}: {what}{more}."
+        reason = f"{share}: {names_text(hosts)} ({first.code}: {first.title})"
+    other_count = len(fatal) - len(same_code)
+    more = f" ({count(other_count, 'more error')})" if other_count else ""
+    verb = "can train, but with errors" if can_train else "cannot train"
+    return f"{world_text(world)} {verb}: {reason}{more}."
 
 
-def _trained(judged: Sequence[Judged]) -> Scalar:
-    """The samples per second of the training, or None without a training."""
-    return next((own.added.figures[_SPEED] for own in judged if _SPEED in own.added.figures), None)
+def _training_speed(judgements: Judgements) -> Scalar:
+    """The samples per second of the training, or None if no training was measured."""
+    return next((each.contribution.figures[_SPEED] for each in judgements if _SPEED in each.contribution.figures), None)
 
 
 def _fit(
-    world: World, recording: Recording, judged: Sequence[Judged], warnings: int, workarounds: Mapping[str, str | None]
+    world: World, recording: Recording, judgements: Judgements, warnings: int, workarounds: Mapping[str, str | None]
 ) -> str:
-    figures = {name: value for own in judged for name, value in own.added.figures.items()}
-    trained = _trained(judged)
+    figures = {name: value for each in judgements for name, value in each.contribution.figures.items()}
+    samples_per_s = _training_speed(judgements)
     options = recording.header.options
-    limited = bool(options.stages or options.skip_stages or options.select or options.ignore)
-    if trained is None:
-        stages = ", ".join(tested(recording, judged))
-        text = f"{who(world)}: no problems found in the stages that ran ({stages})"
+    is_partial = bool(options.stages or options.skip_stages or options.select or options.ignore)
+    if samples_per_s is None:
+        stages = ", ".join(tested_stages(recording, judgements))
+        text = f"{world_text(world)}: no problems found in the stages that ran ({stages})"
     else:
-        speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""
+        speed = f", {samples_per_s:,.0f} samples/s" if isinstance(samples_per_s, int | float) else ""
         busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s", figures.get("fallback.busbw_bytes_per_s"))
         bus = f", all-reduce {rate_text(busbw)}" if isinstance(busbw, int | float) else ""
-        text = f"{who(world)} can train with DDP over {world.backend}{speed}{bus}"
-        if limited:
+        text = f"{world_text(world)} can train with DDP over {world.backend}{speed}{bus}"
+        if is_partial:
             text += "; only the selected checks ran"
     if workarounds:
         text += f"; only {workarounds_text(workarounds)}"
@@ -135,7 +139,7 @@ def _fit(
         text += "; no other host was tested"
     elif world.size == 1:
         text += "; there is one rank only, so communication was not tested"
-    if slowing := [finding for own in judged for finding in own.slowing()]:
+    if slowing := [finding for each in judgements for finding in each.slowing_findings()]:
         text += f"; but {_slowed_text(world, slowing)}"
     if warnings:
         text += f"; {count(warnings, 'warning')}"
@@ -143,19 +147,19 @@ def _fit(
 
 
 def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
-    """Describe slow ranks or hosts: "rank 3 on n1 makes the job up to 2.5 times slower"."""
+    """Describe the slow ranks or hosts, such as "rank 3 on n1 makes the job up to 2.5 times slower"."""
     ranks = sorted({rank for finding in slowing for rank in finding.ranks})
-    hosts = tuple(dict.fromkeys(name for own in slowing for name in own.hosts or world.hosts_of(own.ranks)))
-    few = ""
-    if all(finding.ranks for finding in slowing) and len(ranks) <= _FEW:
-        who, number = f"{ranks_text(ranks)} on {names_text(hosts)}", len(ranks)
+    hosts = tuple(dict.fromkeys(name for each in slowing for name in each.hosts or world.hosts_of(each.ranks)))
+    names = ""
+    if all(finding.ranks for finding in slowing) and len(ranks) <= _MAX_NAMED:
+        subject, number = f"{ranks_text(ranks)} on {names_text(hosts)}", len(ranks)
     elif len(world.hosts) == len(hosts) == 1:
-        who, number = hosts[0], 1
+        subject, number = hosts[0], 1
     else:
-        who, number = f"{len(hosts):,} of {count(len(world.hosts), 'host')}", len(hosts)
-        few = f": {names_text(hosts)}" if number <= _FEW else ""
+        subject, number = f"{len(hosts):,} of {count(len(world.hosts), 'host')}", len(hosts)
+        names = f": {names_text(hosts)}" if number <= _MAX_NAMED else ""
     shares = [share for finding in slowing if (share := slower_share(finding)) is not None]
     plural = "" if number != 1 else "s"
     if not shares:
-        return f"{who} slow{plural} the job down{few}"
-    return f"{who} make{plural} the job up to {times_text(1 / max(1 - max(shares), 1e-3))} slower{few}"
+        return f"{subject} slow{plural} the job down{names}"
+    return f"{subject} make{plural} the job up to {times_text(1 / max(1 - max(shares), 1e-3))} slower{names}"

@@ -18,7 +18,7 @@ from msgspec import Struct
 from rich.cells import cell_len
 
 from ddpdiag.cli.edge import complain, standard_input
-from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
+from ddpdiag.cli.outputs import LintArgs, is_one_file, show, terminal_style
 from ddpdiag.codec import encode, read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.lint import Rule
@@ -64,7 +64,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
     schema: str = "ddpdiag.lint/1"
 
 
-def run(paths: Sequence[str], options: LintOptions) -> int:
+def run(paths: Sequence[str], options: LintArgs) -> int:
     """Judge scripts and show the report. Returns the exit code: 1 for errors or warnings, 2 for unreadable files."""
     json = options.json
     if json is not None:
@@ -74,7 +74,7 @@ def run(paths: Sequence[str], options: LintOptions) -> int:
     rules = select_rules(options.select, options.ignore)
     report = judge_files(paths, rules, quiet=options.quiet)
     stream = sys.stderr if json == "-" else sys.stdout
-    width, has_color = terminal(stream, options.color)
+    width, has_color = terminal_style(stream, options.color)
     if json is not None:
         files.write(json, encode(report).decode() + "\n")
     show(report_text(report, details=options.details, width=width, color=has_color), stream)

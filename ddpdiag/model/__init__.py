@@ -1,18 +1,18 @@
 """The data model: frozen structs that all other packages share. No module of it reads the machine."""
 
-from ddpdiag.model.options import Depth, Options
+from ddpdiag.model.options import Depth, RunOptions
 from ddpdiag.model.recording import End, Event, EventKind, Header, Recording, Skip
 from ddpdiag.model.report import (
-    CheckLine,
+    CheckSummary,
     Finding,
-    HostsLine,
+    HostLists,
     Matrix,
     Report,
     Scalar,
     Severity,
-    StageLine,
+    StageSummary,
     Verdict,
-    WorldLine,
+    WorldSummary,
 )
 from ddpdiag.model.trial import (
     FORK_STEP,
@@ -31,7 +31,7 @@ __all__ = [
     "FORK_STEP",
     "IMPORT_STEP",
     "Arrival",
-    "CheckLine",
+    "CheckSummary",
     "Collective",
     "Depth",
     "End",
@@ -39,21 +39,21 @@ __all__ = [
     "EventKind",
     "Finding",
     "Header",
-    "HostsLine",
+    "HostLists",
     "Kind",
     "Matrix",
-    "Options",
     "Outcome",
     "Place",
     "ProcessState",
     "Recording",
     "Report",
+    "RunOptions",
     "Scalar",
     "Severity",
     "Skip",
-    "StageLine",
+    "StageSummary",
     "Status",
     "Trial",
     "Verdict",
-    "WorldLine",
+    "WorldSummary",
 ]

@@ -1,7 +1,7 @@
 """A benchmark of collectives: the request, and the results.
 
-Sizes are those of nccl-tests' first column: for all_gather, reduce_scatter and all_to_all the data of all ranks
-together, else the bytes of one rank. Bandwidths are bytes per second. `None` is a figure that was not measured.
+A size is defined as in the first column of nccl-tests: for all_gather, reduce_scatter and all_to_all the bytes of all
+ranks together, else the bytes of one rank. Bandwidths are bytes per second. A figure that was not measured is None.
 Reductions are sums, and rank 0 is the root.
 """
 
@@ -18,7 +18,7 @@ from ddpdiag.model.declared import option
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
-# torch has these collectives in place only, and the others out of place.
+# torch writes the result of these collectives to the buffer of the input, and that of the others to another buffer.
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 # Other names of dtypes, as in torch.
 _ALIASES = {
@@ -32,12 +32,12 @@ _ALIASES = {
     "bf16": "bfloat16",
 }
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_MOST_SIZES = 1000
-_SIZES, _CALLS, _WHAT, _VERDICT = "Sizes", "Calls", "What is measured", "Verdict"
+_MAX_SIZES = 1000
+_SIZES, _CALLS, _MEASURED, _VERDICT = "Sizes", "Calls", "What is measured", "Verdict"
 
 
-def size(text: str) -> int:
-    """The number of bytes in "8", "128M" or "1.5G"; K, M, G and T are powers of 1024, as in nccl-tests."""
+def parse_size(text: str) -> int:
+    """Parse a size such as "8", "128M" or "1.5G" into bytes. K, M, G and T are powers of 1024, as in nccl-tests."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in _UNITS else (text, "")
     try:
         value = float(number) * _UNITS.get(unit, 1)
@@ -48,23 +48,23 @@ def size(text: str) -> int:
     return int(value)
 
 
-def _above(least: float, expected: str) -> Callable[[str], float]:
-    """Return a parser of finite numbers above `least`; `expected` is the text of its UsageError."""
+def _number_parser(lower_limit: float, expected: str) -> Callable[[str], float]:
+    """Return a parser of finite numbers above `lower_limit`. `expected` is the text of its UsageError."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value > least):
+        if not (math.isfinite(value) and value > lower_limit):
             raise UsageError(f"expected {expected}")
         return value
 
     return parse
 
 
-def _names(known: Sequence[str], aliases: Mapping[str, str] = {}) -> Callable[[Sequence[str]], tuple[str, ...]]:
-    """Return a parser of comma-separated names, which keeps each once. It accepts any name if `known` is empty."""
+def _names_parser(known: Sequence[str], aliases: Mapping[str, str] = {}) -> Callable[[Sequence[str]], tuple[str, ...]]:
+    """Return a parser of comma-separated names. It drops repetitions, and accepts any name if `known` is empty."""
 
     def parse(texts: Sequence[str]) -> tuple[str, ...]:
         words = [word.strip().lower() for text in texts for word in text.split(",")]
@@ -77,29 +77,29 @@ def _names(known: Sequence[str], aliases: Mapping[str, str] = {}) -> Callable[[S
     return parse
 
 
-def _backends(texts: Sequence[str]) -> tuple[str, ...]:
-    """Parse comma-separated names of backends; the result is empty for "auto"."""
-    names = _names(())(texts)
+def _parse_backends(texts: Sequence[str]) -> tuple[str, ...]:
+    """Parse comma-separated names of backends. The result is empty for "auto"."""
+    names = _names_parser(())(texts)
     if "auto" in names and len(names) > 1:
         raise UsageError("auto cannot be combined with others: it is the backend that a job would use")
     return () if names == ("auto",) else names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class BenchRequest:
     """The request for a benchmark: the options of `ddpdiag allreduce-bench`, named as in nccl-tests.
 
-    `backend` is empty for the job's backend. `min_busbw` is in GB/s (1e9 bytes per second).
+    An empty `backend` means the job's backend. `min_busbw` is in GB/s (1e9 bytes per second).
     """
 
-    minbytes: int = option(8, "Smallest size.", "-b", metavar="SIZE", panel=_SIZES, parse=size)
+    minbytes: int = option(8, "Smallest size.", "-b", metavar="SIZE", panel=_SIZES, parse=parse_size)
     maxbytes: int = option(
         128 << 20,
         "Largest size (default: 128M).",
         "-e",
         metavar="SIZE",
         panel=_SIZES,
-        parse=size,
+        parse=parse_size,
         show_default=False,
     )
     stepfactor: float = option(
@@ -108,7 +108,7 @@ class Bench:
         "-f",
         metavar="X",
         panel=_SIZES,
-        parse=_above(1, "a factor above 1, by which each size is larger than the one before"),
+        parse=_number_parser(1, "a factor above 1, by which each size is larger than the one before"),
     )
     iters: int = option(20, "Timed calls of each size.", "-n", metavar="N", panel=_CALLS, min=1)
     warmup_iters: int = option(5, "Untimed calls before them.", "-w", metavar="N", panel=_CALLS, min=0)
@@ -128,39 +128,39 @@ class Bench:
         ("all_reduce",),
         f"{', '.join(COLLECTIVES)} (a,b; default: all_reduce).",
         metavar="NAME",
-        panel=_WHAT,
+        panel=_MEASURED,
         words=lambda: COLLECTIVES,
-        parse=_names(COLLECTIVES),
+        parse=_names_parser(COLLECTIVES),
     )
     datatype: tuple[str, ...] = option(
         ("float",),
         f"{', '.join(DTYPES)} (a,b; default: float).",
         "-d",
         metavar="TYPE",
-        panel=_WHAT,
+        panel=_MEASURED,
         words=lambda: DTYPES,
-        parse=_names(DTYPES, _ALIASES),
+        parse=_names_parser(DTYPES, _ALIASES),
     )
     backend: tuple[str, ...] = option(
         (),
         "gloo, nccl or any other backend of torch; several are measured in one run (a,b; default: the job's own).",
         metavar="NAME",
-        panel=_WHAT,
+        panel=_MEASURED,
         words=lambda: ("auto", "nccl", "gloo"),
-        parse=_backends,
+        parse=_parse_backends,
     )
     min_busbw: float | None = option(
         None,
         "Exit with 1 if the best bus bandwidth is less.",
         metavar="GB/s",
         panel=_VERDICT,
-        parse=_above(0, "GB/s (1e9 bytes per second), above 0"),
+        parse=_number_parser(0, "GB/s (1e9 bytes per second), above 0"),
     )
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes in bytes, in rising order. If there are too many, only one more than is allowed is returned."""
-        return tuple(islice(self._sizes(), _MOST_SIZES + 1))
+        """The sizes in bytes, in rising order, but not more than _MAX_SIZES + 1, so that `validate` can refuse them."""
+        return tuple(islice(self._sizes(), _MAX_SIZES + 1))
 
     def _sizes(self) -> Iterator[int]:
         size = float(self.minbytes)
@@ -178,12 +178,12 @@ class Bench:
             raise UsageError(
                 f"-b {self.minbytes} is above -e {self.maxbytes}: expected the smallest size, then the largest"
             )
-        if len(self.sizes) > _MOST_SIZES:
-            raise UsageError(f"-b {self.minbytes} -e {self.maxbytes}: at most {_MOST_SIZES} sizes expected")
+        if len(self.sizes) > _MAX_SIZES:
+            raise UsageError(f"-b {self.minbytes} -e {self.maxbytes}: at most {_MAX_SIZES} sizes expected")
 
 
 class BenchPoint(Struct, frozen=True, kw_only=True):
-    """One size of a benchmark: its bus bandwidth, and the coefficient of variation of its calls (`cv`)."""
+    """The bus bandwidth at one size of a benchmark, with the coefficient of variation of the calls' times (`cv`)."""
 
     size_bytes: int
     busbw_bytes_per_s: float
@@ -191,9 +191,10 @@ class BenchPoint(Struct, frozen=True, kw_only=True):
 
 
 class BenchCurve(Struct, frozen=True, kw_only=True):
-    """All sizes of one collective over one backend, small enough to be kept for comparisons.
+    """The bandwidths of one collective over one backend at all sizes, as a snapshot keeps them for comparisons.
 
-    `fabric` has properties of the network by name, in words. Only runs with equal properties and shapes are compared.
+    `fabric` has properties of the network by name, in words. Two runs are compared only if these properties and the
+    shapes of their snapshots are equal.
     """
 
     collective: str
@@ -203,29 +204,30 @@ class BenchCurve(Struct, frozen=True, kw_only=True):
     points: tuple[BenchPoint, ...]
 
 
-class Peer(Struct, frozen=True, kw_only=True, array_like=True):
-    """The path from a GPU to another GPU of its host, as NVML reports it (None: not reported).
+class PeerPath(Struct, frozen=True, kw_only=True, array_like=True):
+    """The path from a GPU to another GPU of its host, as NVML reports it. A field that NVML does not report is None.
 
-    `nvlinks` counts the NVLinks that are up and lead to the other GPU, directly or by a switch. `level` says where the
-    PCIe paths meet (nvmlGpuTopologyLevel_t). `p2p` says whether each GPU may read and write the other's memory.
+    `nvlinks` is the number of NVLinks that are up and lead to the other GPU, directly or through a switch. `pcie_level`
+    says where the PCIe paths of both meet (nvmlGpuTopologyLevel_t). `p2p`: each may access the other's memory.
     """
 
     nvlinks: int | None = None
-    level: int | None = None
+    pcie_level: int | None = None
     p2p: bool | None = None
 
 
 class Limits(Struct, frozen=True, kw_only=True):
     """Upper limits of one rank's rates: bytes per second in one direction, measured or reported by its devices.
 
-    `copy_bytes_per_s` counts bytes copied (each is read once and written once), `loopback_bytes_per_s` bytes of a TCP
-    stream from this process to itself. Both are measured on all ranks at once. `nic_bytes_per_s` is the nominal speed
-    of the interface `nic` to other hosts: of all its `nic_ports` together if there are several (rails of InfiniBand).
-    `nic_port_bytes_per_s` is the speed of the slowest port. `nvlinks` counts the NVLinks that are up, which have the
-    rate `nvlink_bytes_per_s` together. With `nvlink_switched` all of them lead to a switch, so to every other GPU.
-    `pcie_bytes_per_s` is the rate that card and slot allow. `cores` counts the cores that this process may use. `peers`
-    are the paths from the GPU `uuid` to other GPUs that the process sees, by UUID. `processor` is the vendor of the
-    host's processors. GPUs of one `nvlink_domain` are joined by NVLinks, even on several hosts (MNNVL).
+    `copy_bytes_per_s` is the rate of copies in memory (each byte is read and written, and counts once).
+    `loopback_bytes_per_s` is the rate of a TCP stream from this process to itself. Both were measured on all ranks at
+    once. `nic_bytes_per_s` is the nominal speed of the interface `nic` to other hosts, over all its `nic_ports` if
+    there are several (rails of InfiniBand). `nic_port_bytes_per_s` is the speed of the slowest port. `nvlinks` is the
+    number of NVLinks that are up, `nvlink_bytes_per_s` their total rate. `nvlink_switched`: all lead to a switch, and
+    so to every other GPU. `pcie_bytes_per_s` is the rate that card and slot allow. `cores` is the number of cores that
+    this process may use. `peers` has, by UUID, the paths from the GPU `uuid` to the other GPUs that the process sees.
+    `cpu_vendor` is the vendor of the host's processors. NVLinks join all GPUs of one `nvlink_domain`, even on several
+    hosts (MNNVL).
     """
 
     copy_bytes_per_s: float | None = None
@@ -240,19 +242,20 @@ class Limits(Struct, frozen=True, kw_only=True):
     pcie_bytes_per_s: float | None = None
     cores: int | None = None
     uuid: str | None = None
-    peers: dict[str, Peer] = {}
-    processor: str | None = None
+    peers: dict[str, PeerPath] = {}
+    cpu_vendor: str | None = None
     nvlink_domain: str | None = None
 
 
 class RankRow(Struct, frozen=True, kw_only=True, gc=False):
     """The recorded result of one size on one rank.
 
-    `cv` is the standard deviation of the calls divided by their mean. All ranks finish a call together, so the rank
-    that started the call last spends least time in it. The lag in a call is the longest time of any rank minus the time
-    of this rank: `lag_seconds` is its median. `last` counts the calls in which this rank's time was the shortest, and
-    `transfer_seconds` is the median of the shortest time, equal on all ranks. These three are None if ranks may finish
-    apart (broadcast, reduce). `wrong` counts wrong elements (None: not checked).
+    `calls` is the number of timed calls, and `cv` is the standard deviation of their times divided by the mean. All
+    ranks finish a call together, so the rank that starts a call last spends least time in it. The lag in a call is the
+    longest time of any rank minus the time of this rank. `lag_seconds` is the median lag. `calls_started_last` is the
+    number of calls in which this rank's time was the shortest. `transfer_seconds` is the median of the shortest times,
+    equal on all ranks. These three are None if ranks may finish apart (broadcast, reduce). `wrong` is the number of
+    wrong elements (None: not checked).
     """
 
     size_bytes: int
@@ -265,15 +268,16 @@ class RankRow(Struct, frozen=True, kw_only=True, gc=False):
     cv: float
     wrong: int | None = None
     lag_seconds: float | None = None
-    last: int | None = None
+    calls_started_last: int | None = None
     transfer_seconds: float | None = None
 
 
 class BenchRow(Struct, frozen=True, kw_only=True):
-    """One line of the table of results, as in nccl-tests. `count` is the second column of nccl-tests.
+    """One row of the table of results, as in nccl-tests. `count` is the second column of nccl-tests.
 
-    `seconds`, `min_seconds` and `cv` belong to `slowest_rank`: the mean of its calls, the shortest, and their
-    coefficient of variation. `calls` is the lowest number of calls of a rank. `wrong` counts elements on all ranks.
+    `seconds`, `min_seconds` and `cv` are the mean, the minimum and the coefficient of variation of the call times of
+    `slowest_rank`. `calls` is the lowest number of calls of any rank. `wrong` is the number of wrong elements on all
+    ranks (None: not checked).
     """
 
     backend: str
@@ -292,7 +296,7 @@ class BenchRow(Struct, frozen=True, kw_only=True):
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
-    """The bus bandwidth that this hardware should reach, and its source."""
+    """The bus bandwidth that this hardware should reach, and the source of this number, in words."""
 
     busbw_bytes_per_s: float
     source: str
@@ -314,15 +318,16 @@ class Bottleneck(Enum):
 class Series(Struct, frozen=True, kw_only=True):
     """The result of all sizes of one collective over one backend, with one dtype.
 
-    `best_bytes` is the size with the highest bus bandwidth, `peak_busbw_bytes_per_s`. `share` is this peak divided by
-    the expected one. `latency_seconds` is the shortest call of a small message. `sentence` names the bottleneck.
+    `peak_busbw_bytes_per_s` is the highest bus bandwidth, reached at the size `best_size_bytes`. `share` is the peak
+    divided by the expected bandwidth. `latency_seconds` is the shortest time of a call at a small size. `sentence`
+    names the bottleneck.
     """
 
     backend: str
     collective: str
     dtype: str
     peak_busbw_bytes_per_s: float
-    best_bytes: int
+    best_size_bytes: int
     latency_seconds: float | None
     expectation: Expectation | None
     share: float | None
@@ -331,10 +336,11 @@ class Series(Struct, frozen=True, kw_only=True):
 
 
 class BenchRank(Struct, frozen=True, kw_only=True):
-    """One line of the table of ranks, for one collective over one backend, at `size_bytes`.
+    """One row of the table of ranks: one rank in one collective over one backend, at `size_bytes`.
 
-    `seconds` is the median of the rank's calls, `spread_share` their coefficient of variation. `copy_bytes_per_s` is
-    the rate of copies in the rank's memory. `slow` is the reason why the rank is called slow, or empty.
+    `seconds` is the median time of the rank's calls, `spread_share` their coefficient of variation. `lag_seconds` is
+    that of RankRow. `copy_bytes_per_s` is the rate of copies in the rank's memory. `slow_reason` says why the rank is
+    slow; empty if it is not slow.
     """
 
     backend: str
@@ -353,20 +359,21 @@ class BenchRank(Struct, frozen=True, kw_only=True):
     spread_share: float | None
     lag_seconds: float | None
     copy_bytes_per_s: float | None = None
-    slow: str = ""
+    slow_reason: str = ""
 
 
 class BenchReport(Struct, frozen=True, kw_only=True):
-    """The judged result of a benchmark. `notes` are sentences about dropped sizes, fewer calls and series cut short.
+    """The judged result of a benchmark. `wrong` is the number of wrong elements (None: not checked).
 
-    `wrong` is None if nothing was checked.
+    `omissions` are sentences about sizes that were left out, fewer calls than requested, and series cut short.
+    `complete`: all requested sizes were measured.
     """
 
-    asked: Bench
+    request: BenchRequest
     rows: tuple[BenchRow, ...]
     series: tuple[Series, ...]
     ranks: tuple[BenchRank, ...]
-    notes: tuple[str, ...]
+    omissions: tuple[str, ...]
     wrong: int | None
     complete: bool
     sentence: str

@@ -1,4 +1,4 @@
-"""The declaration of an option: a dataclass field that is read from the command line and recorded as it is."""
+"""The declaration of an option as a field of a dataclass, which the command line fills in."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import field
@@ -22,12 +22,13 @@ def option(
     show_default: bool = True,
     **metadata: object,
 ) -> T:
-    """Declare a dataclass field that is an option with the name of the field (`set_`: --set) and with `more_names`.
+    """Declare a dataclass field as an option. Its name is that of the field (`set_`: --set); `more_names` are added.
 
-    An option whose value is a tuple may be given several times; --help does not show its default. Only --help-all shows
-    an `advanced` option. With `variable` the option is also read from DDPDIAG_<OPTION>, unless the command line has it.
-    A shell completes values from `words`. `parse` makes the field's value from the text, or the tuple of texts. Its
-    UsageError ("expected ...") is shown after the option and the text.
+    An option whose type is a tuple may be typed several times, and --help does not show its default. `panel` is the
+    heading in --help, `metavar` the word for the value. Only --help-all shows an `advanced` option. With `variable` the
+    variable DDPDIAG_<OPTION> sets the option if the command line does not. A shell completes values from `words`.
+    `parse` makes the field's value from the typed text (for a tuple, from all texts). If it raises UsageError
+    ("expected ..."), the message follows the option and the text. `metadata` is added to the field's metadata.
     """
     shown = {
         "help": help,
@@ -39,15 +40,18 @@ def option(
         "show_default": show_default,
         "autocompletion": None if words is None else completion(words),
     }
-    known = {"names": more_names, "shown": shown, "variable": variable, "parse": parse}
-    return field(default=default, metadata={**known, **metadata})
+    common = {"names": more_names, "shown": shown, "variable": variable, "parse": parse}
+    return field(default=default, metadata={**common, **metadata})
 
 
 def completion(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a function that completes a value, or the last part of a comma-separated value, to one of the words."""
+    """Return a function that lists the completions of a typed text to one of the words.
 
-    def completed(incomplete: str) -> list[str]:
+    Of a comma-separated text the last part is completed.
+    """
+
+    def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         return [f"{before}{comma}{word}" for word in words() if word.startswith(last)]
 
-    return completed
+    return complete

@@ -1,32 +1,34 @@
-"""Measurements of one process: training steps, copies and arithmetic of its GPUs, and a group of one rank."""
+"""Measurements of one process: training steps, copies between devices, and arithmetic of its devices."""
 
 from msgspec import Struct
 
 
 class Proof(Struct, frozen=True, kw_only=True):
-    """One step of DistributedDataParallel (DDP), compared with the same step in one process alone.
+    """One step of DistributedDataParallel (DDP), compared with the same step in one process without DDP.
 
-    `first_weights` is the SHA-256 of the parameters before DDP sends rank 0's to all. `error` is the largest deviation
-    of DDP's gradient from that of one process, as a share of its largest element. `norm` is the Euclidean norm of the
-    gradient of one process. Other gradients are compared by sketches, a few random sums of all elements: `handed` is
-    that of this rank's input to the all-reduce, `witnessed` those of the inputs that other ranks should have, by rank.
+    `first_weights` is the SHA-256 of this rank's parameters before DDP replaces them by rank 0's. `gradient_error` is
+    the largest deviation of DDP's gradient from the gradient of one process, as a share of its largest element.
+    `gradient_norm` is the Euclidean norm of the gradient of one process. A sketch is a few random sums of all elements
+    of a gradient. `input_sketch` is the sketch of this rank's input to the all-reduce. `expected_sketches` has, by
+    rank, the sketches of the inputs that this rank computed for other ranks.
     """
 
     first_weights: str
     dtype: str
-    error: float
-    norm: float
-    handed: tuple[float, ...]
-    witnessed: dict[int, tuple[float, ...]]
+    gradient_error: float
+    gradient_norm: float
+    input_sketch: tuple[float, ...]
+    expected_sketches: dict[int, tuple[float, ...]]
 
 
 class Training(Struct, frozen=True, kw_only=True):
     """The training of TRN001 on one rank.
 
-    `first_loss` (mean over ranks) is that of the first step, `last_loss` the mean over the last few; `accuracy` and
-    `test_loss` are over all ranks and test images. `samples` counts this rank's training images in the
-    `training_seconds` of all steps but the first, which warms up. `first_bad_step` is the first step in which this
-    rank's own loss or gradient, before any exchange, was not finite. `checksum` is the SHA-256 of the parameters.
+    `first_loss` is the loss of the first step, `last_loss` the mean loss of the last few steps; both are means over
+    ranks. `accuracy` and `test_loss` are over all ranks and test images. `training_seconds` is the time of all steps
+    but the first, which warms up; `samples` counts this rank's training images in that time. `first_bad_step` is the
+    first step in which this rank's loss or gradient was not finite before any exchange (None: always finite).
+    `checksum` is the SHA-256 of the parameters after the training.
     """
 
     first_loss: float
@@ -41,10 +43,11 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 class Window(Struct, frozen=True):
-    """Mean seconds of each part of a few steps: `data` makes tensors of images, `wait` is the time in the all-reduce.
+    """Mean seconds of each part of a step, over a few consecutive steps.
 
-    `core_share` is the processor time of the process divided by the wall time of its own work. A rank with less than
-    the other ranks shared its cores with other processes.
+    `data` is the time to make tensors of images, `wait` the time in the all-reduce. `core_share` is the processor time
+    of the process divided by `own_seconds`. A rank with a lower share than other ranks shared its cores with other
+    programs.
     """
 
     data: float
@@ -55,21 +58,21 @@ class Window(Struct, frozen=True):
     core_share: float
 
     @property
-    def compute(self) -> float:
-        """The seconds in which this rank computed."""
+    def compute_seconds(self) -> float:
+        """The seconds of the forward pass, the backward pass and the optimizer."""
         return self.forward + self.backward + self.optimizer
 
     @property
-    def own(self) -> float:
-        """The seconds in which this rank waited for no other rank."""
-        return self.data + self.compute
+    def own_seconds(self) -> float:
+        """The seconds of all parts but the wait for other ranks."""
+        return self.data + self.compute_seconds
 
 
 class Steps(Struct, frozen=True, kw_only=True):
     """The timed training steps of one rank.
 
-    `bucket_seconds` is the shortest all-reduce of `bucket_bytes`. `overlap` is the share of the communication that DDP
-    hid behind the backward pass, by its own logging (None: not logged).
+    `bucket_seconds` is the shortest time of an all-reduce of `bucket_bytes`. `overlap` is the share of the
+    communication that ran during the backward pass, as DDP's logging reports it (None: not logged).
     """
 
     windows: tuple[Window, ...]
@@ -78,17 +81,17 @@ class Steps(Struct, frozen=True, kw_only=True):
     overlap: float | None
 
 
-# In the following structs rates are bytes per second in one direction, from the fastest of several batches of calls. A
-# rate that was not measured is None. `wrong` counts 32-bit words that differed on arrival.
+# In GpuCopies and PairCopies a rate is bytes per second in one direction, in the fastest of several batches of calls
+# (None: not measured). `wrong` counts 32-bit words that differed on arrival.
 
 
 # CUDA's text for cudaErrorTooManyPeers. A GPU has 8 peers at most (CUDA C++ programming guide, peer-to-peer memory
-# access), unless NVSwitches join them, and torch never gives one up again.
+# access), unless NVSwitches join them, and torch never releases a peer.
 NO_PEERS_LEFT = "peer mapping resources exhausted"
 
 
 class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU (`index` is torch's), and its copies from pinned memory of the host (`to` the GPU) and back (`from`)."""
+    """A GPU, and its copies from pinned host memory to the GPU (`to`) and back (`from`). `index` is torch's index."""
 
     index: int
     uuid: str | None = None
@@ -101,10 +104,10 @@ class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The copies from one GPU to another. `access` says whether they reach the target directly.
+    """The copies from one GPU to another. `access` says whether the source writes to the target's memory directly.
 
-    `through_host_bytes_per_s` is the rate of the same copy by way of pinned memory, which is measured only if it could
-    be faster. Each time `words` words were compared.
+    `through_host_bytes_per_s` is the rate of the same copy through pinned host memory, which is measured only if it
+    could be faster. `words` is the number of words that were compared after each of the two copies.
     """
 
     source: int
@@ -118,7 +121,7 @@ class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The copies that one process measured: `done` of `jobs`, in an order that depends only on the number of GPUs.
+    """The copies that one process measured: the first `done` of its `jobs`. Their order depends only on the GPU count.
 
     `refused` are the pairs (source, target) for which CUDA had no peer mappings left.
     """
@@ -131,7 +134,10 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU at one moment, by NVML: the clock of its processors; `events` are the bits of nvmlClocksEventReasons."""
+    """A GPU at one moment, as NVML reports it: the clock of its processors (`sm_hz`) and its temperature.
+
+    `events` are the bits of nvmlClocksEventReasons.
+    """
 
     sm_hz: float | None = None
     events: int | None = None
@@ -139,11 +145,12 @@ class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The rates of one GPU (or of the CPU: `index` is None), one for each batch, or why there are none (`unmeasured`).
+    """The rates of one GPU, or of the CPU (`index` is None): one rate for each batch of calls.
 
-    `index` is torch's. `flop_per_s` are rates of matrix products in `dtype`. `copy_bytes_per_s` are rates of copies in
-    the device's memory; they count bytes read and bytes written. `during` are the GPU's loads while it computed. `pid`
-    is this process, and `pids` are the processes that NVML shows on the GPU (None: NVML does not say).
+    `index` is torch's index. `flop_per_s` are the rates of matrix products in `dtype`. `copy_bytes_per_s` are the rates
+    of copies in the device's memory: bytes read plus bytes written. `processors` is the number of the GPU's
+    multiprocessors. `loads` are states of the GPU while it computed. `pid` is this process. `pids` are the processes
+    that NVML shows on the GPU (None: not shown). `why_unmeasured` is the reason if there are no rates.
     """
 
     device: str
@@ -154,16 +161,17 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dtype: str = ""
     flop_per_s: tuple[float, ...] = ()
     copy_bytes_per_s: tuple[float, ...] = ()
-    during: tuple[GpuLoad, ...] = ()
+    loads: tuple[GpuLoad, ...] = ()
     pid: int = 0
     pids: tuple[int, ...] | None = None
-    unmeasured: str = ""
+    why_unmeasured: str = ""
 
 
 class Product(Struct, frozen=True, kw_only=True):
     """A product of two square matrices of `size` rows on one device, such as "GPU 3" or "the CPU".
 
-    `wrong` counts elements unlike the exact product. `seconds` includes the device's start. `error`: it failed.
+    `wrong` counts elements that differ from the exact product. `seconds` includes the start of the device. `error` is
+    the text of the error if the computation failed.
     """
 
     device: str

@@ -1,9 +1,10 @@
-"""Messages about the progress of a run, for the display. They are not recorded: the recording has other lines.
+"""News: messages about the progress of a run, for the display of each rank. They are not recorded.
 
-Rank 0 sends, in this order: `Started`, `Waiting` while ranks are missing, `Gathered`; for each stage `StageBegan`, for
-each check of it `CheckBegan`, for each of its trials `TrialBegan` and, while that runs, `Pending` and `Progressed`;
-then `StageEnded`. `Happened` may be sent at any time. Another rank sends `Seeking` and `Joined`, and nothing else.
-`Waiting`, `Pending` and `Seeking` are sent once a second, so that a display without a clock gets one.
+Rank 0 sends `RunStarted`, then `WaitingForRanks` while ranks are missing, then `RanksGathered`. For each stage it sends
+`StageBegan`, for each check of the stage `CheckBegan`, and for each trial of the check `TrialBegan`. While the trial
+runs, it sends `TrialPending` and `CheckProgress`. At the end of the stage it sends `StageEnded`. It may send `RunEvent`
+at any time. All other ranks send only `LookingForRank0` and `Joined`.
+`WaitingForRanks`, `TrialPending` and `LookingForRank0` are sent once a second, because some displays have no clock.
 """
 
 from typing import Literal, Protocol, TypeAlias
@@ -14,67 +15,71 @@ from msgspec import Struct
 StageStatus: TypeAlias = Literal["done", "failed", "skipped", "cut short"]
 
 
-class Started(Struct, frozen=True, kw_only=True):
+class News(Struct, frozen=True, kw_only=True):
+    """The base class of the messages."""
+
+
+class RunStarted(News, frozen=True, kw_only=True):
     """The run begins. It will end within `budget_seconds`."""
 
     budget_seconds: float
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
-    """`came` ranks have joined. In `left_seconds` the run begins without those that are still missing."""
+class WaitingForRanks(News, frozen=True, kw_only=True):
+    """`joined` ranks have joined. In `left_seconds` the run begins without the ranks that are still missing."""
 
-    came: int
+    joined: int
     missing: tuple[int, ...]
     left_seconds: float
 
 
-class Gathered(Struct, frozen=True, kw_only=True):
-    """The wait for ranks is over: this many `ranks` joined, from this many `hosts`."""
+class RanksGathered(News, frozen=True, kw_only=True):
+    """The wait for ranks is over. `ranks` is the number of ranks that joined, `hosts` the number of their hosts."""
 
     ranks: int
     hosts: int
     missing: tuple[int, ...]
 
 
-class StageBegan(Struct, frozen=True, kw_only=True):
-    """A stage begins, or continues: checks that need torch run after all that do not."""
+class StageBegan(News, frozen=True, kw_only=True):
+    """A stage begins or continues. It continues because checks that need torch run after those that do not."""
 
     name: str
 
 
-class StageEnded(Struct, frozen=True, kw_only=True):
-    """A stage has ended or, with `more`, is interrupted and will continue.
+class StageEnded(News, frozen=True, kw_only=True):
+    """A stage has ended. With `will_continue`, the stage is only interrupted.
 
-    `status` is "skipped" if nothing of the stage ran, and "failed" if a trial failed: `failed` then has the codes of
-    the checks with a failed trial. Findings do not count, because they are judged later.
+    `status` is "skipped" if nothing of the stage ran, and "failed" if a trial failed. `failed` has the codes of the
+    checks with a failed trial. Findings do not count, because checks are judged later.
     """
 
     name: str
     status: StageStatus
     seconds: float
     failed: tuple[str, ...] = ()
-    more: bool = False
+    will_continue: bool = False
 
 
-class CheckBegan(Struct, frozen=True, kw_only=True):
-    """A check begins that has trials to run."""
+class CheckBegan(News, frozen=True, kw_only=True):
+    """A check with trials to run begins."""
 
     code: str
     name: str
 
 
-class TrialBegan(Struct, frozen=True, kw_only=True):
-    """A trial begins, and ends within `deadline_seconds`. `importing`: it is the first trial that needs torch."""
+class TrialBegan(News, frozen=True, kw_only=True):
+    """A trial begins, and ends within `deadline_seconds`. `imports_torch`: it is the first trial that needs torch."""
 
     deadline_seconds: float
-    importing: bool = False
+    imports_torch: bool = False
 
 
-class Pending(Struct, frozen=True, kw_only=True):
-    """The number of ranks that have done their part of the trial, and the ranks for which they wait, with their hosts.
+class TrialPending(News, frozen=True, kw_only=True):
+    """The state of a running trial: `done` of its `ranks` have done their part.
 
-    `awaited` are the ranks that have not reached the barrier at which others wait. If no rank waits at a barrier, they
-    are all ranks that have not answered.
+    `awaited` are the ranks that have not reached the barrier at which other ranks wait. If no rank waits at a barrier,
+    `awaited` are all ranks that have not answered. `hosts` are the hosts of these ranks.
     """
 
     ranks: int
@@ -83,54 +88,38 @@ class Pending(Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
 
 
-class Progressed(Struct, frozen=True, kw_only=True):
-    """A text of the running check about its progress."""
+class CheckProgress(News, frozen=True, kw_only=True):
+    """A text from the running check about its progress."""
 
     text: str
 
 
-class Happened(Struct, frozen=True, kw_only=True):
-    """An event that changes the run: a signal, a rank that is lost."""
+class RunEvent(News, frozen=True, kw_only=True):
+    """An event that changes the run, such as a signal or the loss of a rank."""
 
     text: str
 
 
-class Seeking(Struct, frozen=True, kw_only=True):
-    """This rank tries to reach rank 0 at `host`, for another `left_seconds`."""
+class LookingForRank0(News, frozen=True, kw_only=True):
+    """This rank tries to reach rank 0 at `host`. It gives up after another `left_seconds`."""
 
     rank: int
     host: str
     left_seconds: float
 
 
-class Joined(Struct, frozen=True, kw_only=True):
+class Joined(News, frozen=True, kw_only=True):
     """This rank joined the run. Rank 0, at `host`, will make the report."""
 
     rank: int
     host: str
 
 
-News: TypeAlias = (
-    Started
-    | Waiting
-    | Gathered
-    | StageBegan
-    | StageEnded
-    | CheckBegan
-    | TrialBegan
-    | Pending
-    | Progressed
-    | Happened
-    | Seeking
-    | Joined
-)
-
-
 class Listener(Protocol):
-    """The receiver of a run's progress. Any thread may call its methods, which neither raise nor wait."""
+    """The receiver of news. Any thread may call its methods. They neither raise nor wait."""
 
     def tell(self, news: News) -> None:
         """Show this news."""
 
     def close(self) -> None:
-        """Remove the display; no more news follows."""
+        """Remove the display. Afterwards `tell` is not called."""

@@ -1,15 +1,15 @@
-"""The options of a run, and the earlier run to compare with; recorded, because judgement depends on them."""
+"""The options of a run, and the figures by which two runs are compared. Both are recorded for judgement."""
 
 from enum import Enum
 
 from msgspec import Struct, field, structs
 
-from ddpdiag.model.bench import Bench, BenchCurve
-from ddpdiag.model.train import Train
+from ddpdiag.model.bench import BenchCurve, BenchRequest
+from ddpdiag.model.train import TrainRequest
 
 
 class Sampling(Enum):
-    """The meaning of a figure's values."""
+    """The kind of values that a figure has."""
 
     REPEATS = "repeats"  # repeated measurements, in their order
     SUMMARY = "summary"  # the minimum, the median and the 95th percentile of many measurements
@@ -17,10 +17,9 @@ class Sampling(Enum):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """One figure of a run, compared with itself in another run.
+    """One figure of a run, which is compared with the figure of the same name in another run.
 
-    `name` is for scripts, with the unit at its end, `title` for people. A lower value is better, unless it is a rate
-    (`is_rate`).
+    `name` is for scripts and ends with the unit; `title` is for people. Lower values are better, unless `is_rate`.
     """
 
     name: str
@@ -31,11 +30,12 @@ class Figure(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """The figures of a run, and what they depend on.
+    """The figures of a run, with the facts on which they depend.
 
-    `shape` has ranks, hosts and backend in words. `facts` are the "versions" and "variables" that checks read, by name.
-    `busy_share` is the share of its cores that a rank had while it computed: the median over time, of the rank with the
-    least (None: not measured). `on_gpus`: the ranks computed on GPUs, whose times do not depend on this share.
+    `shape` has the number of ranks, the number of hosts and the backend, in words. `facts` has the dictionaries
+    "versions" and "variables", as checks read them. `series` are the results of a benchmark. `core_share` is the share
+    of processor time that a rank had while it computed: the median over time, of the rank with the lowest share (None:
+    not measured). `on_gpus`: the ranks computed on GPUs, whose times do not depend on this share.
     """
 
     created: str
@@ -43,33 +43,34 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     facts: dict[str, dict[str, str]]
     figures: tuple[Figure, ...]
     series: tuple[BenchCurve, ...] = ()
-    busy_share: float | None = None
+    core_share: float | None = None
     on_gpus: bool = False
 
 
-# The name of the launcher in a run that tests only its own host.
+# The launcher's name in a run of `ddpdiag host`, which tests only its own host.
 ALONE = "alone"
 
 
 class Depth(Enum):
-    """The amount of measurement: seconds, about a minute, or as long as the budget allows."""
+    """The time for measurements. QUICK: seconds. STANDARD: about a minute. DEEP: as long as the budget allows."""
 
     QUICK = "quick"
     STANDARD = "standard"
     DEEP = "deep"
 
 
-class Options(Struct, frozen=True, kw_only=True):
-    """The options of a run that decide what is planned and how it is judged.
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """The options that decide what a run measures and how it is judged. Ranks receive them, and recordings keep them.
+
+    They are not the command line (CheckArgs): defaults are resolved, and `topology` and `baseline` are read from files.
 
     Empty `stages` and `select` mean all. `select` and `ignore` have codes or prefixes of codes, `settings` the values
     of `--set CODE.name=value`. `budget_seconds` limits the whole run. `port_range` is LOW-HIGH, the ports on which
-    stores may listen. `uses_workarounds`: the job will set the variables that were found to help. `topology` names the
-    leaf switch (or rack) of hosts for which it is known. `job_left_seconds` is the time that the batch system left to
-    the job when this run began (None: not known). `wanted_budget_seconds` is the requested budget, if this time is too
-    short for it. `bench` is the request for a benchmark, `train` that for a training by strategies, and `baseline` an
-    earlier run for comparison. `alone`: one process tests its own host, without contact to other hosts, with the checks
-    that the recording's header names.
+    stores may listen. `uses_workarounds`: the job will set the variables that avoid the faults found. `topology` maps
+    each host whose leaf switch (or rack) is known to it. `job_left_seconds` is the time that the batch system left to
+    the job when this run began (None: not known). If this time was too short, `wanted_budget_seconds` is the budget
+    that was requested. `bench` requests a benchmark, `train` a training by strategies. `baseline` has the figures of an
+    earlier run. `alone`: one process tests its own host, without other hosts, with the checks that the header names.
     """
 
     depth: Depth = Depth.QUICK
@@ -88,12 +89,12 @@ class Options(Struct, frozen=True, kw_only=True):
     uses_workarounds: bool = False
     topology: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
-    bench: Bench | None = None
-    train: Train | None = None
+    bench: BenchRequest | None = None
+    train: TrainRequest | None = None
     alone: bool = False
     baseline: Snapshot | None = None
 
     @property
-    def for_ranks(self) -> "Options":
-        """A copy without the baseline and the topology, which may be long and which only rank 0 reads."""
+    def for_ranks(self) -> "RunOptions":
+        """A copy without `baseline` and `topology`, which only rank 0 reads and which may be long."""
         return structs.replace(self, topology={}, baseline=None)

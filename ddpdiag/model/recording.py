@@ -5,37 +5,38 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from ddpdiag.model.options import Options
+from ddpdiag.model.options import RunOptions
 from ddpdiag.model.trial import Arrival, Outcome, Trial
 
 # History: 1 = first.
 SCHEMA = "ddpdiag.recording/1"
-# The most ranks that `ddpdiag simulate` can have. Lists of more ranks would fill the memory.
-MOST_RANKS = 1 << 23
+# `ddpdiag simulate` has at most this many ranks. A header that claims more would make lists that fill the memory.
+MAX_RANKS = 1 << 23
 
 
 class Header(Struct, frozen=True, kw_only=True, tag="header"):
     """The first line of every recording. `created` is UTC in ISO 8601.
 
-    `checks` are the codes of all checks of the version that wrote it, so that a newer version does not miss its new
-    checks in it. `layout` is the host of each rank if the launcher names it, else empty. `secret` says how ranks proved
-    that they belong to the run ("token", "inherited", "same host", "key file", "none"; empty if not known).
+    `checks` are the codes of all checks of the version that wrote the recording, so that a newer version does not
+    report its new checks as missing. `layout` is the host of each rank, by rank; empty if the launcher does not name
+    the hosts. `authentication` says how ranks proved that they belong to the run ("token", "inherited", "same host",
+    "key file", "none"; empty if not known).
     """
 
     run_id: str
-    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    world_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)]
     launcher: str
-    options: Options
+    options: RunOptions
     created: str
     version: str
     checks: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
-    secret: str = ""
+    authentication: str = ""
     schema: str = SCHEMA
 
 
 class EventKind(Enum):
-    """The kinds of events of a rank, or of the run, outside a trial."""
+    """The kinds of events outside trials, about one rank or about the run."""
 
     ABSENT = "absent"  # never joined
     DUPLICATE = "duplicate"  # a second process with the same rank
@@ -48,14 +49,15 @@ class EventKind(Enum):
     BUDGET = "budget"  # the budget was spent before all checks ran
 
 
-TOLD_TO_LEAVE = (EventKind.SIGNAL, EventKind.LEAVING)
+# The events that show that a signal asked a rank to end.
+SIGNAL_EVENTS = (EventKind.SIGNAL, EventKind.LEAVING)
 
 
 class Event(Struct, frozen=True, kw_only=True, tag="event"):
-    """An event at `seconds` after the start of the run. `rank` is None if it concerns the whole run.
+    """An event at `seconds` after the start of the run. `rank` is None if the event concerns the whole run.
 
-    `answers`, for a lost rank, says whether its host still answered a plain TCP connect, so that only its process
-    ended (None: no rank tried). `reporter` is the rank that recorded the loss of rank 0.
+    `host_answered`, for a lost rank, says whether its host still answered a plain TCP connect (None: not tried). If
+    the host answered, only the rank's process ended. `reporter` is the rank that recorded the loss of rank 0.
     """
 
     kind: EventKind
@@ -63,19 +65,19 @@ class Event(Struct, frozen=True, kw_only=True, tag="event"):
     seconds: float = 0.0
     detail: str = ""
     host: str = ""
-    answers: bool | None = None
+    host_answered: bool | None = None
     reporter: int | None = None
 
 
 class Skip(Struct, frozen=True, kw_only=True, tag="skip"):
-    """A check that was not run, and why.
+    """A check that was not run, and the reason.
 
-    `grounds`: the check had nothing to test (no GPU, one rank), so this is no failure. Else it should have run.
+    `is_inapplicable`: the check had nothing to test (no GPU, one rank). If it is False, the check should have run.
     """
 
     code: str
     reason: str
-    grounds: bool
+    is_inapplicable: bool
 
 
 class End(Struct, frozen=True, kw_only=True, tag="end"):
@@ -88,7 +90,7 @@ Line = Header | Arrival | Trial | Outcome | Event | Skip | End
 
 
 class Recording(Struct, frozen=True, kw_only=True):
-    """All lines of a run, by kind. `notes` are sentences about faults of the files (cut off, unreadable lines)."""
+    """All lines of a run, by kind. `problems` are sentences about faults of the files, such as unreadable lines."""
 
     header: Header
     arrivals: dict[int, Arrival] = field(default_factory=dict)
@@ -97,4 +99,4 @@ class Recording(Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     skips: tuple[Skip, ...] = ()
     end: End | None = None
-    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Findings, and the report whose JSON form docs/report.schema.json fixes."""
+"""Findings and the report. docs/report.schema.json describes the JSON form of the report."""
 
 from enum import Enum
 
@@ -11,13 +11,13 @@ from ddpdiag.model.train import TrainReport
 Scalar = str | int | float | bool | None
 
 SCHEMA = "ddpdiag.report/1"
-# The key in a finding's evidence for the name of the card, if a known error text explains the finding. Its title,
-# message and fix are then those of the card, and all that most readers need.
+# A finding that a card of known errors explains has the card's title, message and fix. Most readers need no more. Its
+# evidence has the name of the card under this key.
 KNOWN_ERROR = "known_error"
 
 
 class Severity(Enum):
-    """The meaning of a finding for the job: it will fail, it may suffer, or it is not affected."""
+    """The effect of a finding. ERROR: the job will fail. WARNING: the job may suffer. NOTE: the job is not affected."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -33,11 +33,11 @@ class Verdict(Enum):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One judgement: the subject, the numbers, and the fix.
+    """One fault or fact that a check reports: what is affected, the measured numbers, and the fix.
 
-    `code` is "<check code>.<word>". `ranks`, `hosts`, `gpus` (UUIDs) and `links` ("h1 -> h2") are blamed;
-    all are empty when the evidence cannot decide. `env` holds variables that help (None: unset). `of_the_run` findings
-    concern the request, the layout or the end of the run, and blame no rank or host.
+    `code` is "<check code>.<word>". `ranks`, `hosts`, `gpus` (UUIDs) and `links` ("h1 -> h2") are blamed. All four are
+    empty if the evidence cannot decide. `env` holds environment variables that avoid the fault (None: unset the
+    variable). A finding with `is_about_run` concerns the request, the layout or the end of the run, and blames none.
     """
 
     code: str
@@ -51,14 +51,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
     fix: str = ""
     env: dict[str, str | None] = field(default_factory=dict)
-    of_the_run: bool = False
+    is_about_run: bool = False
 
 
 class Matrix(Struct, frozen=True, kw_only=True):
-    """A measurement or property of every pair: `cells[i][j]` is that of the link from `rows[i]` to `columns[j]`.
+    """A table of pairs: `cells[i][j]` is the measurement or property of the link from `rows[i]` to `columns[j]`.
 
-    `name` is for scripts ("p2p.copy.n0"), `title` for people. `unit` is "bytes_per_s", or empty for words; a cell is
-    None where nothing is known. `gpus` are the UUIDs of the rows or columns that are GPUs.
+    `name` is for scripts ("p2p.copy.n0"), `title` for people. `unit` is "bytes_per_s", or empty if the cells are words.
+    A cell is None if its value is unknown. `gpus` maps each row or column that is a GPU to its UUID.
     """
 
     name: str
@@ -70,26 +70,27 @@ class Matrix(Struct, frozen=True, kw_only=True):
     gpus: dict[str, str] = field(default_factory=dict)
 
 
-class WorldLine(Struct, frozen=True, kw_only=True):
-    """The world in the report. `leaves` are the hosts under each leaf switch, as far as they are known.
+class WorldSummary(Struct, frozen=True, kw_only=True):
+    """The world in the report: its number of ranks (`size`), its hosts, the launcher and the backend.
 
-    `scheduler` is "slurm" where ranks ran in a job of Slurm, else empty.
+    `hosts_by_leaf_switch` has only hosts whose leaf switch is known. `scheduler` is "slurm" if ranks ran in a job of
+    Slurm, else empty.
     """
 
     size: int
     hosts: tuple[str, ...]
     launcher: str
     backend: str
-    leaves: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    hosts_by_leaf_switch: dict[str, tuple[str, ...]] = field(default_factory=dict)
     scheduler: str = ""
 
 
-class StageLine(Struct, frozen=True, kw_only=True):
-    """One stage in the report; `status` is the worst of its checks, "interrupted" where a signal ended the run.
+class StageSummary(Struct, frozen=True, kw_only=True):
+    """One stage in the report. `status` is the worst status of its checks, or "interrupted" after a signal.
 
-    `severity` is the severity of the worst finding about the stage, and `codes` are the codes of all of them, including
-    findings of checks of the run (RUN001 to RUN004) about its trials or about ranks that never joined. `note` is a fact
-    that the lines of its checks do not state: "2 of 6 ranks never joined".
+    `codes` are the codes of all findings about the stage, and `severity` is the severity of the worst (None: no
+    findings). They include findings of RUN001 to RUN004 about trials of the stage or about ranks that never joined.
+    `detail` is a fact that the checks of the stage do not state, such as "2 of 6 ranks never joined", or empty.
     """
 
     name: str
@@ -97,14 +98,14 @@ class StageLine(Struct, frozen=True, kw_only=True):
     seconds: float
     severity: Severity | None = None
     codes: tuple[str, ...] = ()
-    note: str = ""
+    detail: str = ""
 
 
-class CheckLine(Struct, frozen=True, kw_only=True):
+class CheckSummary(Struct, frozen=True, kw_only=True):
     """One check in the report.
 
-    `statuses` counts its outcomes by status; `affected` those of ranks that failed only because of a blamed rank.
-    `measures` is False for a check that measures nothing and judges the data of other checks.
+    `statuses` counts the outcomes by status. `affected_counts` counts, by status, the outcomes of ranks that failed
+    only because of a blamed rank. `measures` is False for a check that only judges the data of other checks.
     """
 
     code: str
@@ -113,52 +114,52 @@ class CheckLine(Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     skipped_because: str | None = None
     measures: bool = True
-    affected: dict[str, int] = field(default_factory=dict)
+    affected_counts: dict[str, int] = field(default_factory=dict)
 
     @property
-    def endings(self) -> dict[str, int]:
-        """The number of outcomes by status. Affected ranks count as "affected" in place of their status."""
-        own = {status: number - self.affected.get(status, 0) for status, number in self.statuses.items()}
-        own["affected"] = sum(self.affected.values())
-        return {status: number for status, number in own.items() if number}
+    def outcome_counts(self) -> dict[str, int]:
+        """The number of outcomes by status. Outcomes of affected ranks are counted only under "affected"."""
+        counts = {status: number - self.affected_counts.get(status, 0) for status, number in self.statuses.items()}
+        counts["affected"] = sum(self.affected_counts.values())
+        return {status: number for status, number in counts.items() if number}
 
 
-# The parts of a host, in the order in which they are shown. NONE: a check knows that the host has no such part.
+# The parts of a host, in the order in which reports show them. NONE: a check knows that the host has no such part.
 INVENTORY = ("GPU", "CPU", "memory", "driver", "torch", "CUDA", "NCCL", "network", "RDMA")
 NONE, UNKNOWN = "none", "unknown"
 
 
 class HostKind(Struct, frozen=True, kw_only=True):
-    """Hosts with the same `parts`: each part of INVENTORY in words, NONE or UNKNOWN."""
+    """Hosts with the same parts. `parts` describes each part of INVENTORY in words, or is NONE or UNKNOWN."""
 
     hosts: tuple[str, ...]
     parts: dict[str, str]
 
 
-class HostsLine(Struct, frozen=True, kw_only=True):
-    """Hosts to leave out of the next job (`failing`), and `healthy` ones.
+class HostLists(Struct, frozen=True, kw_only=True):
+    """The hosts that the next job should leave out (`failing`), the `healthy` hosts, and the `slow` hosts.
 
-    No error or warning blames a healthy host, and it took part to the end.
-    Where pairs of hosts were measured, the fastest of the healthy ones come first. `slow` are hosts that only warnings
-    name, with the share by which each is slower than most: the job runs, and waits for them. `notes` say why hosts
-    are in neither list, and which checks could not test the healthy ones.
+    A healthy host took part to the end, and no error or warning blames it. If pairs of hosts were measured, the fastest
+    healthy host is first. Only warnings name a slow host: the job runs, but waits for it. The value in `slow` is the
+    share by which the host is slower than most hosts. `caveats` are sentences that say why hosts are in neither of the
+    lists `failing` and `healthy`, and which checks could not test the healthy hosts.
     """
 
     failing: tuple[str, ...] = ()
     healthy: tuple[str, ...] = ()
     slow: dict[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The JSON report; docs/report.schema.json is generated from it.
+    """The JSON report. docs/report.schema.json is generated from this struct.
 
-    Each of `ranks` has at least rank, local_rank, host, gpu_uuid; checks add their own columns, with the unit in the
-    name. `bench` is set if a benchmark was run, `train` if strategies were tried. `workarounds` are the variables that
-    the job needs, as they were tried (None: unset). `inventory` has the parts of each kind of host. `degraded`: the
-    verdict is "fit", and a host or rank that a warning names slows the job down. `created` is the start of the run, UTC
-    in ISO 8601, by the clock of rank 0's host. `version` is the version of ddpdiag that recorded the run. `snapshot`
-    has the figures for a comparison with another run.
+    Each row of `ranks` has at least rank, local_rank, host, gpu_uuid. Checks add columns, with the unit in the name.
+    `recording_problems` are sentences about faults of the recording, such as unreadable lines. `bench` is set if a
+    benchmark ran, `train` if strategies ran. `workarounds` are the environment variables that the job needs; they were
+    tested (None: unset the variable). `degraded`: the verdict is FIT, but a host or rank that a warning names slows the
+    job down. `created` is the start of the run, UTC in ISO 8601, by the clock of rank 0's host. `version` is the
+    version of ddpdiag that recorded the run. `snapshot` has the figures for a comparison with another run.
     """
 
     schema: str = SCHEMA
@@ -168,14 +169,14 @@ class Report(Struct, frozen=True, kw_only=True):
     seconds: float
     budget_seconds: float
     run_id: str
-    world: WorldLine
+    world: WorldSummary
     ranks: tuple[dict[str, Scalar], ...]
-    stages: tuple[StageLine, ...]
-    checks: tuple[CheckLine, ...]
+    stages: tuple[StageSummary, ...]
+    checks: tuple[CheckSummary, ...]
     findings: tuple[Finding, ...]
     measurements: dict[str, Scalar] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    hosts: HostsLine = HostsLine()
+    recording_problems: tuple[str, ...] = ()
+    hosts: HostLists = HostLists()
     bench: BenchReport | None = None
     train: TrainReport | None = None
     matrices: tuple[Matrix, ...] = ()

@@ -1,7 +1,7 @@
 """Training by several strategies: the options and the results.
 
-Rates count images (samples) of all ranks together; bytes are those of the rank that holds most. A figure that was not
-measured is `None`.
+Rates count images (samples) of all ranks together. Bytes are those of the rank with the most. A figure that was not
+measured is None.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from msgspec import Struct
 from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model.declared import option
 
-# The network has four blocks (strategies.workloads.trainer), and a rank of a pipeline has one or more.
+# The number of blocks of the network (strategies.workloads.trainer). A rank of a pipeline has one block or more.
 BLOCKS = 4
 
 
 class Strategy(Enum):
-    """Strategies by which torch trains one network on several devices, under the names that users type."""
+    """The strategies by which torch trains one network on several devices. The values are the names that users type."""
 
     SINGLE = "single"
     DP = "dp"
@@ -29,11 +29,11 @@ class Strategy(Enum):
     MODEL_PARALLEL = "model-parallel"
 
 
-class Ended(Enum):
-    """The outcome of a strategy.
+class StrategyStatus(Enum):
+    """The result of a strategy.
 
-    WRONG: it trains, but not the same network as one process alone. UNFINISHED: the time was too short to know, or
-    there is no loss of one process to compare with.
+    WRONG: the loss differs from the loss of one process alone. UNFINISHED: the time was too short, or there is no loss
+    of one process to compare with.
     """
 
     WORKS = "works"
@@ -44,11 +44,14 @@ class Ended(Enum):
     NOT_POSSIBLE = "not possible here"
 
 
-_WHAT = "What is trained"
+_PANEL = "What is trained"
 
 
-def _strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
-    """Parse comma-separated strategies: each once, in the given order; "all" means all of them."""
+def _parse_strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
+    """Parse comma-separated names of strategies. Each strategy is returned once, in the order of the names.
+
+    "all" means all strategies. UsageError for an unknown name.
+    """
     known = {strategy.value: strategy for strategy in Strategy}
     names = [name.strip().lower().replace("_", "-") for text in texts for name in text.split(",")]
     if "all" in names:
@@ -60,7 +63,7 @@ def _strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class TrainRequest:
     """The request for a training: the options of `ddpdiag train`."""
 
     strategy: tuple[Strategy, ...] = option(
@@ -68,42 +71,43 @@ class Train:
         f"{', '.join(strategy.value for strategy in Strategy)}, all (a,b; default: single,ddp,fsdp). single always "
         "runs, for the comparison.",
         metavar="NAME",
-        panel=_WHAT,
+        panel=_PANEL,
         words=lambda: (*(strategy.value for strategy in Strategy), "all"),
-        parse=_strategies,
+        parse=_parse_strategies,
     )
     steps: int = option(
-        30, "Steps of each training; the first 3 are not timed.", metavar="N", panel=_WHAT, min=2, max=2_000
+        30, "Steps of each training; the first 3 are not timed.", metavar="N", panel=_PANEL, min=2, max=2_000
     )
-    batch_size: int = option(64, "Images of a step, over all ranks.", metavar="N", panel=_WHAT, min=1, max=65_536)
+    batch_size: int = option(64, "Images of a step, over all ranks.", metavar="N", panel=_PANEL, min=1, max=65_536)
     group_size: int = option(
         2,
         "Devices over which each rank of model-parallel cuts its network.",
         metavar="N",
-        panel=_WHAT,
+        panel=_PANEL,
         min=2,
         max=BLOCKS,
     )
-    budget: float = option(120.0, "Time limit of the run.", metavar="SECONDS", panel=_WHAT, min=5.0)
+    budget: float = option(120.0, "Time limit of the run.", metavar="SECONDS", panel=_PANEL, min=5.0)
     compare_launchers: bool = option(
         False,
         "Train ddp on this host, started by mp.spawn, torchrun, torch.distributed.run, torch.distributed.launch "
         "(with --use-env, too) and by hand: which of them work, and how long a start and a step take.",
-        panel=_WHAT,
+        panel=_PANEL,
     )
 
 
 class StrategyRow(Struct, frozen=True, kw_only=True):
     """The result of one strategy: one line of the table of `ddpdiag train`.
 
-    `reason` says why it did not work. `devices` are those that it computed on; `speedup` is its rate over that of
-    single, `efficiency` that over the number of devices. `peak_bytes` is the peak of a rank's memory (resident on a
-    CPU, allocated on GPUs), `state_bytes` the size of its parameters, gradients and optimizer state. `deviation` is the
-    largest difference of the loss from that of single.
+    `reason` says why the strategy did not work; empty if it did. `devices` is the number of devices that computed.
+    `speedup` is the rate divided by the rate of `single`, `efficiency` is `speedup` divided by the number of devices.
+    `peak_bytes` is the peak of a rank's memory (resident on a CPU, allocated on GPUs). `state_bytes` is the size of a
+    rank's parameters, gradients and optimizer state. `deviation` is the largest difference of the loss from the loss of
+    `single`.
     """
 
     strategy: Strategy
-    ended: Ended
+    status: StrategyStatus
     reason: str = ""
     ranks: tuple[int, ...] = ()
     devices: int | None = None
@@ -116,10 +120,12 @@ class StrategyRow(Struct, frozen=True, kw_only=True):
 
 
 class TrainReport(Struct, frozen=True, kw_only=True):
-    """The judged results of all strategies. `batch_size` is at least the number of ranks. `tolerance` is the largest
-    accepted difference of a loss from that of single."""
+    """The judged results of all strategies, one in each row. `batch_size` is at least the number of ranks.
 
-    asked: Train
+    `tolerance` is the largest accepted `deviation` of a strategy.
+    """
+
+    request: TrainRequest
     batch_size: int
     device: str
     rows: tuple[StrategyRow, ...]

@@ -1,4 +1,4 @@
-"""Places of processes, trials, the context of a measurement, and outcomes."""
+"""The place of a process, trials, the context in which a check measures, and outcomes."""
 
 import re
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Annotated, NamedTuple, Protocol
 
 from msgspec import Meta, Raw, Struct, field
 
-from ddpdiag.model.options import Options
+from ddpdiag.model.options import RunOptions
 
 
 class Place(Struct, frozen=True, kw_only=True, gc=False):
-    """The position of a rank. `None` means that the launcher did not state it; ranks are never guessed."""
+    """The position of a rank in the world. A field is None if the launcher did not state it."""
 
     rank: int
     world_size: int
@@ -25,16 +25,16 @@ class Place(Struct, frozen=True, kw_only=True, gc=False):
 class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     """The first message of a supervisor to rank 0.
 
-    `host_id` is the kernel's boot id, so that two hosts with one name can be distinguished; `address` is the
-    source address of its connection to rank 0; `seconds` counts from the start of the run at rank 0.
-    `gpus` is the number of GPUs that this process may use, `pci_gpus` what the PCI bus shows (`None`: not readable).
-    `coordinator` is the name by which the rank connected to rank 0. `agent_store`: torchrun's
-    agent serves the store which env:// uses. `lacks` names variables that scripts read and that no launcher set.
-    `nonce` differs between processes that share host and pid (containers). `leaf` is the switch above the host by
-    Slurm, else empty. `up_seconds` is the age of the launched process when it looked for rank 0. `cpus`
-    is the mask of the processors that this process may use, in hexadecimal (as taskset(1) shows it); empty if it was
-    not read. `slurm` is the job and step of Slurm in which it runs ("12.0"), the job alone outside of its steps; empty
-    elsewhere. `user` is the name of its user, or the uid where that has none.
+    `host_id` is the kernel's boot id, which distinguishes two hosts with the same name. `address` is the source address
+    of the connection to rank 0. `seconds` is the time of the message since the start of the run at rank 0. `gpus` is
+    the number of GPUs that this process may use, `pci_gpus` the number on the PCI bus (None: not readable).
+    `master_addr` is the name by which the rank connected to rank 0. `agent_store`: torchrun's agent serves the store
+    that env:// uses. `unset_variables` names variables that scripts read and that no launcher set. `nonce` differs
+    between processes that share host and pid (containers). `leaf_switch` is the switch of the host as Slurm names it,
+    else empty. `process_age_seconds` is the age of the launched process when it looked for rank 0. `cpu_mask` has the
+    processors that this process may use, in hexadecimal (as taskset(1) shows them); empty if it was not read.
+    `slurm_step` is the job and step of Slurm ("12.0"), the job alone outside of steps, and empty without Slurm. `user`
+    is the user's name, or the uid of a user without a name.
     """
 
     place: Place
@@ -44,14 +44,14 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     seconds: float = 0.0
     gpus: int = 0
     pci_gpus: int | None = None
-    coordinator: str = ""
+    master_addr: str = ""
     agent_store: bool = False
-    lacks: tuple[str, ...] = ()
+    unset_variables: tuple[str, ...] = ()
     nonce: str = ""
-    leaf: str = ""
-    up_seconds: float | None = None
-    cpus: Annotated[str, Meta(pattern="^[0-9a-f]{0,4096}$")] = ""
-    slurm: str = ""
+    leaf_switch: str = ""
+    process_age_seconds: float | None = None
+    cpu_mask: Annotated[str, Meta(pattern="^[0-9a-f]{0,4096}$")] = ""
+    slurm_step: str = ""
     user: str = ""
 
     @property
@@ -60,16 +60,16 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
         return self.place.host, self.host_id
 
 
-NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
+NO_DATA = Raw(b"null")  # an empty Raw would be written as no JSON at all
 
 
-# The steps of a rank until it has a worker with torch.
+# The steps of a rank before its worker has torch.
 IMPORT_STEP, FORK_STEP = "import torch", "start the worker"
-# A rank's first use of the driver, of its device, and of the backend that connects it: slow on some healthy machines.
+# The steps of a rank's first use of the driver, the device and the backend. They are slow on some healthy machines.
 NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP = "NVML", "context", "communicator"
 # Since 2.22 NCCL connects rings, trees, NVLS and queue pairs in the call that posts the first collective (its group.cc,
-# ncclCollPreconnectFunc); ranks that have "posted" wait for the others. A path on which nothing arrives hangs in the
-# "wait" after that, which is no first use.
+# ncclCollPreconnectFunc). This step has two parts: "post" is part of the first use, "wait" is not. On a path that
+# loses all data, ranks hang in "wait".
 CONNECT_STEP = "connect all ranks"
 BARRIER_STEP = "wait at the gate"
 # A rank waits at the barrier while its peers are still in their first use.
@@ -77,19 +77,20 @@ _FIRST_USE_STEPS = (NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP, f"{CONNECT_STEP}
 
 
 def is_first_use(step: str) -> bool:
-    """Whether a rank at this step is in its first use, or waits for ranks that are."""
+    """Whether a rank at this step is in its first use, or waits for ranks that are in their first use."""
     return step.startswith(_FIRST_USE_STEPS)
 
 
 class Kind(Enum):
-    """The worker of a trial: a new process without torch, or one that the fork server forks with torch."""
+    """The kind of worker that runs a trial. PLAIN: a new process without torch. TORCH: forked with torch imported."""
 
     PLAIN = "plain"
     TORCH = "torch"
 
 
 class Status(Enum):
-    """The end of a trial on one rank; its meaning is judged later."""
+    """The way in which a trial ended on one rank. UNHEARD: rank 0 received no outcome. SKIPPED: ended before it could
+    succeed or fail."""
 
     DONE = "done"
     RAISED = "raised"
@@ -102,13 +103,13 @@ class Status(Enum):
 class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     """One experiment of a check.
 
-    `groups` lists the ranks that take part together; a rank is in one group at most. `env` overrides the worker's
-    environment (`None` unsets). `number` is unique in the run. `deadline_seconds` counts from the moment at which a
-    rank receives the trial; `hurried` says that the budget left less than the check would have given. While a rank is
-    in its first use, its deadline moves on, by `first_use_seconds` at most. A trial that `may_fail` is an experiment
-    whose failure is an answer: the check itself judges it, and no other check blames a rank for it. Once half of its
-    groups are through, rank 0 ends a group that takes more than `late_after` times as long as they did.
-    `begin_seconds` is the time at which rank 0 sent it, since the start of the run. `fresh`: in a new worker.
+    `groups` lists the ranks that take part together; a rank is in at most one group. `env` overrides the worker's
+    environment (None: unset the variable). `number` is unique in the run. `deadline_seconds` counts from the moment at
+    which a rank receives the trial. `is_shortened`: the budget left less time than the check wanted. While a rank is in
+    its first use, its deadline is extended, by `first_use_seconds` at most. A trial that `may_fail` is an experiment:
+    only its own check judges its failure, and no other check blames a rank for it. When half of the groups are done,
+    rank 0 ends each group that takes more than `late_factor` times as long as they did (None: no such limit).
+    `begin_seconds` is the time at which rank 0 sent the trial, since the start of the run. `fresh`: use a new worker.
     """
 
     code: str
@@ -119,34 +120,35 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     params: dict[str, str | int | float | bool] = field(default_factory=dict)
     env: dict[str, str | None] = field(default_factory=dict)
     fresh: bool = False
-    hurried: bool = False
+    is_shortened: bool = False
     may_fail: bool = False
-    late_after: float | None = None
+    late_factor: float | None = None
     begin_seconds: float | None = None
     first_use_seconds: float = 0.0
 
     @property
     def limit_seconds(self) -> float:
-        """The longest that the trial can take on a rank."""
+        """The longest time that the trial can take on a rank."""
         return self.deadline_seconds + self.first_use_seconds
 
     def group_of(self, rank: int) -> tuple[int, ...]:
-        """The group in which `rank` takes part, or an empty one."""
+        """The group in which `rank` takes part; empty if the rank takes no part."""
         return next((group for group in self.groups if rank in group), ())
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Every rank that takes part, in rising order."""
+        """The ranks of all groups, in rising order."""
         return tuple(sorted(rank for group in self.groups for rank in group))
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):
-    """A process that did not end in time, as /proc and its own stack dump show it.
+    """The state of a process that did not end in time, from /proc and from its stack dump.
 
-    `state` is the letter of proc(5): R running, S sleeping, D in the kernel or a driver, T stopped.
-    `stack` lists the main thread's frames from the innermost one, as "function (file:line)", and `threads` those of the
-    other threads that run Python; the last line says how many were left out, if any. `survived` says that SIGKILL did
-    not end it. `busy`: it used a core at its deadline. `step_seconds`: time since its last step.
+    `state` is the letter of proc(5): R running, S sleeping, D in the kernel or a driver, T stopped. `wchan` is the
+    kernel function in which the process waits. `stack` lists the main thread's frames, the innermost first, as
+    "function (file:line)", and `threads` the frames of the other threads that run Python. If frames or threads were
+    left out, the last line says how many. `survived`: SIGKILL did not end the process. `busy`: the process used a core
+    at its deadline. `step_seconds` is the time since its last step.
     """
 
     pid: int
@@ -160,11 +162,11 @@ class ProcessState(Struct, frozen=True, kw_only=True):
 
 
 class Collective(Struct, frozen=True, kw_only=True):
-    """A collective that a rank posted, as torch's flight recorder has it.
+    """A collective that a rank posted, as torch's flight recorder recorded it.
 
-    `seq` counts the collectives of `group` from 1, so that the same number is the same collective on every rank, unless
-    their paths through the code differ. `name` is such as "gloo:all_reduce"; `elements` counts those of all inputs.
-    A point-to-point operation (`p2p`) has a count of its own, which means nothing to other ranks.
+    `seq` counts the collectives of `group` from 1. All ranks that follow the same path through the code have the same
+    number for the same collective. `name` is such as "gloo:all_reduce". `elements` is the number of elements of all
+    inputs. Point-to-point operations (`p2p`) are counted apart, and their numbers cannot be compared between ranks.
     """
 
     seq: int
@@ -175,55 +177,54 @@ class Collective(Struct, frozen=True, kw_only=True):
     p2p: bool = False
 
 
-# No gc for what a fleet's run has millions of: they are in no cycle, and each collection would visit them all.
+# gc=False, because a fleet's run has millions of outcomes: none is in a cycle, and each collection would visit all.
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     """The result of one trial on one rank.
 
-    `data` is the check's Data as JSON, present only when `status` is DONE. `step` counts the steps that the
-    worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
-    another rank: it is not at fault. `timings` holds seconds by kind: `NVML` (until the driver had started the GPUs),
-    `context` (the device), `group` (opening it, and its first connection) and `gate` (waiting for the group at the
-    barrier); of `group`, what creating a `communicator` took and then to `connect all
-    ranks` (any backend but gloo; a trial that shares the group of an earlier one has neither).
-    `no_collectives` is why torch keeps no record of the collectives, where it keeps none.
-    `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
-    did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
-    measurement that was cut short had handed over before.
-    `survivors` are processes of earlier trials that held a GPU and still existed long after SIGKILL.
+    `data` is the check's Data as JSON, present only if `status` is DONE. `partial_data` is the data that the
+    measurement had reported before it was cut short. `step_count` is the number of steps that the worker announced, and
+    `last_step` names the last. `interrupted`: rank 0 or a signal ended this rank's part, so this rank is not at fault.
+    `collectives` are the last collectives that the rank posted in a trial that was not DONE. They are None if the
+    worker could not list them: it held the GIL, was stopped or dead, or `why_no_collectives` says why torch keeps no
+    record. `survivors` are processes of earlier trials that held a GPU and still existed long after SIGKILL. `timings`
+    has seconds: `NVML` (until the driver had started the GPUs), `context` (creation of the device's context), `group`
+    (opening the process group, with its first connection) and `gate` (waiting for other ranks at the barrier). Two
+    parts of `group`, for other backends than gloo: `communicator` (its creation) and `connect all ranks`. Both are
+    missing in a trial that reuses the group of an earlier trial.
     """
 
     trial: int
     code: str
     rank: int
     status: Status
-    data: Raw = NOTHING
-    step: int = 0
-    at: str = ""
+    data: Raw = NO_DATA
+    step_count: int = 0
+    last_step: str = ""
     error: str = ""
     detail: str = ""
-    told: bool = False
+    interrupted: bool = False
     process: ProcessState | None = None
     collectives: tuple[Collective, ...] | None = None
-    no_collectives: str = ""
-    so_far: Raw = NOTHING
+    why_no_collectives: str = ""
+    partial_data: Raw = NO_DATA
     survivors: tuple[ProcessState, ...] = ()
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
 
 
-class Opening(NamedTuple):
-    """The result of a barrier: the address of a rank (the group's first, unless stated) and the text it offered."""
+class BarrierResult(NamedTuple):
+    """What a barrier returns about one rank: its address, and the text that it passed to the barrier (`offer`)."""
 
-    host: str
+    address: str
     offer: str
 
 
 class Context(Protocol):
-    """The facts and functions that a measurement gets. `group` lists the ranks that take part, including this one."""
+    """The argument of each check's `measure`. `group` lists the ranks that take part, including this rank."""
 
     place: Place
     trial: Trial
-    options: Options
+    options: RunOptions
     group: tuple[int, ...]
     scratch: str  # a private directory on this host; removed at the end of the run
 
@@ -232,22 +233,22 @@ class Context(Protocol):
         """This rank's position in its group."""
 
     def step(self, label: str) -> None:
-        """Announce the next step; the supervisor reads it from shared memory when this process hangs."""
+        """Announce the next step. The supervisor reads it from shared memory, even if this process hangs."""
 
-    def barrier(self, offer: str = "") -> Opening:
-        """Wait for all ranks of the group, and return the address and offer of the first one."""
+    def barrier(self, offer: str = "") -> BarrierResult:
+        """Wait for all ranks of the group, and return the address and offer of the group's first rank."""
 
-    def exchange(self, offer: str) -> tuple[Opening, ...]:
-        """Wait like `barrier`, and return addresses and offers of all ranks, in the group's order. For small groups."""
+    def exchange(self, offer: str) -> tuple[BarrierResult, ...]:
+        """Wait like `barrier`, and return address and offer of each rank, in the group's order. For small groups."""
 
     @property
     def end(self) -> float:
         """The time at which the supervisor ends this trial, on the clock of `time.monotonic`."""
 
     def report(self, data: Struct, text: str) -> None:
-        """Send the data measured so far, in case the trial is cut short. `text` describes the progress to people."""
+        """Send partial data, for the case that the trial is cut short. `text` describes the progress to people."""
 
-    def timed(self, name: str, seconds: float) -> None:
+    def add_timing(self, name: str, seconds: float) -> None:
         """Add `seconds` to the timing `name` in the outcome of this trial."""
 
 

@@ -124,7 +124,7 @@ def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) 
 
 def _no_blame_sentence(findings: Sequence[Finding]) -> str:
     """The sentence for findings that blame nothing; empty if all of them are notes or about the run."""
-    needs_no_blame = all(finding.severity is Severity.NOTE or finding.of_the_run for finding in findings)
+    needs_no_blame = all(finding.severity is Severity.NOTE or finding.is_about_run for finding in findings)
     return "" if needs_no_blame else "no rank, host, GPU or link is blamed"
 
 

@@ -47,7 +47,7 @@ def blocks(report: Report, features: Sequence[Feature]) -> Iterator[Block]:
     for section in sections(report):
         if section.name in _SECTIONS:
             yield Fold(section.title, section.blocks)
-    yield Fold("Notes", (Items(report.notes),))
+    yield Fold("Notes", (Items(report.recording_problems),))
 
 
 def _finding_line(finding: Finding) -> str:

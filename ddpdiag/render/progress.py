@@ -18,19 +18,19 @@ from msgspec import structs
 
 from ddpdiag.model.news import (
     CheckBegan,
-    Gathered,
-    Happened,
+    CheckProgress,
     Joined,
     Listener,
+    LookingForRank0,
     News,
-    Pending,
-    Progressed,
-    Seeking,
+    RanksGathered,
+    RunEvent,
+    RunStarted,
     StageBegan,
     StageEnded,
-    Started,
     TrialBegan,
-    Waiting,
+    TrialPending,
+    WaitingForRanks,
 )
 from ddpdiag.render.files import Display, can_show, display_of, terminal_size, write_if_ready
 from ddpdiag.render.page import one_line
@@ -55,16 +55,16 @@ class CurrentWork:
     began: float
     deadline: float | None = None
     progress: str = ""
-    pending: Pending | None = None
+    pending: TrialPending | None = None
 
     def updated(self, news: News, now: float) -> "CurrentWork":
         match news:
-            case TrialBegan(deadline_seconds=seconds, importing=importing):
+            case TrialBegan(deadline_seconds=seconds, imports_torch=importing):
                 progress = "its first step is the import of torch" if importing else ""
                 return replace(self, deadline=now + seconds, progress=progress, pending=None)
-            case Pending():
+            case TrialPending():
                 return replace(self, pending=news)
-            case Progressed(text=text):
+            case CheckProgress(text=text):
                 return replace(self, progress=one_line(text))
         return self
 
@@ -77,7 +77,7 @@ class CurrentWork:
         return ", ".join(filter(None, (f"{self.title}: {clock}", pending, self.progress)))
 
 
-def pending_text(pending: Pending) -> str:
+def pending_text(pending: TrialPending) -> str:
     """The state of a trial's ranks: "3 of 4 ranks done, waiting for rank 3 on n1". If all are awaited, no names."""
     text = f"{pending.done:,} of {count(pending.ranks, 'rank')} done"
     if not pending.awaited or len(pending.awaited) == pending.ranks:
@@ -116,7 +116,7 @@ class Progress:
         self._ended_stages: dict[str, StageEnded] = {}
         self._stage_lines: dict[str, str] = {}  # by stage
         self._current: CurrentWork | None = None
-        self._wait: tuple[Waiting | Seeking, float] | None = None  # and the time at which the wait ends
+        self._wait: tuple[WaitingForRanks | LookingForRank0, float] | None = None  # and the time at which the wait ends
         self._next_line_at = 0.0  # the time from which a line about the current work may be written
         self._is_closed = threading.Event()
         if live:
@@ -168,11 +168,11 @@ class Progress:
 
     def _update(self, news: News, now: float) -> None:
         match news:
-            case Started(budget_seconds=budget):
+            case RunStarted(budget_seconds=budget):
                 self._budget_seconds = budget
-            case Waiting() | Seeking():
+            case WaitingForRanks() | LookingForRank0():
                 self._wait = news, now + news.left_seconds
-            case Gathered() | Joined():
+            case RanksGathered() | Joined():
                 self._wait = None
             case StageBegan(name=name):
                 self._current = CurrentWork(name, now)
@@ -187,26 +187,26 @@ class Progress:
     def _news_text(self, news: News, now: float) -> str:
         """The text of the line about an event. Empty for most events, which get no line."""
         match news:
-            case Happened(text=text):
+            case RunEvent(text=text):
                 return text
             case StageEnded() if news.status == "failed" or not self._live:
                 return self._stage_text(news)
             case Joined(rank=rank, host=host) if self._live:
                 return f"rank {rank} joined; rank 0 at {host} prints the report"
-            case Gathered() if not self._live:
+            case RanksGathered() if not self._live:
                 text = f"{count(news.ranks, 'rank')} on {count(news.hosts, 'host')}"
                 missing = ranks_text(news.missing, limit=_RANKS_SHOWN)
                 return f"{text}; {missing} did not join" if news.missing else text
-            case Waiting() | Seeking() if now >= self._next_line_at and not self._live:
+            case WaitingForRanks() | LookingForRank0() if now >= self._next_line_at and not self._live:
                 return self._waiting_text(now)
-            case Pending() if now >= self._next_line_at and not self._live and self._current is not None:
+            case TrialPending() if now >= self._next_line_at and not self._live and self._current is not None:
                 return self._current.text(now)
         return ""
 
     def _stage_text(self, news: StageEnded) -> str:
         """The text about a stage that ended, or failed in one of its parts. Empty if it was written before."""
         stage = self._ended_stages[news.name]
-        is_over = not news.more and stage.status != "skipped"
+        is_over = not news.will_continue and stage.status != "skipped"
         codes = f" in {', '.join(dict.fromkeys(stage.failed))}" if stage.failed else ""
         text = f"{stage.name} {stage.status}{codes}" if is_over or news.status == "failed" else ""
         before, self._stage_lines[news.name] = self._stage_lines.get(news.name), text
@@ -218,9 +218,9 @@ class Progress:
             return ""
         news, deadline = self._wait
         time_left = f"{max(0.0, deadline - now):.0f} s left"
-        if isinstance(news, Seeking):
+        if isinstance(news, LookingForRank0):
             return f"rank {news.rank} looks for rank 0 at {one_line(news.host)}, {time_left}"
-        joined = f"{news.came:,} of {news.came + len(news.missing):,} joined"
+        joined = f"{news.joined:,} of {news.joined + len(news.missing):,} joined"
         return f"waiting for {ranks_text(news.missing, limit=_RANKS_SHOWN)} ({joined}), {time_left}"
 
 

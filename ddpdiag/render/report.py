@@ -5,7 +5,7 @@ Each format writes the verdict and the findings itself.
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.model import CheckLine, Finding, Matrix, Report, Scalar, Severity
+from ddpdiag.model import CheckSummary, Finding, Matrix, Report, Scalar, Severity
 from ddpdiag.model.report import INVENTORY, NONE, UNKNOWN
 from ddpdiag.render import blocks
 from ddpdiag.render.blocks import Block, Cell, Column, Fold, Mark, Section, Table, Text
@@ -153,11 +153,11 @@ def _check_blocks(report: Report) -> Iterator[Block]:
         yield Fold(count(len(rows), "check"), (Table(columns=columns, rows=rows, noun="check"),))
 
 
-def outcomes_text(check: CheckLine) -> str:
+def outcomes_text(check: CheckSummary) -> str:
     """The outcomes of a check as text: "3 done, 1 hung", or the reason if there are none."""
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
-    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
+    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.outcome_counts.items())
     return ran or ("not run" if check.measures else "judged from the data of other checks")
 
 
@@ -172,7 +172,7 @@ def _topology_blocks(report: Report, matrices: Sequence[MatrixGroup]) -> Iterato
     """Yield the tables of hosts and leaf switches, and the matrices that show how GPUs are connected."""
     if report.ranks:
         yield _hosts_table(report)
-    if leaves := report.world.leaves:
+    if leaves := report.world.hosts_by_leaf_switch:
         rows = tuple((leaf, len(hosts), fold_hosts(hosts, limit=_NAMES_SHOWN)) for leaf, hosts in leaves.items())
         columns = tuple(map(Column, ("leaf switch", "hosts", "names")))
         yield Fold("Leaf switches", (Table(columns=columns, rows=rows, noun="leaf"),))
@@ -191,7 +191,7 @@ def _hosts_table(report: Report) -> Table:
         worst |= {
             host: severity for finding in report.findings if finding.severity is severity for host in finding.hosts
         }
-    leaf_of = {host: leaf for leaf, hosts in report.world.leaves.items() for host in hosts}
+    leaf_of = {host: leaf for leaf, hosts in report.world.hosts_by_leaf_switch.items() for host in hosts}
     ranking = [SEVERITIES.index(worst.get(host, Severity.NOTE)) for host in rows]
     return Table(
         columns=(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
+from ddpdiag.model import CheckSummary, Finding, Report, Severity, StageSummary, Verdict
 from ddpdiag.model.options import ALONE
 from ddpdiag.render import Feature
 from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, shown_count, value_text, write_findings
@@ -45,7 +45,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
         if report.measurements:
             page.blank()
     paint(page, matrix_blocks(report.matrices, report.findings, details=details), details=True)
-    write_file_problems(page, report.notes)
+    write_file_problems(page, report.recording_problems)
     for sentence, command in exclude_lines(report):
         page.write(sentence)
         page.write_verbatim(command, indent=4)
@@ -63,7 +63,7 @@ def render_feature(report: Report, features: Sequence[Feature], *, color: bool, 
     for feature in features:
         paint(page, feature.blocks(report), details=details)
     write_findings(page, report.findings, details=details)
-    write_file_problems(page, report.notes)
+    write_file_problems(page, report.recording_problems)
     write_verdict(page, report)
     return page.text()
 
@@ -181,7 +181,7 @@ def write_stages(page: Page, report: Report, *, details: bool) -> None:
         mark = _stage_mark(stage, findings)
         time = "-" if mark == "skip" else f"{stage.seconds:.2f} s"
         lead = f"{mark:<4}  {one_line(stage.name):<{name_width}}  {time:>8}  "
-        summary = one_line(stage.note) or _stage_summary(stage, mark, checks, findings)
+        summary = one_line(stage.detail) or _stage_summary(stage, mark, checks, findings)
         page.write(summary, lead=lead, lead_style=_MARK_STYLES[mark])
         for check in checks if details else ():
             page.write(outcomes_text(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
@@ -191,7 +191,7 @@ def write_stages(page: Page, report: Report, *, details: bool) -> None:
         page.blank()
 
 
-def _stage_mark(stage: StageLine, findings: Sequence[Finding]) -> str:
+def _stage_mark(stage: StageSummary, findings: Sequence[Finding]) -> str:
     severities = {finding.severity for finding in findings} | {stage.severity}
     if Severity.ERROR in severities:
         return "FAIL"
@@ -202,7 +202,7 @@ def _stage_mark(stage: StageLine, findings: Sequence[Finding]) -> str:
     return "warn" if stage.status == "warning" or Severity.WARNING in severities else "ok"
 
 
-def _stage_summary(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
+def _stage_summary(stage: StageSummary, mark: str, checks: Sequence[CheckSummary], findings: Sequence[Finding]) -> str:
     """Describe a stage: failed checks (unless a finding is an error) and findings, else the number of checks."""
     words = []
     for severity in SEVERITIES:  # "2 errors: COL002.slow, COL003.wrong"
@@ -224,7 +224,7 @@ def _stage_summary(stage: StageLine, mark: str, checks: Sequence[CheckLine], fin
     return "; ".join(filter(None, (status, _check_counts(mark, checks))))
 
 
-def _check_counts(mark: str, checks: Sequence[CheckLine]) -> str:
+def _check_counts(mark: str, checks: Sequence[CheckSummary]) -> str:
     """The numbers of checks as text: "3 checks, 1 skipped"."""
     skipped = sum(check.skipped_because is not None for check in checks)
     not_run = sum(check.measures and not check.statuses and check.skipped_because is None for check in checks)
@@ -236,7 +236,7 @@ def _check_counts(mark: str, checks: Sequence[CheckLine]) -> str:
     return ", ".join(parts) or "no checks"
 
 
-def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> None:
+def write_skipped(page: Page, checks: Sequence[CheckSummary], *, details: bool) -> None:
     """Write why checks were skipped: with `details` all reasons, else those that hold for the most checks."""
     reasons: dict[str, list[str]] = {}
     for check in checks:

@@ -45,7 +45,7 @@ def _add_answer(line: Line, arrivals: Mapping[int, Arrival], replies: Mapping[tu
     if not isinstance(line, Event) or line.kind is not EventKind.LOST or line.rank is None:
         return line
     arrival = arrivals.get(line.rank)
-    return line if arrival is None else structs.replace(line, answers=replies.get(arrival.host))
+    return line if arrival is None else structs.replace(line, host_answered=replies.get(arrival.host))
 
 
 def _any_address_answers(addresses: Sequence[str], port: int) -> bool | None:

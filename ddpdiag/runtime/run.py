@@ -19,9 +19,9 @@ from msgspec import structs
 import ddpdiag
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost, UsageError
-from ddpdiag.judgement.selection import selected
-from ddpdiag.model import Arrival, Header, Options, Place
-from ddpdiag.model.news import Joined, Listener, Seeking
+from ddpdiag.judgement.selection import is_selected
+from ddpdiag.model import Arrival, Header, Place, RunOptions
+from ddpdiag.model.news import Joined, Listener, LookingForRank0
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.host.environment import job_and_step
 from ddpdiag.probes.host.kernel import age_seconds
@@ -58,7 +58,7 @@ class Run:
     """
 
     launch: Launch
-    options: Options
+    options: RunOptions
     checks: Sequence[Check[Any]]
     endpoint: Endpoint
     secret: RunSecret
@@ -76,7 +76,7 @@ class Run:
             version=ddpdiag.__version__,
             checks=tuple(check.code for check in self.checks),
             layout=self.launch.layout if rank == 0 else (),
-            secret=self.secret.origin.value if rank == 0 else "",
+            authentication=self.secret.origin.value if rank == 0 else "",
         )
 
     def shared_record(self, file: str) -> SharedRecord | None:
@@ -84,14 +84,14 @@ class Run:
         shared_dir = self.options.shared_dir
         return None if shared_dir is None else SharedRecord(shared_dir, self.launch.run_id, file)
 
-    def trains_model(self, options: Options) -> bool:
+    def trains_model(self, options: RunOptions) -> bool:
         """Whether a run with these options trains a model."""
-        return any(check.stage is Stage.TRAINING and selected(check, options) for check in self.checks)
+        return any(check.stage is Stage.TRAINING and is_selected(check, options) for check in self.checks)
 
 
 def prepare(
     launch: Launch,
-    options: Options,
+    options: RunOptions,
     checks: Sequence[Check[Any]],
     *,
     join_wait: float,
@@ -151,7 +151,7 @@ def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener
         return rank_0 if rank_0 is None or port is None else rank_0._replace(port=port)
 
     def report_search(left_seconds: float) -> None:
-        listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
+        listener.tell(LookingForRank0(rank=rank, host=host, left_seconds=left_seconds))
 
     try:
         client = join(run.endpoint, find_rank_0, arrival, lambda: signals.received, report_search)
@@ -315,13 +315,13 @@ def _open_supervisor(run: Run, place: Place, record: Record, signals: Signals | 
 def _arrival(run: Run, place: Place) -> Arrival:
     return structs.replace(
         own_arrival(place),
-        coordinator=run.launch.master_addr,
+        master_addr=run.launch.master_addr,
         agent_store=run.launch.agent_store,
-        lacks=run.launch.unset_variables,
-        leaf=leaf_switch(os.environ, place.host),
-        slurm=job_and_step(os.environ),
+        unset_variables=run.launch.unset_variables,
+        leaf_switch=leaf_switch(os.environ, place.host),
+        slurm_step=job_and_step(os.environ),
         user=user_name(os.geteuid()),
-        up_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()),
+        process_age_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()),
     )
 
 

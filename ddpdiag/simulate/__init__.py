@@ -1,4 +1,4 @@
-"""The options of `ddpdiag simulate`: seeded runs of invented fleets, planned and judged as real runs are."""
+"""The command line of `ddpdiag simulate`, which plans and judges runs of invented fleets as it does real runs."""
 
 from dataclasses import dataclass
 
@@ -8,16 +8,13 @@ _FAULTS = ("slow-host", "slow-inside", "dead-host", "hang", "slow-link", "uplink
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateOptions:
-    """The options of a simulation, as they were typed."""
+class SimulateArgs:
+    """The command line of `ddpdiag simulate`."""
 
     hosts: int = option(16, "Hosts of the fleet.", metavar="N", min=2, max=131_072)
     ranks_per_host: int = option(8, "Ranks of each host.", metavar="G", min=1, max=64)
     fault: tuple[str, ...] = option(
-        (),
-        f"Fault: {', '.join(_FAULTS)} or none (repeatable).",
-        metavar="KIND[:COUNT]",
-        words=lambda: _FAULTS,
+        (), f"Fault: {', '.join(_FAULTS)} or none (repeatable).", metavar="KIND[:COUNT]", words=lambda: _FAULTS
     )
     slower: float = option(
         0.25, "How much slower slow hosts and links are, as a share.", metavar="SHARE", min=0.0, max=0.99

@@ -1,9 +1,9 @@
-"""A model of a fleet with faults and noise: the rate that a group of hosts would reach, and the recording of a run.
+"""A model of a fleet with faults and noise. It computes the rates of groups of hosts, and the recording of a run.
 
-The seed makes a run repeatable. A group is as slow as its slowest host or link, times noise. Transients halve the rate
+Equal seeds give equal runs. A group has the rate of its slowest host or link, times noise. Transients halve the rate
 of a test at random. A congested leaf switch halves the rates of all groups with a host on it, as long as the congestion
 lasts. The uplinks of a narrow leaf carry half of what its hosts can send, so the tests themselves congest them. Nothing
-is measured and nothing waits. `ddpdiag judge` reads the recording as that of a real run.
+is measured and nothing waits. `ddpdiag judge` reads the recording like that of a real run.
 """
 
 from collections import Counter
@@ -21,45 +21,46 @@ from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.world import World
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Skip, Status, Trial
+from ddpdiag.model import Arrival, Outcome, Place, Recording, RunOptions, Skip, Status, Trial
 from ddpdiag.model.recording import End, Header
 from ddpdiag.stats import Samples
 
-# The hosts on a leaf switch by default.
+# The default number of hosts on a leaf switch.
 HOSTS_PER_LEAF = 32
 # The local rank of the slow GPU on a host with the fault SLOW_INSIDE.
 SLOW_LOCAL_RANK = 1
 _TRANSIENT_SHARE = 0.5
 _CONGESTED_SHARE = 0.5
-# A narrow uplink carries what this share of its hosts can send.
+# The uplinks of a narrow leaf carry this share of the rate that all hosts of the leaf can send.
 _NARROW_SHARE = 0.5
 
 
 class Fault(Enum):
-    """The faults of a fleet."""
+    """The kinds of faults of a fleet."""
 
     NONE = "none"
-    SLOW_HOST = "slow-host"  # slow with every other host; its ranks among themselves are as quick as others
-    SLOW_INSIDE = "slow-inside"  # one GPU of the host is slow, in tests of this host alone and with every other host
+    SLOW_HOST = "slow-host"  # slow in tests with other hosts, but not in tests of this host alone
+    SLOW_INSIDE = "slow-inside"  # one GPU of the host is slow in all tests, also of this host alone
     DEAD_HOST = "dead-host"  # its processes end in the first test
-    HANG = "hang"  # no test with this host ends
-    SLOW_LINK = "slow-link"  # one pair of hosts is slow together
+    HANG = "hang"  # tests with this host never end
+    SLOW_LINK = "slow-link"  # tests with both hosts of one pair are slow
     UPLINK = "uplink"  # the uplinks of one leaf carry half of what its hosts can send; no host is at fault
     LEAF = "leaf"  # half of the hosts of one leaf are slow
 
 
 class Faults(NamedTuple):
-    """The number of each fault, and the slowdown of slow hosts, GPUs and links as a share."""
+    """Each fault with its number. `slowdown` is the share by which slow hosts, GPUs and links are slower."""
 
-    kinds: tuple[tuple[Fault, int], ...] = ()
-    slower: float = 0.25
+    counts: tuple[tuple[Fault, int], ...] = ()
+    slowdown: float = 0.25
 
 
 class Noise(NamedTuple):
     """The noise of tests.
 
-    `sigma` is a normal deviation as a share of the rate, `transients` the share of tests that are slow for no reason,
-    `congested` the share of leaves on which congestion begins in a round; it lasts with the probability `lasting`.
+    `sigma` is the standard deviation of a rate, as a share of the rate. `transients` is the share of tests that are
+    slow at random. `congested` is the share of leaves on which congestion begins in a round. With the probability
+    `lasting` a congestion continues in the next round.
     """
 
     sigma: float = 0.02
@@ -73,7 +74,7 @@ USUAL_NOISE = Noise()
 
 
 class Fleet:
-    """Hosts numbered from 0. `usual` is the bus bandwidth of healthy hosts in bytes per second."""
+    """Hosts, numbered from 0, with their faults. `healthy_bytes_per_s` is the bus bandwidth of healthy hosts."""
 
     def __init__(
         self,
@@ -82,38 +83,38 @@ class Fleet:
         noise: Noise = USUAL_NOISE,
         *,
         seed: int = 0,
-        usual: float = 100e9,
+        healthy_bytes_per_s: float = 100e9,
         hosts_per_leaf: int = HOSTS_PER_LEAF,
     ) -> None:
         self.hosts = hosts
         self.noise = noise
-        self.usual = usual
+        self.healthy_bytes_per_s = healthy_bytes_per_s
         self.hosts_per_leaf = hosts_per_leaf
-        self.slower = faults.slower
-        self.level = 1.0
-        self.slow: set[int] = set()
-        self.slow_inside: set[int] = set()
-        self.hanging: set[int] = set()
-        self.dead: set[int] = set()
-        self.links: set[frozenset[int]] = set()
-        self.narrow: set[int] = set()
+        self.slowdown = faults.slowdown
+        self.rate_factor = 1.0
+        self.slow_hosts: set[int] = set()
+        self.hosts_with_slow_gpu: set[int] = set()
+        self.hanging_hosts: set[int] = set()
+        self.dead_hosts: set[int] = set()
+        self.slow_links: set[frozenset[int]] = set()
+        self.narrow_leaves: set[int] = set()
         self._random = Random(seed)
         self._congested: set[int] = set()
         self._loads: Counter[int] = Counter()  # for each narrow leaf, the groups that use its uplinks in this round
-        for kind, count in faults.kinds:
+        for kind, count in faults.counts:
             self._break(kind, count)
 
     @property
     def failing(self) -> frozenset[int]:
-        """The hosts that a correct judgement blames."""
-        return frozenset(self.slow | self.slow_inside | self.hanging | self.dead)
+        """The hosts that a correct judgement would blame."""
+        return frozenset(self.slow_hosts | self.hosts_with_slow_gpu | self.hanging_hosts | self.dead_hosts)
 
     def _break(self, kind: Fault, count: int) -> None:
         hosts = {
-            Fault.SLOW_HOST: self.slow,
-            Fault.SLOW_INSIDE: self.slow_inside,
-            Fault.HANG: self.hanging,
-            Fault.DEAD_HOST: self.dead,
+            Fault.SLOW_HOST: self.slow_hosts,
+            Fault.SLOW_INSIDE: self.hosts_with_slow_gpu,
+            Fault.HANG: self.hanging_hosts,
+            Fault.DEAD_HOST: self.dead_hosts,
         }
         if kind in hosts:
             hosts[kind].update(self._choose(count))
@@ -122,14 +123,14 @@ class Fleet:
             case Fault.SLOW_LINK:
                 if count > (pairs := self.hosts * (self.hosts - 1) // 2):
                     raise UsageError(f"{count} slow links were asked for, and {self.hosts} hosts have {pairs} pairs")
-                while len(self.links) < count:
-                    self.links.add(frozenset(self._random.sample(range(self.hosts), 2)))
+                while len(self.slow_links) < count:
+                    self.slow_links.add(frozenset(self._random.sample(range(self.hosts), 2)))
             case Fault.LEAF:
                 for leaf in self._choose_leaves(count):
                     first, size = leaf * self.hosts_per_leaf, self.hosts_per_leaf
-                    self.slow.update(range(first, min(self.hosts, first + size), 2))
+                    self.slow_hosts.update(range(first, min(self.hosts, first + size), 2))
             case Fault.UPLINK:
-                self.narrow.update(self._choose_leaves(count))
+                self.narrow_leaves.update(self._choose_leaves(count))
 
     def _choose(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
@@ -151,8 +152,8 @@ class Fleet:
         return host // self.hosts_per_leaf
 
     def next_round(self, groups: Sequence[Sequence[int]] = ()) -> None:
-        """Begin a round in which these groups of hosts communicate; choose the leaves that are congested in it."""
-        if self.narrow:
+        """Begin a round in which these groups of hosts communicate, and choose the leaves that are congested."""
+        if self.narrow_leaves:
             self._loads = Counter(leaf for group in groups for leaf in self._narrow_leaves(group))
         if not self.noise.congested:
             return
@@ -163,30 +164,30 @@ class Fleet:
         }
 
     def _narrow_leaves(self, group: Sequence[int]) -> set[int]:
-        """The narrow leaves whose uplinks a group uses, each once, as the ring of an all-reduce does."""
+        """The narrow leaves whose uplinks a group uses. The ring of an all-reduce uses each once."""
         leaves = set(map(self.leaf_of, group))
-        return leaves & self.narrow if len(leaves) > 1 else set()
+        return leaves & self.narrow_leaves if len(leaves) > 1 else set()
 
     def ends(self, group: Sequence[int]) -> bool:
-        """Whether a test of these hosts ends."""
-        return self.hanging.isdisjoint(group) and self.dead.isdisjoint(group)
+        """Whether a test of these hosts ends: none of them hangs or is dead."""
+        return self.hanging_hosts.isdisjoint(group) and self.dead_hosts.isdisjoint(group)
 
-    def rate(self, group: Sequence[int], inside: Sequence[int] = ()) -> float:
+    def rate(self, group: Sequence[int], local_ranks: Sequence[int] = ()) -> float:
         """The bus bandwidth of one test of these hosts in this round, in bytes per second, with random noise.
 
-        For a test within one host, `inside` are the local ranks that take part; empty means all.
+        For a test within one host, `local_ranks` are the ranks that take part; empty means all.
         """
-        rate = self.usual * self.level
-        if not self.slow_inside.isdisjoint(group):
-            is_slow = not inside or SLOW_LOCAL_RANK in inside
+        rate = self.healthy_bytes_per_s * self.rate_factor
+        if not self.hosts_with_slow_gpu.isdisjoint(group):
+            is_slow = not local_ranks or SLOW_LOCAL_RANK in local_ranks
         else:
-            over_link = any(link <= {*group} for link in self.links)
-            is_slow = len(group) > 1 and (over_link or not self.slow.isdisjoint(group))
+            uses_slow_link = any(link <= {*group} for link in self.slow_links)
+            is_slow = len(group) > 1 and (uses_slow_link or not self.slow_hosts.isdisjoint(group))
         if is_slow:
-            rate *= 1 - self.slower
+            rate *= 1 - self.slowdown
         if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
             rate *= _CONGESTED_SHARE
-        if self.narrow:
+        if self.narrow_leaves:
             carried = self.hosts_per_leaf * _NARROW_SHARE
             rate *= min((carried / max(carried, self._loads[leaf]) for leaf in self._narrow_leaves(group)), default=1.0)
         if self._random.random() < self.noise.transients:
@@ -195,45 +196,48 @@ class Fleet:
 
 
 _BYTES = 64 << 20
-# The seconds of a test: its ranks meet, open a group and connect. The calls are not counted.
+# The seconds in which the ranks of a test start, open a group and connect. The calls themselves add no time.
 _ROUND_SECONDS = 3.0
 _HANG_SECONDS = 10.0
 
 
 def simulate(
-    fleet: Fleet, *, ranks_per_host: int = 1, options: Options | None = None, run_id: str = "sim"
+    fleet: Fleet, *, ranks_per_host: int = 1, options: RunOptions | None = None, run_id: str = "sim"
 ) -> Recording:
-    """Plan and simulate one run, and return its recording; equal for equal fleets, seeds and run ids."""
+    """Plan and simulate one run, and return its recording. Equal fleets, seeds and run ids give equal recordings."""
     ranks = fleet.hosts * ranks_per_host
-    wanted = options or Options(stages=("fabric",), backend="nccl")
-    header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created="", version="")
+    run_options = options or RunOptions(stages=("fabric",), backend="nccl")
+    header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=run_options, created="", version="")
     arrivals = dict(_arrivals(fleet, ranks_per_host))
-    world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
+    world = World(size=ranks, launcher="simulated", options=run_options, arrivals=arrivals)
     known, seconds = Recording(header=header, arrivals=arrivals), 0.0
     for check in (fab001.CHECK, gpus.CHECK):
         if reason := check.skip(Seen(world, check, known)):
             known = structs.replace(
-                known, skips=(*known.skips, Skip(code=check.code, reason=reason.text, grounds=True))
+                known, skips=(*known.skips, Skip(code=check.code, reason=reason.text, is_inapplicable=True))
             )
             continue
         while planned := check.plan(Seen(world, check, known)):
             known, seconds = _with_trials(fleet, known, planned, ranks_per_host, seconds)
     # The simulation ignores the budget. The recording gets one that covers the simulated seconds.
-    given = structs.replace(wanted, budget_seconds=max(wanted.budget_seconds, seconds))
-    return structs.replace(known, header=structs.replace(header, options=given), end=End(seconds=seconds))
+    final_options = structs.replace(run_options, budget_seconds=max(run_options.budget_seconds, seconds))
+    return structs.replace(known, header=structs.replace(header, options=final_options), end=End(seconds=seconds))
 
 
 def _with_trials(
     fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int, begin: float
 ) -> tuple[Recording, float]:
-    """Simulate the planned trials: the recording with them added, and the seconds of the run at their end."""
+    """Simulate the planned trials, which begin `begin` seconds after the start of the run.
+
+    Returns the recording with these trials and their outcomes, and the time at which the last trial ends.
+    """
     trials, outcomes = [*known.trials], [*known.outcomes]
     for trial in planned:
         numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
         trials.append(numbered)
-        own = [*outcomes_of(fleet, numbered, ranks_per_host)]
-        outcomes += own
-        begin += max(outcome.seconds for outcome in own)
+        new_outcomes = [*outcomes_of(fleet, numbered, ranks_per_host)]
+        outcomes += new_outcomes
+        begin += max(outcome.seconds for outcome in new_outcomes)
     return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes)), begin
 
 
@@ -266,21 +270,21 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
         hosts = sorted({rank // ranks_per_host for rank in group})
         if not fleet.ends(hosts):
             for rank in group:
-                is_dead = rank // ranks_per_host in fleet.dead
+                is_dead = rank // ranks_per_host in fleet.dead_hosts
                 yield Outcome(
                     trial=trial.number,
                     code=trial.code,
                     rank=rank,
                     status=Status.DIED if is_dead else Status.HUNG,
-                    at="all_reduce",
+                    last_step="all_reduce",
                     error="exit code -11" if is_dead else "",
                     seconds=_HANG_SECONDS,
                 )
             continue
-        inside = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
-        seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, inside)
+        local_ranks = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
+        seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, local_ranks)
         samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
-        # msgspec's encode is enough for these many numbers: only the codec's encode writes nan and infinity.
+        # msgspec's encode is faster than the codec's, which is needed only for nan and infinity.
         data = Raw(json.encode(Data(len(group), _BYTES, samples)))
         for rank in group:
             yield Outcome(

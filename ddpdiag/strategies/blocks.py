@@ -3,31 +3,31 @@
 from collections.abc import Iterable, Iterator
 
 from ddpdiag.model import Report
-from ddpdiag.model.train import Ended, StrategyRow, TrainReport
+from ddpdiag.model.train import StrategyRow, StrategyStatus, TrainReport
 from ddpdiag.render.blocks import Block, Cell, Column, Mark, Section, Table, Text
 from ddpdiag.strategies.launchers import LauncherRow, LaunchersReport
 from ddpdiag.text import count, seconds
 
 _MARKS = {
-    Ended.WORKS: Mark.GOOD,
-    Ended.WRONG: Mark.ERROR,
-    Ended.HANGS: Mark.ERROR,
-    Ended.FAILS: Mark.ERROR,
-    Ended.UNFINISHED: Mark.WARNING,
-    Ended.NOT_POSSIBLE: Mark.DIM,
+    StrategyStatus.WORKS: Mark.GOOD,
+    StrategyStatus.WRONG: Mark.ERROR,
+    StrategyStatus.HANGS: Mark.ERROR,
+    StrategyStatus.FAILS: Mark.ERROR,
+    StrategyStatus.UNFINISHED: Mark.WARNING,
+    StrategyStatus.NOT_POSSIBLE: Mark.DIM,
 }
 
 
-def ended_cell(value: Ended) -> Cell:
+def ended_cell(value: StrategyStatus) -> Cell:
     """The cell that shows an outcome in a table. `reason_texts` gives the reasons below the table."""
-    return Cell("not here" if value is Ended.NOT_POSSIBLE else value.value, _MARKS[value])
+    return Cell("not here" if value is StrategyStatus.NOT_POSSIBLE else value.value, _MARKS[value])
 
 
-def reason_texts(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
+def reason_texts(rows: Iterable[tuple[str, StrategyStatus, str]]) -> Iterator[Text]:
     """Yield the reasons why some of `rows` (name, outcome, reason) do not work, each with all names that share it."""
-    names_by_outcome: dict[tuple[Ended, str], list[str]] = {}
+    names_by_outcome: dict[tuple[StrategyStatus, str], list[str]] = {}
     for name, outcome, reason in rows:
-        if outcome is not Ended.WORKS:
+        if outcome is not StrategyStatus.WORKS:
             names_by_outcome.setdefault((outcome, reason), []).append(name)
     for (outcome, reason), failed_names in names_by_outcome.items():
         yield Text(f"{', '.join(failed_names)} {outcome.value}: {reason}", mark=_MARKS[outcome])
@@ -43,11 +43,11 @@ def blocks(report: Report) -> Iterator[Section]:
             "Strategies",
             (
                 Text(
-                    f"A ConvNet learns MNIST digits: {count(train.asked.steps, 'step')} of "
+                    f"A ConvNet learns MNIST digits: {count(train.request.steps, 'step')} of "
                     f"{count(train.batch_size, 'image')} over all ranks; {setting}."
                 ),
                 _strategy_table(train),
-                *reason_texts((row.strategy.value, row.ended, row.reason) for row in train.rows),
+                *reason_texts((row.strategy.value, row.status, row.reason) for row in train.rows),
             ),
             name="strategies",
         )
@@ -74,7 +74,7 @@ def _strategy_table(train: TrainReport) -> Table:
 def _strategy_row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
     return (
         row.strategy.value,
-        ended_cell(row.ended),
+        ended_cell(row.status),
         len(row.ranks) or None,
         row.samples_per_second,
         row.speedup,

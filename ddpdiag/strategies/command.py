@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 
 from ddpdiag.cli import check
 from ddpdiag.cli.check import check_backend, refuse_nccl_without_gpus
-from ddpdiag.cli.options import CheckOptions
-from ddpdiag.cli.outputs import Outputs, counter, show, terminal
+from ddpdiag.cli.options import CheckArgs
+from ddpdiag.cli.outputs import Outputs, progress_counter, show, terminal_style
 from ddpdiag.codec import pretty
 from ddpdiag.errors import UsageError
 from ddpdiag.model.launch import LaunchArgs
-from ddpdiag.model.train import Train
+from ddpdiag.model.train import TrainRequest
 from ddpdiag.render import files
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
@@ -29,7 +29,7 @@ from ddpdiag.strategies.launching import LauncherComparison
 CODES = ("LCH", "HST001", "TRN002", "RUN")
 
 
-def run(launch: LaunchArgs, train: Train, options: CheckOptions, outputs: Outputs) -> int:
+def run(launch: LaunchArgs, train: TrainRequest, options: CheckArgs, outputs: Outputs) -> int:
     """Run this process as a rank of a launched job, else start all ranks on this host. Returns the exit code."""
     refuse_nccl_without_gpus(options.backend)
     return check.run(launch, replace(options, select=CODES, budget=train.budget), outputs, train=train)
@@ -40,9 +40,9 @@ _MIN_STEPS = 6
 _MIN_BUDGET_SECONDS = 60.0
 
 
-def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptions, outputs: Outputs) -> int:
+def compare_launchers(launch_args: LaunchArgs, train: TrainRequest, options: CheckArgs, outputs: Outputs) -> int:
     """Start one training by each launcher, show the table, and write JSON if requested. Returns the exit code."""
-    launch = check.launched(launch_args)
+    launch = check.read_own_launch(launch_args)
     refuse_launched(launch)
     training = training_to_compare(train, options, len(launch.ranks))
     json = outputs.json
@@ -52,7 +52,7 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
     signals = Signals(children=True)
     # Only this user may read the folder. It is removed afterwards with all files that launchers left in it.
     with (
-        counter(quiet=outputs.quiet) as progress,
+        progress_counter(quiet=outputs.quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
     ):
         comparison = LauncherComparison(training, folder, signals, train.budget)
@@ -67,7 +67,7 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
         stop_signal=signals.received,
     )
     stream = sys.stderr if json == "-" else sys.stdout
-    width, colored = terminal(stream, outputs.color)
+    width, colored = terminal_style(stream, outputs.color)
     try:
         if json is not None:
             files.write(json, pretty(report))
@@ -90,7 +90,7 @@ def refuse_launched(launch: Launch) -> None:
     )
 
 
-def training_to_compare(train: Train, options: CheckOptions, ranks: int) -> Training:
+def training_to_compare(train: TrainRequest, options: CheckArgs, ranks: int) -> Training:
     """The training that each launcher starts with `ranks` ranks. UsageError if the options do not suit a comparison."""
     for name, value, minimum in (
         ("--steps", train.steps, _MIN_STEPS),

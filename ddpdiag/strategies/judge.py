@@ -11,7 +11,7 @@ from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.known_errors import cause_of
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
-from ddpdiag.model.train import Ended, Strategy, StrategyRow, TrainReport
+from ddpdiag.model.train import Strategy, StrategyRow, StrategyStatus, TrainReport
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.strategies.trainings import (
     Data,
@@ -37,7 +37,7 @@ class StrategyRun(NamedTuple):
     trial: Trial
     data: Mapping[int, Data]
     outcomes: Sequence[Outcome]
-    ended: Ended
+    ended: StrategyStatus
     reason: str = ""
     blame: Blame | None = None
     deviation: float | None = None
@@ -47,7 +47,7 @@ class StrategyRun(NamedTuple):
     def rate(self) -> float | None:
         """Images per second of all ranks together, by the slowest rank's time; None if the training did not end."""
         seconds = max((data.seconds for data in self.data.values()), default=0.0)
-        if self.ended not in (Ended.WORKS, Ended.WRONG) or seconds <= 0:
+        if self.ended not in (StrategyStatus.WORKS, StrategyStatus.WRONG) or seconds <= 0:
             return None
         return self.batch_size * next(iter(self.data.values())).timed_steps / seconds
 
@@ -66,7 +66,7 @@ def run_of(seen: Seen[Data], strategy: Strategy) -> StrategyRun | None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
-    run = StrategyRun(strategy, int(trial.params["batch"]), trial, data, outcomes, Ended.WORKS)
+    run = StrategyRun(strategy, int(trial.params["batch"]), trial, data, outcomes, StrategyStatus.WORKS)
     return _compared_with_single(seen, _with_outcome(seen, run))
 
 
@@ -80,22 +80,22 @@ def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
     """`run` with its outcome, reason and blame, without a comparison of losses."""
     reasons = [data.not_possible for data in run.data.values() if data.not_possible]
     if reasons := reasons or [*without_backend(run.outcomes).values()]:
-        return run._replace(ended=Ended.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
+        return run._replace(ended=StrategyStatus.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
     if reason := _why_ended_early(seen, run):
-        return run._replace(ended=Ended.UNFINISHED, reason=reason)
+        return run._replace(ended=StrategyStatus.UNFINISHED, reason=reason)
     blame = blamed(run.outcomes)
     if blame is None:
         return run
     if unfinished(run.trial, blame, run.outcomes):
         hung = next(o for o in run.outcomes if o.status is Status.HUNG)
-        reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{hung.at}'"
-        return run._replace(ended=Ended.UNFINISHED, reason=reason, blame=blame)
+        reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{hung.last_step}'"
+        return run._replace(ended=StrategyStatus.UNFINISHED, reason=reason, blame=blame)
     if blame.status is Status.HUNG:
-        return run._replace(ended=Ended.HANGS, reason=blame.why, blame=blame)
+        return run._replace(ended=StrategyStatus.HANGS, reason=blame.why, blame=blame)
     # The reason is the error of the first blamed rank.
     failed = [o for o in run.outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
     reason = next((o.error.splitlines()[0] for o in failed if o.error), blame.why)
-    return run._replace(ended=Ended.FAILS, reason=reason, blame=blame)
+    return run._replace(ended=StrategyStatus.FAILS, reason=reason, blame=blame)
 
 
 def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
@@ -106,32 +106,34 @@ def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
     reported = {outcome.rank for outcome in run.outcomes if outcome.status is not Status.SKIPPED}
     if not reported.issuperset(run.trial.ranks):
         return "the run ended before the training did"
-    hung = next((o for o in run.outcomes if o.status is Status.HUNG and run.trial.hurried and not o.told), None)
+    hung = next(
+        (o for o in run.outcomes if o.status is Status.HUNG and run.trial.is_shortened and not o.interrupted), None
+    )
     if hung is not None:
-        return f"the budget left {run.trial.deadline_seconds:.1f} s for it, after which it was at '{hung.at}'"
+        return f"the budget left {run.trial.deadline_seconds:.1f} s for it, after which it was at '{hung.last_step}'"
     return ""
 
 
 def _compared_with_single(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
     """`run` with the outcome of comparing its losses with those of single. The losses of single must only be finite."""
-    if run.ended is not Ended.WORKS:
+    if run.ended is not StrategyStatus.WORKS:
         return run
     losses = run.losses
     if not losses or not all(map(math.isfinite, losses)):
         bad = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), 0)
         reason = f"its loss is {losses[bad] if losses else 'missing'}"
-        return run._replace(ended=Ended.WRONG, deviation=math.inf, bad_step=bad, reason=reason)
+        return run._replace(ended=StrategyStatus.WRONG, deviation=math.inf, bad_step=bad, reason=reason)
     if run.strategy is Strategy.SINGLE:
         return run
     if not (single_losses := reference_losses(seen)):
-        return run._replace(ended=Ended.UNFINISHED, reason="single gave no losses to compare with")
+        return run._replace(ended=StrategyStatus.UNFINISHED, reason="single gave no losses to compare with")
     differences = [abs(loss - expected) for loss, expected in zip(losses, single_losses, strict=False)]
     run = run._replace(deviation=max(differences, default=math.inf))
     bad_step = next((step for step, each in enumerate(differences) if each > seen.number("tolerance")), None)
     if bad_step is None:
         return run
     reason = f"its loss differs from that of single by {run.deviation:.2g}"
-    return run._replace(ended=Ended.WRONG, bad_step=bad_step, reason=reason)
+    return run._replace(ended=StrategyStatus.WRONG, bad_step=bad_step, reason=reason)
 
 
 def reference_losses(seen: Seen[Data]) -> tuple[float, ...]:
@@ -149,7 +151,7 @@ def train_report(seen: Seen[Data]) -> TrainReport:
     rows = tuple(_row(seen, strategy, single) for strategy in strategies)
     versions = seen.of(lch003.CHECK).by_rank
     return TrainReport(
-        asked=options,
+        request=options,
         batch_size=batch_size_of(seen.world),
         device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
         rows=rows,
@@ -161,16 +163,16 @@ def train_report(seen: Seen[Data]) -> TrainReport:
 
 def _row(seen: Seen[Data], strategy: Strategy, single: StrategyRun | None) -> StrategyRow:
     if reason := why_impossible(strategy, seen.world):
-        return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
+        return StrategyRow(strategy=strategy, status=StrategyStatus.NOT_POSSIBLE, reason=reason)
     run = run_of(seen, strategy)
     if run is None:
         reason = "the run ended before this strategy was tried"
-        return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=reason)
+        return StrategyRow(strategy=strategy, status=StrategyStatus.UNFINISHED, reason=reason)
     devices = devices_of(strategy, seen.world)
     speedup = run.rate / single.rate if run.rate is not None and single and single.rate else None
     return StrategyRow(
         strategy=strategy,
-        ended=run.ended,
+        status=run.ended,
         reason=run.reason,
         ranks=run.trial.ranks,
         devices=devices,
@@ -185,7 +187,7 @@ def _row(seen: Seen[Data], strategy: Strategy, single: StrategyRun | None) -> St
 
 def _sentence(rows: Sequence[StrategyRow]) -> str:
     """The summary: which strategies work, and which of those with several processes is the fastest."""
-    working = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
+    working = [row for row in rows if row.status is StrategyStatus.WORKS and row.samples_per_second is not None]
     if not working:
         return "No strategy trained to the end."
     sentence = f"{', '.join(row.strategy.value for row in working)} {'works' if len(working) == 1 else 'work'} here"
@@ -212,11 +214,11 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
     trainings = runs(seen)
     for run in trainings:
         match run.ended:
-            case Ended.WRONG:
+            case StrategyStatus.WRONG:
                 yield _wrong_finding(seen, run)
-            case Ended.HANGS | Ended.FAILS:
+            case StrategyStatus.HANGS | StrategyStatus.FAILS:
                 yield _broken_finding(seen, run)
-            case Ended.UNFINISHED:
+            case StrategyStatus.UNFINISHED:
                 fix = (
                     f"Run again with more time (--set {run.trial.code}.deadline_seconds="
                     f"{2 * run.trial.deadline_seconds:.0f} and a larger --budget), or with fewer steps (--steps)."
@@ -224,7 +226,7 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 yield _unmeasured_finding(seen, f"{run.strategy.value} was not finished", run.reason, fix)
             case _:
                 pass
-    impossible = {run.strategy: run.reason for run in trainings if run.ended is Ended.NOT_POSSIBLE}
+    impossible = {run.strategy: run.reason for run in trainings if run.ended is StrategyStatus.NOT_POSSIBLE}
     requested = train_options(seen.options).strategy
     whys = {each: why_impossible(each, seen.world) or impossible.get(each) for each in requested}
     is_known = bool(trainings) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
@@ -239,7 +241,7 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _unmeasured_finding(seen: Seen[Data], title: str, reason: str, fix: str) -> Finding:
-    return seen.finding("unmeasured", title, f"{begun(reason)}.", fix=fix, of_the_run=True)
+    return seen.finding("unmeasured", title, f"{begun(reason)}.", fix=fix, is_about_run=True)
 
 
 def _wrong_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
@@ -298,11 +300,11 @@ def _broken_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
     first = guilty[0]
     strategy, outcome = run.strategy.value, run.ended.value
     blamed_text = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
-    at = f" (last step '{first.at}')" if first.at else ""
-    deadline = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.ended is Ended.HANGS else ""
+    at = f" (last step '{first.last_step}')" if first.last_step else ""
+    deadline = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.ended is StrategyStatus.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
     reason = run.reason.rstrip(".")
-    evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
+    evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.last_step}
     evidence |= bundle(ranks, run.outcomes)
     if output := last_words(first.detail):
         evidence["output"] = output
@@ -315,5 +317,5 @@ def _broken_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
         ranks=ranks,
         evidence=evidence,
         fix=alone_fix if run.strategy is Strategy.SINGLE else _CHECK_FIX,
-        known=cause_of(guilty) if run.ended is Ended.FAILS else None,
+        known=cause_of(guilty) if run.ended is StrategyStatus.FAILS else None,
     )

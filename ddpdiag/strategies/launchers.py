@@ -9,7 +9,7 @@ from enum import Enum
 from msgspec import Struct
 
 from ddpdiag.errors import ExitCode
-from ddpdiag.model.train import Ended
+from ddpdiag.model.train import StrategyStatus
 from ddpdiag.text import count
 
 LAUNCHERS_SCHEMA = "ddpdiag.launchers/1"
@@ -60,7 +60,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
     """
 
     method: LaunchMethod
-    ended: Ended
+    ended: StrategyStatus
     reason: str = ""
     threads: tuple[int, ...] = ()
     start_seconds: float | None = None
@@ -96,7 +96,7 @@ def judge(
     if stop_signal is not None:
         not_started = "the run was interrupted before its turn"
     rows = tuple(
-        rows_by_method.get(method) or LauncherRow(method=method, ended=Ended.UNFINISHED, reason=not_started)
+        rows_by_method.get(method) or LauncherRow(method=method, ended=StrategyStatus.UNFINISHED, reason=not_started)
         for method in LaunchMethod
     )
     sentence, code = _verdict(rows, training)
@@ -114,8 +114,8 @@ def judge(
 
 def _verdict(rows: Sequence[LauncherRow], training: Training) -> tuple[str, ExitCode]:
     """The verdict, and the exit code: UNFIT if a start failed or hung, else UNKNOWN if one is unfinished, else FIT."""
-    failed = [row.method.value for row in rows if row.ended in (Ended.FAILS, Ended.HANGS)]
-    unfinished = [row.method.value for row in rows if row.ended is Ended.UNFINISHED]
+    failed = [row.method.value for row in rows if row.ended in (StrategyStatus.FAILS, StrategyStatus.HANGS)]
+    unfinished = [row.method.value for row in rows if row.ended is StrategyStatus.UNFINISHED]
     working = len(rows) - len(failed) - len(unfinished)
     ranks, verb = count(training.ranks, "rank"), "works" if working == 1 else "work"
     parts = [f"{working or 'none'} of {len(rows)} launch methods {verb} for {ranks}"]

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.known_errors import known_error, with_meaning
 from ddpdiag.codec import decode, encode
-from ddpdiag.model.train import Ended
+from ddpdiag.model.train import StrategyStatus
 from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Log, Signals, describe_end, die_with_parent, signal_process
@@ -126,15 +126,15 @@ class LauncherComparison:
         begin = time.monotonic()
         ended, reason = self._run(to_start, out, seconds)
         rank_times = _read_rank_times(out)
-        if ended is Ended.WORKS and {(times.rank, times.world_size) for times in rank_times} != {
+        if ended is StrategyStatus.WORKS and {(times.rank, times.world_size) for times in rank_times} != {
             (rank, self._training.ranks) for rank in range(self._training.ranks)
         }:
             trained = ", ".join(f"{times.rank} of {times.world_size}" for times in rank_times) or "none"
-            ended = Ended.FAILS
+            ended = StrategyStatus.FAILS
             reason = f"there was no error, but the ranks that trained are {trained}; expected {self._training.ranks}"
         if self._signals.received is not None:  # this process ended the training, so the outcome is not known
             return
-        if ended is not Ended.WORKS:
+        if ended is not StrategyStatus.WORKS:
             self.rows[method] = LauncherRow(method=method, ended=ended, reason=with_meaning(reason))
             return
         first = rank_times[0]
@@ -147,7 +147,7 @@ class LauncherComparison:
             step_seconds=max(times.step_seconds for times in rank_times),
         )
 
-    def _run(self, to_start: Sequence[Command], out: Path, limit_seconds: float) -> tuple[Ended, str]:
+    def _run(self, to_start: Sequence[Command], out: Path, limit_seconds: float) -> tuple[StrategyStatus, str]:
         """Run the commands for at most `limit_seconds`, then end all processes. Returns the outcome and its reason."""
         env = environment(with_home(os.environ), folder=self._folder)
         log = Log()
@@ -180,10 +180,10 @@ class LauncherComparison:
         error_text = first_error(output)
         if not in_time and not reason:
             last = f"; its last output: {error_text}" if error_text else ""
-            return Ended.HANGS, f"it did not end within {limit_seconds:.3g} s, its share of --budget{last}"
+            return StrategyStatus.HANGS, f"it did not end within {limit_seconds:.3g} s, its share of --budget{last}"
         if reason or failed:
-            return Ended.FAILS, reason or error_text or describe_end(failed)
-        return Ended.WORKS, ""
+            return StrategyStatus.FAILS, reason or error_text or describe_end(failed)
+        return StrategyStatus.WORKS, ""
 
 
 def _wait(processes: Processes, end: float, signals: Signals) -> bool:

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.world import World
-from ddpdiag.model import Options, Trial
-from ddpdiag.model.train import BLOCKS, Strategy, Train
+from ddpdiag.model import RunOptions, Trial
+from ddpdiag.model.train import BLOCKS, Strategy, TrainRequest
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -29,9 +29,9 @@ class Data(Struct, frozen=True, kw_only=True):
     state_bytes: int | None = None
 
 
-def train_options(options: Options) -> Train:
+def train_options(options: RunOptions) -> TrainRequest:
     """The options of `ddpdiag train`, or their defaults if `ddpdiag check` selected TRN002."""
-    return options.train if options.train is not None else Train()
+    return options.train if options.train is not None else TrainRequest()
 
 
 # The smallest width of the last layers, as in `Task`. `hidden_width_of` rounds it up for tensor-parallel.

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ddpdiag.cli.options import OUT, DisplayOptions, option
+from ddpdiag.cli.options import DISPLAY, DisplayArgs, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchOptions(DisplayOptions):
+class WatchArgs(DisplayArgs):
     """The options of `ddpdiag watch`, as they were typed."""
 
     stall: float = option(300.0, "Look at the ranks when nothing new was written for so long.", metavar="SECONDS")
@@ -25,4 +25,4 @@ class WatchOptions(DisplayOptions):
         "environment stays as it is). Torch 2.15 needs TORCH_DIST_USE_NCCL2=0 for it. For ranks of this host only: "
         "where srun, mpirun and such start them, start `ddpdiag watch` behind those.",
     )
-    quiet: bool = option(False, "Report without stacks and GPUs.", "-q", panel=OUT)
+    quiet: bool = option(False, "Report without stacks and GPUs.", "-q", panel=DISPLAY)

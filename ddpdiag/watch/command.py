@@ -21,7 +21,7 @@ from msgspec import structs
 from ddpdiag.cli.edge import complain
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.watch import WatchOptions
+from ddpdiag.watch import WatchArgs
 from ddpdiag.watch.child import ENDING_SIGNALS, Child, exit_like
 from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy, recorder_variables
 from ddpdiag.watch.judge import judge
@@ -67,7 +67,7 @@ class Silence:
 class Watch:
     """Watches one command from its start to its end."""
 
-    def __init__(self, program: str, options: WatchOptions, command: Child, output: CommandOutput) -> None:
+    def __init__(self, program: str, options: WatchArgs, command: Child, output: CommandOutput) -> None:
         self._program = program
         self._options = options
         self._command = command
@@ -178,7 +178,7 @@ class Watch:
         return structs.replace(look, blocked_seconds=blocked_seconds, all_unmoved=look.is_unmoved(previous))
 
 
-def run(command: Sequence[str], options: WatchOptions) -> int:
+def run(command: Sequence[str], options: WatchArgs) -> int:
     """Run and watch the command. Returns its exit code, or 1 or 3 after --kill. A signal that ended it is repeated."""
     if not command[0]:
         raise UsageError("the command to watch is empty: expected a command after --, such as torchrun train.py")

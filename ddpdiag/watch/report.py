@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ddpdiag.cli.options import DisplayOptions
-from ddpdiag.cli.outputs import terminal
+from ddpdiag.cli.options import DisplayArgs
+from ddpdiag.cli.outputs import terminal_style
 from ddpdiag.model import Finding
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
@@ -24,7 +24,7 @@ _SHOW_SECONDS = 2.0
 class Reporter:
     """Shows looks on standard error, and waits at most 2 s for it, because the terminal or file system may hang."""
 
-    def __init__(self, options: DisplayOptions, show: Callable[[str], None] | None = None) -> None:
+    def __init__(self, options: DisplayArgs, show: Callable[[str], None] | None = None) -> None:
         self._options = options
         self._show = show or _show
         self._shown_sentences: set[str] = set()
@@ -34,7 +34,7 @@ class Reporter:
         missing = missing_evidence(look)
         new = [note for note in missing if look.is_requested or note not in self._shown_sentences]
         self._shown_sentences.update(missing)
-        width, color = terminal(sys.stderr, self._options.color)
+        width, color = terminal_style(sys.stderr, self._options.color)
         # A progress bar leaves the cursor in the middle of its line.
         text = "\n" + render(look, judge(look), new, color=color, width=width, quiet=self._options.quiet)
         thread = threading.Thread(target=self._show, args=(text,), daemon=True)

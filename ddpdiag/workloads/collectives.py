@@ -37,12 +37,12 @@ def connect(ctx: Context, device: torch.device) -> None:
         if store.add("ranks", 1) == dist.get_world_size():
             store.set("all", "")
         store.wait(["all"])
-        ctx.timed(CONNECT_STEP, time.perf_counter() - begin)
+        ctx.add_timing(CONNECT_STEP, time.perf_counter() - begin)
     ctx.step(f"{CONNECT_STEP}: wait")
     if work is not None:
         work.wait()
     synchronize(device)
-    ctx.timed("group", time.perf_counter() - begin)
+    ctx.add_timing("group", time.perf_counter() - begin)
 
 
 def check_all_reduce(ctx: Context, size: int, device: torch.device) -> AllReduceCheck:

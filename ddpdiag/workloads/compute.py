@@ -57,12 +57,12 @@ def measure_rates(ctx: Context, device: torch.device) -> Compute:
     with on_device, watched(description.uuid) as watched_gpu, torch.no_grad():
         try:
             if reason := start_cublas(device):
-                return structs.replace(result, unmeasured=reason)
+                return structs.replace(result, why_unmeasured=reason)
             result = _add_product_rates(ctx, device, watched_gpu, result)
             ctx.step("copies within the memory")
             result = structs.replace(result, copy_bytes_per_s=_copy_rates(device, DURATIONS[ctx.options.depth].copies))
         except torch.cuda.OutOfMemoryError as error:
-            return structs.replace(result, unmeasured=first_line(error))
+            return structs.replace(result, why_unmeasured=first_line(error))
         finally:
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # the next trial needs this memory
@@ -105,7 +105,7 @@ def _add_product_rates(ctx: Context, device: torch.device, gpu: Watched, result:
     calls = _call_count(durations.products, call_seconds)
     batch_seconds = [_time_calls(device, calls, multiply, lambda: loads.append(gpu.load())) for _ in range(_BATCHES)]
     rates = tuple(2 * size**3 * calls / max(seconds, 1e-9) for seconds in batch_seconds)
-    return structs.replace(result, dtype=name, flop_per_s=rates, during=tuple(filter(None, loads)))
+    return structs.replace(result, dtype=name, flop_per_s=rates, loads=tuple(filter(None, loads)))
 
 
 def _choose_rows(device: torch.device, dtype: torch.dtype) -> int:

@@ -99,7 +99,7 @@ def link_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
         uuid=uuid,
         # Behind an NVSwitch all pairs of GPUs have the same rate, so the paths between pairs are not needed.
         peers={} if links.nvlink_switched else peers_of(uuid, [each for each in shown_uuids if each is not None]),
-        processor=processor_maker(proc_root(os.environ)),
+        cpu_vendor=processor_maker(proc_root(os.environ)),
     )
 
 

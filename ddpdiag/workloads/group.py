@@ -75,7 +75,7 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     device = choose_device(backend, ctx.place.local_rank)
     if device.type != "cpu":
         torch.zeros(1, device=device).cpu()  # the first kernel, for which CUDA creates its context and loads code
-    ctx.timed("context", time.perf_counter() - begin)
+    ctx.add_timing("context", time.perf_counter() - begin)
     if backend in _kept_backends:
         _kept_backends.remove(backend)
         ctx.barrier()
@@ -109,9 +109,9 @@ def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
         device_id=device if backend.startswith("nccl") else None,
     )
     seconds = time.perf_counter() - begin
-    ctx.timed("group", seconds)
+    ctx.add_timing("group", seconds)
     if backend != "gloo":
-        ctx.timed("communicator", seconds)
+        ctx.add_timing("communicator", seconds)
 
 
 def nccl_log_file(ctx: Context) -> Path:
@@ -161,8 +161,8 @@ def open_store(ctx: Context) -> dist.Store:
             return store
         raise error or RuntimeError("no port to serve a store on")
     opening = ctx.barrier()
-    ctx.step(f"connect to the store at {opening.host}:{opening.offer}")
-    return dist.TCPStore(opening.host, int(opening.offer), size, False, timeout, wait_for_workers=False)
+    ctx.step(f"connect to the store at {opening.address}:{opening.offer}")
+    return dist.TCPStore(opening.address, int(opening.offer), size, False, timeout, wait_for_workers=False)
 
 
 class RendezvousResult(NamedTuple):
@@ -187,7 +187,7 @@ def try_rendezvous(ctx: Context, method: str, backend: str, nonce: str) -> Rende
 def _run_barrier_and_close(ctx: Context, begin: float) -> float:
     """Run a barrier in the open group, and close the group. Returns the seconds between `begin` and the barrier."""
     seconds = time.perf_counter() - begin
-    ctx.timed("group", seconds)
+    ctx.add_timing("group", seconds)
     work = dist.barrier(async_op=True)
     ctx.step("barrier: wait")
     if work is not None:
@@ -236,7 +236,7 @@ def _open_by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
     else:
         # As in every job, another process may take the port before rank 0 listens on it.
         opening = ctx.barrier(str(free_port(ports=allowed_ports(ctx.options))) if ctx.group_rank == 0 else "")
-        host = f"[{opening.host}]" if ":" in opening.host else opening.host
+        host = f"[{opening.address}]" if ":" in opening.address else opening.address
         url = f"tcp://{host}:{opening.offer}"
     begin = time.perf_counter()
     ctx.step(f"init_process_group {method}://")

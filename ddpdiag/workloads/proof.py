@@ -63,10 +63,10 @@ def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
     return Proof(
         first_weights=first_weights,
         dtype=str(expected.dtype).removeprefix("torch."),
-        error=float((averaged - expected).abs().max() / expected.abs().max()),
-        norm=float(expected.norm()),
-        handed=sketch(signs, own_gradient),
-        witnessed={ctx.group[other]: sketches for other, sketches in witnessed.items()},
+        gradient_error=float((averaged - expected).abs().max() / expected.abs().max()),
+        gradient_norm=float(expected.norm()),
+        input_sketch=sketch(signs, own_gradient),
+        expected_sketches={ctx.group[other]: sketches for other, sketches in witnessed.items()},
     )
 
 

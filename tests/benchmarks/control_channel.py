@@ -32,7 +32,7 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Stage
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Arrival, Header, Options, Outcome, Place, Recording, Status
+from ddpdiag.model import Arrival, Header, Outcome, Place, Recording, RunOptions, Status
 from ddpdiag.model.news import CheckBegan, News
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import identity_of
@@ -258,7 +258,7 @@ def lead(size: int, secret: bytes, together: int, say: Connection) -> None:
         run_id=RUN_ID,
         world_size=size,
         launcher="slurm",
-        options=Options(budget_seconds=4 * wait_seconds),
+        options=RunOptions(budget_seconds=4 * wait_seconds),
         created="",
         version="0",
     )

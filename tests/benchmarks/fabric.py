@@ -66,8 +66,8 @@ class Condition(NamedTuple):
         kinds = [(Fault.SLOW_HOST, count)]
         if self.narrow:
             kinds.append((Fault.UPLINK, max(1, round(self.narrow * hosts / HOSTS_PER_LEAF))))
-        fleet = Fleet(hosts, Faults(tuple(kinds), self.slower), noise, seed=seed, usual=1.0)
-        fleet.level = self.level
+        fleet = Fleet(hosts, Faults(tuple(kinds), self.slower), noise, seed=seed, healthy_bytes_per_s=1.0)
+        fleet.rate_factor = self.level
         return fleet
 
     def chosen(self, word: str) -> list[str]:

@@ -66,7 +66,7 @@ def test_the_installed_wheel_trains(elsewhere, tmp_path):
     said = run(elsewhere / "ddpdiag", *train, cwd=work)
     report = json.loads((work / "report.json").read_text())
     assert (report["verdict"], report["exit_code"]) == ("fit", 0), said
-    assert [row["ended"] for row in report["train"]["rows"]] == ["works", "works"], said
+    assert [row["status"] for row in report["train"]["rows"]] == ["works", "works"], said
     assert sorted(path.name for path in work.iterdir()) == ["report.json"]
 
 

@@ -49,7 +49,7 @@ def guilty_alone(job: Job) -> dict[str, str]:
 def trained(job: Job) -> dict[str, str]:
     """FIT: a strategy works, or torch cannot do it; the reasons of those, by strategy."""
     healthy(job)
-    ended = {row["strategy"]: (row["ended"], row["reason"]) for row in job.report["train"]["rows"]}
+    ended = {row["strategy"]: (row["status"], row["reason"]) for row in job.report["train"]["rows"]}
     bad = {name: how for name, how in ended.items() if how[0] not in ("works", "not possible here")}
     assert not bad, bad
     return {name: why for name, (how, why) in ended.items() if how == "not possible here"}

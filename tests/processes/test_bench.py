@@ -102,7 +102,7 @@ def test_one_corrupted_element_is_found_and_what_does_not_fit_into_memory_is_lef
     assert report["verdict"] == "unfit"
     (row,) = report["bench"]["rows"]
     assert (row["size_bytes"], row["wrong"] > 0) == (1 << 10, True)
-    assert any("256 GiB" in note for note in report["bench"]["notes"]), report["bench"]["notes"]
+    assert any("256 GiB" in note for note in report["bench"]["omissions"]), report["bench"]["omissions"]
 
 
 @pytest.mark.deep
@@ -152,7 +152,7 @@ def test_a_time_limit_leaves_out_what_it_must(start):
     assert job.wait(60) == 3, job.told()
     bench = job.report["bench"]
     assert bench["rows"], job.told()
-    assert bench["notes"], job.told()
+    assert bench["omissions"], job.told()
     assert bench["rows"][-1]["size_bytes"] < 1 << 30
     assert "not measured" in job.report["sentence"], job.told()
 
@@ -187,6 +187,8 @@ def test_a_rank_that_is_made_slow_from_outside_is_named(start):
     finally:
         slowed.over.set()
     report = job.report
-    assert {line["rank"]: bool(line["slow"]) for line in report["bench"]["ranks"]} == {0: False, 1: True}, job.told()
+    assert {line["rank"]: bool(line["slow_reason"]) for line in report["bench"]["ranks"]} == {0: False, 1: True}, (
+        job.told()
+    )
     assert "rank 1" in report["sentence"], job.told()
     assert "rank 1" in job.stdout.splitlines()[-1] + job.stdout.splitlines()[-2], job.told()

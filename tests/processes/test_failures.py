@@ -125,7 +125,7 @@ def test_the_bundle_of_a_hang_tells_of_every_rank_where_it_stands_and_what_it_po
     for rank, outcome in _outcomes(runs[name]).items():
         process = outcome.process
         assert outcome.status is Status.HUNG
-        assert outcome.at == ("connect all ranks: post" if rank == GUILTY else "connect all ranks: wait")
+        assert outcome.last_step == ("connect all ranks: post" if rank == GUILTY else "connect all ranks: wait")
         assert process is not None
         assert process.state in ("S", "R")
         assert any(frame.startswith("connect (collectives.py:") for frame in process.stack), process.stack

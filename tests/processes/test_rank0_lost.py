@@ -127,7 +127,9 @@ def check_judged_without_rank_0(run: Run, *living: Job) -> None:
     errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
     assert "RUN002.lost" in [finding["code"] for finding in errors]
     assert {rank for finding in errors for rank in finding["ranks"]} == {0}
-    assert any(note.startswith("rank 0 was lost") for note in report["notes"]), report["notes"]
+    assert any(note.startswith("rank 0 was lost") for note in report["recording_problems"]), report[
+        "recording_problems"
+    ]
     assert next(check["statuses"] for check in report["checks"] if check["code"] == "LCH003") == {"done": 3}
 
 

@@ -42,6 +42,6 @@ def test_a_rank_that_is_stopped_or_stuck_is_named_long_before_its_deadline(
     assert process.step_seconds is not None
     assert process.step_seconds <= AT_MOST
     assert outcomes[GUILTY].status is Status.HUNG
-    assert not outcomes[GUILTY].told
+    assert not outcomes[GUILTY].interrupted
     if state == "T":  # else the process that held it
         job.check_left_nothing()

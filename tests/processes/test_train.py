@@ -20,9 +20,9 @@ def test_strategies_train_what_one_process_trains(start, tmp_path, strategies):
     assert job.wait(120) == 0, job.told()
     found = rows(job)
     assert list(found) == ["single", *strategies]
-    assert found.pop("dp")["ended"] == "not possible here"
+    assert found.pop("dp")["status"] == "not possible here"
     for strategy, row in found.items():
-        assert row["ended"] == "works", job.told()
+        assert row["status"] == "works", job.told()
         assert row["samples_per_second"] > 0
         assert strategy == "single" or row["deviation"] < 1e-4
     # Half of the parameters, but for what the parts do not share evenly.
@@ -39,7 +39,7 @@ def test_a_rank_that_begins_with_other_weights_is_named(start):
     job = start(*torchrun(3), *TRAIN, "--strategy", "ddp,fsdp", "--steps", "6", DDPDIAG_TEST_FAULT="weights 1")
     assert job.wait(120) == 1, job.told()
     # DistributedDataParallel sends rank 0's weights to all, fully_shard does not.
-    assert [row["ended"] for row in rows(job).values()] == ["works", "works", "wrong"], job.told()
+    assert [row["status"] for row in rows(job).values()] == ["works", "works", "wrong"], job.told()
     (found,) = [finding for finding in job.report["findings"] if finding["severity"] == "error"]
     assert (found["code"], found["ranks"]) == ("TRN002.wrong", [1])
 
@@ -49,7 +49,7 @@ def test_a_hang_is_an_answer(start):
     short = ("--steps", "6", "--set", "TRN002.deadline_seconds=12")
     job = start(*torchrun(2), *TRAIN, "--strategy", "ddp", *short, DDPDIAG_TEST_FAULT="stall 1")
     assert job.wait(120) == 1, job.told()
-    assert [row["ended"] for row in rows(job).values()] == ["works", "hangs"], job.told()
+    assert [row["status"] for row in rows(job).values()] == ["works", "hangs"], job.told()
     found = job.report["findings"][0]
     assert (found["code"], found["ranks"]) == ("TRN002.hangs", [1])
     job.check_left_nothing()

@@ -19,7 +19,7 @@ import zmq
 GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL").ljust(64, b"\0")
 CURVE_GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE").ljust(64, b"\0")
 PLACE = {"rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2, "host": "evil", "launcher": "hand"}
-ARRIVAL = {"place": PLACE, "host_id": "x", "pid": 1, "address": "", "gpus": 0, "nonce": "beefbeef", "cpus": "1"}
+ARRIVAL = {"place": PLACE, "host_id": "x", "pid": 1, "address": "", "gpus": 0, "nonce": "beefbeef", "cpu_mask": "1"}
 
 
 @dataclass
@@ -225,7 +225,7 @@ TALKING: dict[str, Callable[[Target], None]] = {
     "hello as rank 2^31": saying(greeted(1 << 31), identity=b"9-beefbeef"),
     "hellos as everybody": saying(*(greeted(rank, nonce=f"{rank:08x}") for rank in range(200))),
     "the same hello without end": saying(greeted(0, nonce="feedfeed"), times=2000),
-    "a hello with odd cores": saying(greeted(1, cpus="no number")),
+    "a hello with odd cores": saying(greeted(1, cpu_mask="no number")),
     "a hello with numbers out of range": saying(greeted(1, pid=-(1 << 62), gpus=1 << 62)),
     "a hello of another version": saying(said({"type": "Hello", "version": "9\x1b[31m", "arrival": {}})),
     "leaving, under a known name": saying(greeted(1), said({"type": "Leaving", "signal": 15})),

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ddpdiag.cli import judge
-from ddpdiag.cli.outputs import LintOptions, Outputs
+from ddpdiag.cli.outputs import LintArgs, Outputs
 from ddpdiag.compare import command as compare
 from ddpdiag.explain import command as explain
 from ddpdiag.judgement.reading import read_baseline as read_run
@@ -59,7 +59,7 @@ READERS = {
     "recording": Reader(_judge, _recordings),
     "report": Reader(_compare, _reports),
     "lint": Reader(
-        lambda path: lint.run([str(path)], LintOptions(details=True)),
+        lambda path: lint.run([str(path)], LintArgs(details=True)),
         lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],
     ),
     "explain": Reader(

@@ -53,7 +53,7 @@ def test_data_that_is_nested_deep_is_not_judged(golden, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"@"', "[" * 100_000 + "]" * 100_000))
     report = judged(read_recording([path]), all_checks())
     assert report.verdict is Verdict.UNKNOWN
-    golden(report.notes[0])
+    golden(report.recording_problems[0])
 
 
 def test_figures_that_no_machine_has_are_not_judged(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_figures_that_no_machine_has_are_not_judged(tmp_path: Path) -> None:
 
     report = judged(read_recording([recording(tmp_path / "huge", enlarge)]), all_checks())
     assert report.verdict is Verdict.UNKNOWN
-    assert any(note.startswith("COL001 was not judged") for note in report.notes)
+    assert any(note.startswith("COL001 was not judged") for note in report.recording_problems)
 
 
 def test_a_report_with_such_figures_is_refused(tmp_path: Path) -> None:

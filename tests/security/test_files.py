@@ -11,7 +11,7 @@ import pytest
 from readers import HEALTHY, READERS
 
 from ddpdiag.errors import UsageError, UserError
-from ddpdiag.model import Header, Options
+from ddpdiag.model import Header, RunOptions
 from ddpdiag.probes.host.shared_files import open_private_folder
 from ddpdiag.render import files
 from ddpdiag.runtime.record import SharedRecord, make_run_folder
@@ -141,7 +141,7 @@ def test_the_folder_of_a_stranger_is_not_taken_for_our_own(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-HEADER = Header(run_id="r", world_size=2, launcher="hand", options=Options(), created="", version="0.1.0")
+HEADER = Header(run_id="r", world_size=2, launcher="hand", options=RunOptions(), created="", version="0.1.0")
 
 
 @pytest.mark.parametrize("moment", ["before", "meanwhile", "a file"])

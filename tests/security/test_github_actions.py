@@ -8,7 +8,7 @@ from readers import HEALTHY
 
 from ddpdiag.cli import judge
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.outputs import LintOptions, Outputs
+from ddpdiag.cli.outputs import LintArgs, Outputs
 from ddpdiag.lint import command as lint
 from ddpdiag.render import files
 
@@ -60,7 +60,7 @@ def test_an_annotation_is_one_line_without_escape_characters(
 ) -> None:
     script = tmp_path / "a\x1b[2J,b.py"
     script.write_text("import torch.distributed as dist\ndist.init_process_group('\x1b')\nmodel = DDP(model)\n")
-    lint.run([str(script)], LintOptions(details=True, github=True))
+    lint.run([str(script)], LintArgs(details=True, github=True))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
     assert lines
     assert all(line.isprintable() and ",b.py" not in line and "%0AFix: " in line for line in lines)

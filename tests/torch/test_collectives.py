@@ -31,7 +31,7 @@ all_reduce, broadcast, cpu = dist.all_reduce, dist.broadcast, torch.device("cpu"
 class Context:
     group = tuple(range(ranks))
     trial = type("Trial", (), {"number": 1})
-    step = timed = staticmethod(lambda *_: None)
+    step = add_timing = staticmethod(lambda *_: None)
 
 def tamper(rank, way):
     def tampered_all_reduce(tensor, **options):

@@ -75,7 +75,7 @@ class Listener:
     def report(self, known, text):
         self.reports.append(known)
 
-    def timed(self, name, seconds): ...
+    def add_timing(self, name, seconds): ...
 
 
 def run(devices, *, only=(), **trial):
@@ -176,14 +176,16 @@ def test_no_word_of_a_way_is_right_on_another_way(a, b, c, d):
 def outcome(devices, trial, rank):
     """What a supervisor would tell of this trial on this rank."""
     listener = Listener()
-    end = {"trial": trial.number, "code": CHECK.code, "rank": rank, "step": 9}
+    end = {"trial": trial.number, "code": CHECK.code, "rank": rank, "step_count": 9}
     try:
         found = measure_copies(devices, listener)
     except Hang:
         process = ProcessState(pid=4711, state="S", step_seconds=20.0, stack=("synchronize (cuda.py:9)",))
         so_far = Raw(encode(listener.reports[-1]))
-        return Outcome(status=Status.HUNG, at=listener.steps[-1], so_far=so_far, process=process, seconds=25.0, **end)
-    return Outcome(status=Status.DONE, data=Raw(encode(found)), at=listener.steps[-1], **end)
+        return Outcome(
+            status=Status.HUNG, last_step=listener.steps[-1], partial_data=so_far, process=process, seconds=25.0, **end
+        )
+    return Outcome(status=Status.DONE, data=Raw(encode(found)), last_step=listener.steps[-1], **end)
 
 
 def tried(devices):

@@ -53,10 +53,10 @@ def proofs_with_rounding(
         found[rank] = Proof(
             first_weights=checksum(model),
             dtype="float32",
-            error=float((averaged - whole).abs().max() / whole.abs().max()),
-            norm=float(whole.norm()),
-            handed=proof.sketch(signs, handed[rank]),
-            witnessed={other: proof.sketch(signs, gradient(proof.shard(other)) / RANKS) for other in others},
+            gradient_error=float((averaged - whole).abs().max() / whole.abs().max()),
+            gradient_norm=float(whole.norm()),
+            input_sketch=proof.sketch(signs, handed[rank]),
+            expected_sketches={other: proof.sketch(signs, gradient(proof.shard(other)) / RANKS) for other in others},
         )
     return found
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from msgspec import Struct, structs
 
-from ddpdiag.model import Options, Place, Trial
-from ddpdiag.model.train import Train
-from ddpdiag.model.trial import Kind, Opening
+from ddpdiag.model import Place, RunOptions, Trial
+from ddpdiag.model.train import TrainRequest
+from ddpdiag.model.trial import BarrierResult, Kind
 from ddpdiag.strategies import check as strategies
 from ddpdiag.strategies.workloads import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
 from ddpdiag.strategies.workloads.trainer import Task
@@ -28,7 +28,7 @@ class Alone:
 
     place = Place(rank=0, world_size=1, host="n0", launcher="hand", local_rank=0)
     trial = Trial(code="TRN002", groups=((0,),), kind=Kind.TORCH, deadline_seconds=30.0)
-    options = Options()
+    options = RunOptions()
     group = (0,)
     group_rank = 0
     scratch = ""
@@ -36,10 +36,10 @@ class Alone:
 
     def step(self, label: str) -> None: ...
 
-    def barrier(self, offer: str = "") -> Opening:
-        return Opening("127.0.0.1", offer)
+    def barrier(self, offer: str = "") -> BarrierResult:
+        return BarrierResult("127.0.0.1", offer)
 
-    def timed(self, name: str, seconds: float) -> None: ...
+    def add_timing(self, name: str, seconds: float) -> None: ...
 
     def report(self, data: Struct, text: str) -> None: ...
 
@@ -99,7 +99,7 @@ class Asked(Alone):
     """The same, in a trial of fsdp."""
 
     trial = structs.replace(Alone.trial, params={"strategy": "fsdp", "backend": "gloo", "batch": 8, "hidden": 128})
-    options = Options(train=Train(steps=2))
+    options = RunOptions(train=TrainRequest(steps=2))
 
 
 def test_what_torch_lacks_is_told(monkeypatch):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.checks.p2p import transport
-from ddpdiag.model import Depth, Kind, Options, Place, Trial
+from ddpdiag.model import Depth, Kind, Place, RunOptions, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.workloads import group
 
@@ -24,7 +24,7 @@ class Alone:
         self.place = Place(rank=5, world_size=8, host="n0", launcher="hand")
         params = {"backend": "nccl"}
         self.trial = Trial(code="P2P004", groups=((5,),), kind=Kind.TORCH, deadline_seconds=20, number=3, params=params)
-        self.options = Options(depth=Depth.QUICK)
+        self.options = RunOptions(depth=Depth.QUICK)
         self.group = (5,)
         self.group_rank = 0
         self.scratch = str(scratch)
@@ -33,7 +33,7 @@ class Alone:
     def step(self, label: str) -> None:
         self.steps.append(label)
 
-    def timed(self, name: str, seconds: float) -> None:
+    def add_timing(self, name: str, seconds: float) -> None:
         """Nobody looks at it."""
 
 

@@ -10,8 +10,8 @@ from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Data, rank_row
 from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.codec import encode
-from ddpdiag.model import Options, Outcome, Recording, Status
-from ddpdiag.model.bench import Bench, Limits
+from ddpdiag.model import Outcome, Recording, RunOptions, Status
+from ddpdiag.model.bench import BenchRequest, Limits
 from ddpdiag.model.options import Snapshot
 from ddpdiag.model.recording import Header
 
@@ -61,7 +61,7 @@ def data_of(
 def benched(
     rows: Mapping[int, Data],
     *,
-    bench: Bench | None = None,
+    bench: BenchRequest | None = None,
     statuses: Mapping[int, Status] | None = None,
     ranks_per_node: int = 8,
     size: int | None = None,
@@ -69,7 +69,7 @@ def benched(
 ) -> Seen[Data]:
     """One sweep; the row of a rank in `statuses` is its last report before it ended so."""
     size = size or len(rows)
-    options = Options(bench=bench or Bench(), select=("COL002",), baseline=baseline)
+    options = RunOptions(bench=bench or BenchRequest(), select=("COL002",), baseline=baseline)
     world = world_of(size, ranks_per_node=ranks_per_node, options=options)
     header = Header(run_id="hand", world_size=size, launcher="hand", options=options, created="today", version="0")
     empty = Seen(world, col002.CHECK, Recording(header=header, arrivals=world.arrivals))
@@ -85,4 +85,4 @@ def _outcome(rank: int, data: Data, status: Status) -> Outcome:
     raw = Raw(encode(data))
     if status is Status.DONE:
         return Outcome(trial=0, code="COL002", rank=rank, status=status, data=raw)
-    return Outcome(trial=0, code="COL002", rank=rank, status=status, so_far=raw)
+    return Outcome(trial=0, code="COL002", rank=rank, status=status, partial_data=raw)

@@ -4,7 +4,7 @@ from msgspec import structs
 from reports import SLOW, fit, unfit
 
 from ddpdiag.model import Report, Verdict
-from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Bottleneck, Expectation, Series
+from ddpdiag.model.bench import BenchRank, BenchReport, BenchRequest, BenchRow, Bottleneck, Expectation, Series
 
 RANKS = 4
 SIZES = tuple(1 << power for power in range(3, 28, 2))
@@ -48,7 +48,7 @@ def series_of(backend: str = "gloo", collective: str = "all_reduce", **fields) -
         collective=collective,
         dtype="float",
         peak_busbw_bytes_per_s=busbw * 0.98,
-        best_bytes=SIZES[-1],
+        best_size_bytes=SIZES[-1],
         latency_seconds=LATENCY_SECONDS[backend],
         expectation=EXPECTED[backend],
         share=busbw * 0.98 / EXPECTED[backend].busbw_bytes_per_s,
@@ -89,11 +89,11 @@ def bench(*backends: str, collectives: tuple[str, ...] = ("all_reduce",), **fiel
     pairs = [(backend, collective) for backend in backends or ("gloo",) for collective in collectives]
     rows = tuple(row(size, backend, collective) for backend, collective in pairs for size in SIZES)
     whole = BenchReport(
-        asked=Bench(maxbytes=SIZES[-1], stepfactor=4.0, backend=backends),
+        request=BenchRequest(maxbytes=SIZES[-1], stepfactor=4.0, backend=backends),
         rows=rows,
         series=tuple(series_of(backend, collective) for backend, collective in pairs),
         ranks=tuple(bench_rank(r, backend, collective) for backend, collective in pairs for r in range(RANKS)),
-        notes=("20 calls of 128 MiB would have taken longer than the budget: there were 7",),
+        omissions=("20 calls of 128 MiB would have taken longer than the budget: there were 7",),
         wrong=0,
         complete=True,
         sentence="all_reduce over gloo reaches 1.04 GB/s.",
@@ -114,13 +114,13 @@ def healthy(of: BenchReport | None = None, **fields) -> Report:
 def slow(**fields) -> Report:
     """One in which rank 3 is slow."""
     reason = "copies at 0.9 GB/s, a quarter of its peers' median (4.0 GB/s); 2 other processes use its cores"
-    ranks = (*map(bench_rank, range(3)), bench_rank(3, copy_bytes_per_s=0.9e9, slow=reason))
+    ranks = (*map(bench_rank, range(3)), bench_rank(3, copy_bytes_per_s=0.9e9, slow_reason=reason))
     return unfit(bench=bench(ranks=ranks), findings=(SLOW,), **fields)
 
 
 def unmeasured(**fields) -> Report:
     """One that never began."""
-    empty = bench(rows=(), series=(), ranks=(), notes=(), wrong=None, complete=False)
+    empty = bench(rows=(), series=(), ranks=(), omissions=(), wrong=None, complete=False)
     sentence = "The ranks never met, so nothing was measured."
     report = fit(verdict=Verdict.UNKNOWN, exit_code=3, sentence=sentence, bench=empty)
     return structs.replace(report, **fields)

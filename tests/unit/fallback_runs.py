@@ -13,7 +13,7 @@ from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.codec import encode
 from ddpdiag.judgement.stages import trials_seconds
-from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Recording, Status, Trial
+from ddpdiag.model import End, Event, EventKind, Finding, Outcome, Recording, RunOptions, Status, Trial
 from ddpdiag.model.recording import Header
 from ddpdiag.runtime.coordinator.dispatch import numbered_trial
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -53,9 +53,9 @@ class Run:
         per_host: int = 8,
         gloo: float | None = 0.05,
         variables: Mapping[int, Mapping[str, str]] | None = None,
-        options: Options | None = None,
+        options: RunOptions | None = None,
     ) -> None:
-        self.world = world_of(ranks, ranks_per_node=per_host, gpus=per_host, options=options or Options())
+        self.world = world_of(ranks, ranks_per_node=per_host, gpus=per_host, options=options or RunOptions())
         self._answer = answer
         header = Header(
             run_id="hand", world_size=ranks, launcher="hand", options=self.world.options, created="", version="0"

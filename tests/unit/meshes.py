@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.checks.rendezvous import mesh
 from ddpdiag.checks.rendezvous.links import AT_END
 from ddpdiag.codec import encode
-from ddpdiag.model import Arrival, Options, Outcome, Recording, Status
+from ddpdiag.model import Arrival, Outcome, Recording, RunOptions, Status
 from ddpdiag.model.recording import Header
 from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh import Cell
@@ -72,7 +72,7 @@ def meshed(
 
     `at_end`: the last one was at the end of the run.
     """
-    world = world_of(size, ranks_per_node=1, options=Options(settings=dict(settings or {})))
+    world = world_of(size, ranks_per_node=1, options=RunOptions(settings=dict(settings or {})))
     world = structs.replace(world, arrivals=dict(arrivals)) if arrivals else world
     header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0")
     empty = Seen(world, mesh.CHECK, Recording(header=header, arrivals=world.arrivals))

@@ -9,7 +9,7 @@ from reports import SLOW, rank_row, unfit
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
-from ddpdiag.model import Matrix, Report, WorldLine
+from ddpdiag.model import Matrix, Report, WorldSummary
 from ddpdiag.model.options import Snapshot
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 
@@ -55,8 +55,8 @@ def hostile() -> Report:
             rank_row(rank, **{SCRIPT: IMAGE, "gpu_uuid": word, "host": word}) for rank, word in enumerate(words)
         ),
         findings=(finding,),
-        notes=words,
-        world=WorldLine(size=4, hosts=words, launcher=SCRIPT, backend=IMAGE, leaves={CLOSE: words}),
+        recording_problems=words,
+        world=WorldSummary(size=4, hosts=words, launcher=SCRIPT, backend=IMAGE, hosts_by_leaf_switch={CLOSE: words}),
         measurements={SCRIPT: IMAGE, IMAGE: 1.0},
         matrices=(
             Matrix(name=f"p2p.copy.{CLOSE}", title=CLOSE, rows=words, columns=words, cells=cells, unit="bytes_per_s"),

@@ -8,8 +8,8 @@ from seen import made_check
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.registry import by_code
-from ddpdiag.judgement.judged import Judged
-from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.judgement.check_judgements import CheckJudgement
+from ddpdiag.model import CheckSummary, Finding, Report, Scalar, Severity, StageSummary, Verdict, WorldSummary
 from ddpdiag.render.terminal import render
 
 NO_GPU = "no NVIDIA GPU on any host"
@@ -45,23 +45,23 @@ def finding_of(severity: Severity = Severity.ERROR, **fields: object) -> Finding
     return structs.replace(plain, **fields)
 
 
-def judged_of(findings: Sequence[Finding]) -> list[Judged]:
+def judged_of(findings: Sequence[Finding]) -> list[CheckJudgement]:
     """All of these as if COL001 had made them; what their own check does not declare ("COL001.slow") is made up."""
     words = {finding.code.partition(".")[2]: by_code(finding.code) for finding in findings}
     declared = {word: {**COMMON, **check.findings}.get(word, FindingSpec("")) for word, check in words.items()}
     check = made_check("COL001", stage=Stage.COLLECTIVE, FINDINGS=declared)
-    return [Judged(check=check, findings=tuple(findings))]
+    return [CheckJudgement(check=check, findings=tuple(findings))]
 
 
-def stage(name: str, status: str = "done", seconds: float = 0.4) -> StageLine:
+def stage(name: str, status: str = "done", seconds: float = 0.4) -> StageSummary:
     """A stage that ran well."""
-    return StageLine(name=name, status=status, seconds=seconds)
+    return StageSummary(name=name, status=status, seconds=seconds)
 
 
-def check(code: str, name: str, stage: str, skipped_because: str | None = None, **statuses: int) -> CheckLine:
+def check(code: str, name: str, stage: str, skipped_because: str | None = None, **statuses: int) -> CheckSummary:
     """A check that was done on four ranks, unless said otherwise."""
     done = {} if skipped_because else {"done": 4}
-    return CheckLine(code=code, name=name, stage=stage, statuses=statuses or done, skipped_because=skipped_because)
+    return CheckSummary(code=code, name=name, stage=stage, statuses=statuses or done, skipped_because=skipped_because)
 
 
 def fit(**fields: object) -> Report:
@@ -73,7 +73,7 @@ def fit(**fields: object) -> Report:
         seconds=7.912,
         budget_seconds=120.0,
         run_id="3f9c2a",
-        world=WorldLine(size=4, hosts=("n0", "n1"), launcher="torchrun", backend="gloo"),
+        world=WorldSummary(size=4, hosts=("n0", "n1"), launcher="torchrun", backend="gloo"),
         ranks=tuple(rank_row(rank) for rank in range(4)),
         stages=(
             stage("launch", seconds=0.05),
@@ -185,6 +185,6 @@ def unknown(**fields: object) -> Report:
         ),
         findings=(HUNG,),
         measurements={},
-        notes=("rank-2.jsonl is cut off in line 17; what comes before it was judged",),
+        recording_problems=("rank-2.jsonl is cut off in line 17; what comes before it was judged",),
     )
     return structs.replace(report, **fields)

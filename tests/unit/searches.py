@@ -10,7 +10,7 @@ from ddpdiag.checks.api import Check, Seen
 from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.codec import encode
-from ddpdiag.model import Options, Outcome, Status, Trial
+from ddpdiag.model import Outcome, RunOptions, Status, Trial
 from ddpdiag.stats import samples
 
 # Bytes per second of a group of ranks; None if its all-reduce does not end.
@@ -24,7 +24,7 @@ def searched(
     check: Check[Data], rate: Rate, *, ranks: int, ranks_per_node: int, most_rounds: int = 100, **options: object
 ) -> Seen[Data]:
     """The run after the search, or after `most_rounds` of it."""
-    own = Options(backend="gloo", **options)  # type: ignore[arg-type]
+    own = RunOptions(backend="gloo", **options)  # type: ignore[arg-type]
     seen = seen_of(methods.CHECK, {}, size=ranks, ranks_per_node=ranks_per_node, options=own).of(check)
     while len(seen.trials) < most_rounds and (planned := check.plan(seen)):
         trial = structs.replace(planned[0], number=len(seen.recording.trials))

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct, structs
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
-from ddpdiag.model import Arrival, Event, Kind, Options, Outcome, Place, Recording, Status
+from ddpdiag.model import Arrival, Event, Kind, Outcome, Place, Recording, RunOptions, Status
 from ddpdiag.model.recording import Header
 
 _numbers = count()
@@ -40,12 +40,12 @@ def world_of(
     *,
     ranks_per_node: int = 2,
     gpus: int = 0,
-    options: Options | None = None,
+    options: RunOptions | None = None,
     out: frozenset[int] = frozenset(),
 ) -> World:
     """A world of `size` ranks that all came."""
     arrivals = {rank: arrival_of(rank, size, ranks_per_node=ranks_per_node, gpus=gpus) for rank in range(size)}
-    return World(size=size, launcher="hand", options=options or Options(), arrivals=arrivals, out=out)
+    return World(size=size, launcher="hand", options=options or RunOptions(), arrivals=arrivals, out=out)
 
 
 def unseen(check: Check[D], world: World) -> Seen[D]:
@@ -66,7 +66,7 @@ def seen_of(
     size: int | None = None,
     ranks_per_node: int = 2,
     gpus: int = 0,
-    options: Options | None = None,
+    options: RunOptions | None = None,
     fresh: bool = False,
 ) -> Seen[D]:
     """One trial of `check` that gave `rows`; ranks in `statuses` ended in another way than DONE."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ddpdiag.bandwidth import bound
-from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits, Peer
+from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits, PeerPath
 
 # The machine may be busy.
 relaxed = settings(deadline=None)
@@ -148,7 +148,7 @@ def test_a_network_of_unknown_speed_is_told_from_a_known_one() -> None:
 PXB, PHB, SYS = 20, 30, 50
 
 
-def on_one_host(limits: Limits, paths: dict[tuple[int, int], Peer], processor: str) -> dict[int, Limits]:
+def on_one_host(limits: Limits, paths: dict[tuple[int, int], PeerPath], processor: str) -> dict[int, Limits]:
     """Ranks 0, 1, ... whose GPUs know the paths between them."""
     count = max(max(pair) for pair in paths) + 1
     every = {**paths, **{(b, a): path for (a, b), path in paths.items()}}
@@ -156,14 +156,14 @@ def on_one_host(limits: Limits, paths: dict[tuple[int, int], Peer], processor: s
         rank: structs.replace(
             limits,
             uuid=f"GPU-{rank}",
-            processor=processor,
+            cpu_vendor=processor,
             peers={f"GPU-{other}": every[rank, other] for other in range(count) if other != rank},
         )
         for rank in range(count)
     }
 
 
-def all_pairs(count: int, path: Peer, **others: Peer) -> dict[tuple[int, int], Peer]:
+def all_pairs(count: int, path: PeerPath, **others: PeerPath) -> dict[tuple[int, int], PeerPath]:
     """The same path between all of them but for those that are named: `_0_1`."""
     named = {tuple(map(int, name[1:].split("_"))): own for name, own in others.items()}
     return {pair: named.get(pair, path) for pair in combinations(range(count), 2)}
@@ -172,20 +172,20 @@ def all_pairs(count: int, path: Peer, **others: Peer) -> dict[tuple[int, int], P
 # Four A100 that are wired directly: four links from each to each other one.
 WIRED = Limits(nvlinks=12, nvlink_switched=False, nvlink_bytes_per_s=240e9, pcie_bytes_per_s=24e9)
 CARD = Limits(pcie_bytes_per_s=24e9)
-NEAR, FAR = Peer(nvlinks=0, level=PXB, p2p=True), Peer(nvlinks=0, level=SYS, p2p=True)
-BRIDGE = Peer(nvlinks=4, level=PHB, p2p=True)
+NEAR, FAR = PeerPath(nvlinks=0, pcie_level=PXB, p2p=True), PeerPath(nvlinks=0, pcie_level=SYS, p2p=True)
+BRIDGE = PeerPath(nvlinks=4, pcie_level=PHB, p2p=True)
 INSIDE = {
     "all of four wired GPUs": (WIRED, all_pairs(4, BRIDGE), "GenuineIntel", 0.95 * 240e9),
     "two of four wired GPUs": (WIRED, all_pairs(2, BRIDGE), "GenuineIntel", 0.95 * 80e9),
     "bridged in pairs, near": (A40, all_pairs(4, NEAR, _0_1=BRIDGE, _2_3=BRIDGE), "GenuineIntel", 24e9),
     "bridged in pairs, far": (A40, all_pairs(4, FAR, _0_1=BRIDGE, _2_3=BRIDGE), "GenuineIntel", 12e9),
     "behind one switch": (CARD, all_pairs(4, NEAR), "GenuineIntel", 24e9),
-    "across host bridges": (CARD, all_pairs(4, Peer(nvlinks=0, level=PHB, p2p=True)), "GenuineIntel", 12e9),
+    "across host bridges": (CARD, all_pairs(4, PeerPath(nvlinks=0, pcie_level=PHB, p2p=True)), "GenuineIntel", 12e9),
     "two switches": (CARD, all_pairs(4, FAR, _0_1=NEAR, _2_3=NEAR), "GenuineIntel", 12e9),
     "two cards under AMD": (CARD, all_pairs(2, FAR), "AuthenticAMD", 24e9),
     "four cards under AMD": (CARD, all_pairs(4, FAR), "AuthenticAMD", 12e9),
-    "cards without P2P": (CARD, all_pairs(2, Peer(nvlinks=0, level=PXB, p2p=False)), "AuthenticAMD", 12e9),
-    "NVML says nothing": (CARD, all_pairs(2, Peer()), "GenuineIntel", 24e9),
+    "cards without P2P": (CARD, all_pairs(2, PeerPath(nvlinks=0, pcie_level=PXB, p2p=False)), "AuthenticAMD", 12e9),
+    "NVML says nothing": (CARD, all_pairs(2, PeerPath()), "GenuineIntel", 24e9),
 }
 
 
@@ -225,7 +225,7 @@ def test_where_nothing_is_known_nothing_is_expected(backend, hosts, limits) -> N
 rates = st.none() | st.floats()
 peers = st.dictionaries(
     st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
-    st.builds(Peer, nvlinks=st.none() | st.integers(0, 18), p2p=st.none() | st.booleans()),
+    st.builds(PeerPath, nvlinks=st.none() | st.integers(0, 18), p2p=st.none() | st.booleans()),
 )
 limits = st.builds(
     Limits,
@@ -241,7 +241,7 @@ limits = st.builds(
     nvlinks=st.none() | st.integers(0, 18),
     uuid=st.none() | st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
     peers=peers,
-    processor=st.sampled_from([None, "AuthenticAMD", "ARM"]),
+    cpu_vendor=st.sampled_from([None, "AuthenticAMD", "ARM"]),
 )
 
 

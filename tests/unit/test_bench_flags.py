@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from ddpdiag.cli import check
 from ddpdiag.cli.app import app
 from ddpdiag.errors import UsageError
-from ddpdiag.model.bench import Bench, size
-from ddpdiag.model.train import Strategy, Train
+from ddpdiag.model.bench import BenchRequest, parse_size
+from ddpdiag.model.train import Strategy, TrainRequest
 
 BENCH, TRAIN = "allreduce-bench", "train"
 
@@ -18,12 +18,12 @@ BENCH, TRAIN = "allreduce-bench", "train"
 @pytest.fixture
 def read(monkeypatch):
     """The options of a command, checked as for a run."""
-    asked: list[Bench | Train] = []
+    asked: list[BenchRequest | TrainRequest] = []
     monkeypatch.setattr(check, "run", lambda *_, **options: asked.extend(options.values()) or 0)
-    monkeypatch.setattr("ddpdiag.cli.app.leave", lambda _code: None)
+    monkeypatch.setattr("ddpdiag.cli.app.exit_at_once", lambda _code: None)
     monkeypatch.setattr("ddpdiag.cli.app.guarded", lambda body: body())
 
-    def parse(words: str, **environment: str) -> Bench | Train:
+    def parse(words: str, **environment: str) -> BenchRequest | TrainRequest:
         done = CliRunner().invoke(app, shlex.split(words), env=environment)
         if done.exception is not None:
             raise done.exception
@@ -32,7 +32,7 @@ def read(monkeypatch):
     return parse
 
 
-@pytest.mark.parametrize(("command", "kind"), [(BENCH, Bench), (TRAIN, Train)])
+@pytest.mark.parametrize(("command", "kind"), [(BENCH, BenchRequest), (TRAIN, TrainRequest)])
 def test_the_defaults_are_those_of_the_options(read, command, kind):
     assert read(command) == kind() == json.decode(json.encode(kind()), type=kind)
 
@@ -41,13 +41,13 @@ def test_the_defaults_are_those_of_the_options(read, command, kind):
     ("text", "expected"), [("8", 8), ("32K", 32 << 10), ("128M", 128 << 20), ("1.5g", 3 << 29), ("2T", 2 << 40)]
 )
 def test_sizes_are_powers_of_1024(text, expected):
-    assert size(text) == expected
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "M", "0", "-8", "8X", "nan", "inf", "1e30"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(UsageError, match="expected a number of bytes"):
-        size(text)
+        parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_lists_names_of_torch_and_variables(read):
 
 def test_sizes_grow_by_a_factor(read):
     assert read(f"{BENCH} -b 8 -e 20 -f 1.5").sizes == (8, 12, 18)
-    assert len(Bench().sizes) == 25
+    assert len(BenchRequest().sizes) == 25

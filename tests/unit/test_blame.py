@@ -18,7 +18,9 @@ def outcome(
     rank: int, status: Status, *, step: int = 5, told: bool = False, error: str = "", **process: object
 ) -> Outcome:
     state = ProcessState(pid=1, **process) if process else None
-    return Outcome(trial=1, code="X", rank=rank, status=status, step=step, told=told, error=error, process=state)
+    return Outcome(
+        trial=1, code="X", rank=rank, status=status, step_count=step, interrupted=told, error=error, process=state
+    )
 
 
 HUNG, DIED, RAISED, UNHEARD = Status.HUNG, Status.DIED, Status.RAISED, Status.UNHEARD
@@ -63,7 +65,7 @@ def posting(rank: int, frame: str, *, posted: tuple[Collective, ...] | None = ()
 
 def staying(*steps_places_stacks: tuple[int, str, str]) -> list[Outcome]:
     return [
-        structs.replace(outcome(rank, HUNG, step=step, state="S", stack=(stack,)), at=at, collectives=trace(1))
+        structs.replace(outcome(rank, HUNG, step=step, state="S", stack=(stack,)), last_step=at, collectives=trace(1))
         for rank, (step, at, stack) in enumerate(steps_places_stacks)
     ]
 
@@ -233,7 +235,7 @@ def test_who_was_told_to_stop_is_never_blamed_beside_a_failure_of_its_own_accord
     if any(o.status in (Status.DIED, Status.RAISED) and not is_echo(o) for o in outcomes):
         blame = blamed(outcomes)
         assert blame is not None
-        assert not {o.rank for o in outcomes if o.told}.intersection(blame.ranks)
+        assert not {o.rank for o in outcomes if o.interrupted}.intersection(blame.ranks)
 
 
 def test_where_messages_do_not_arrive_it_proves_nothing_where_a_rank_waits() -> None:
@@ -245,7 +247,7 @@ def test_where_messages_do_not_arrive_it_proves_nothing_where_a_rank_waits() -> 
     assert blamed(stopped, "the port is closed").ranks == (0,)
 
 
-IMPORTING = structs.replace(outcome(0, HUNG, step=0, state="R", busy=True), at="import torch")
+IMPORTING = structs.replace(outcome(0, HUNG, step=0, state="R", busy=True), last_step="import torch")
 WAITING = [outcome(rank, HUNG, step=7, state="S", step_seconds=5.0) for rank in (1, 2)]
 
 
@@ -267,7 +269,7 @@ WAITING = [outcome(rank, HUNG, step=7, state="S", step_seconds=5.0) for rank in 
     ],
 )
 def test_a_rank_that_was_still_taking_steps_has_not_hung(last: Outcome, hurried: bool, is_unfinished: bool) -> None:
-    trial = Trial(code="X", groups=((0, 1, 2),), kind=Kind.TORCH, deadline_seconds=10.0, hurried=hurried)
+    trial = Trial(code="X", groups=((0, 1, 2),), kind=Kind.TORCH, deadline_seconds=10.0, is_shortened=hurried)
     beside = outcome(3, HUNG, state="R", step_seconds=0.1)
     outcomes = [last, *([beside] if last.status is DIED else WAITING)]
     assert unfinished(trial, blamed(outcomes), outcomes) is is_unfinished

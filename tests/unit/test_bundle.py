@@ -18,7 +18,7 @@ def hung(rank: int, upto: int | None, at: str = WAIT, step: int = 8, frame: str 
     stack = (frame, "measure (col001.py:54)", "_measure (worker.py:95)", "main (worker.py:42)")
     process = ProcessState(pid=100 + rank, state="S", stack=stack)
     last = None if upto is None else trace(upto, elements=1)
-    return outcome(rank, Status.HUNG, at=at, step=step, process=process, collectives=last)
+    return outcome(rank, Status.HUNG, last_step=at, step_count=step, process=process, collectives=last)
 
 
 GUILTY = hung(2, 6, "connect all ranks: post", 7, "_forever (user.py:3)")
@@ -53,7 +53,7 @@ def test_ranks_that_say_nothing_are_not_said_to_wait() -> None:
 
 def test_collectives_that_cannot_be_read_are_said_to_be_so(golden) -> None:
     why = "torch 2.15.0 keeps no record of what ucc does"
-    silent = [structs.replace(hung(rank, None), no_collectives=why) for rank in (0, 1)]
+    silent = [structs.replace(hung(rank, None), why_no_collectives=why) for rank in (0, 1)]
     (line,) = bundle((), silent)["ranks"]
     golden(line)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdiag.model.bench import Bench
+from ddpdiag.model.bench import BenchRequest
 
 sweep = pytest.importorskip("ddpdiag.bench.workloads.sweep", reason="needs torch", exc_type=ModuleNotFoundError)
 
@@ -18,7 +18,7 @@ sweep = pytest.importorskip("ddpdiag.bench.workloads.sweep", reason="needs torch
     ids=["what fits", "slow", "large sizes ahead", "no time"],
 )
 def test_calls_are_as_many_as_requested_or_as_there_is_time_for(seconds, left, ahead, calls):
-    assert sweep.affordable_calls(Bench(), seconds, left, ahead) == calls
+    assert sweep.affordable_calls(BenchRequest(), seconds, left, ahead) == calls
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def ending(status: Status, error: str = "", **more: object) -> Ending:
 
 
 # As the coordinator closes a trial at the end of the run.
-skipped = ending(Status.SKIPPED, told=True)
+skipped = ending(Status.SKIPPED, interrupted=True)
 # The signal was sent to the worker as well, and came there first.
 killed = ending(Status.DIED, "killed by SIGTERM")
 # Its peer's worker is gone.
@@ -86,7 +86,7 @@ def moments(run: Recording) -> Iterator[tuple[int, int]]:
 def now(run: Recording) -> float:
     """Just after the last outcome that came before the signal."""
     begins = {trial.number: trial.begin_seconds or 0.0 for trial in run.trials}
-    ends = [begins[o.trial] + o.seconds for o in run.outcomes if not o.told and o.seconds < 1e6]
+    ends = [begins[o.trial] + o.seconds for o in run.outcomes if not o.interrupted and o.seconds < 1e6]
     return max((*ends, *begins.values(), 1.0)) + 0.001
 
 
@@ -160,7 +160,7 @@ def test_a_rank_that_died_before_the_others_were_told_to_stop_is_blamed() -> Non
 def test_a_rank_that_was_lost_is_the_reason_why_its_launcher_ends_the_others() -> None:
     run = cut(recorded("healthy-2-ranks"), 3, 0)
     outcomes = tuple(
-        structs.replace(outcome, status=Status.UNHEARD, told=False, error="it was lost")
+        structs.replace(outcome, status=Status.UNHEARD, interrupted=False, error="it was lost")
         if (outcome.trial, outcome.rank) == (3, 1)
         else outcome
         for outcome in run.outcomes

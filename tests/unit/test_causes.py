@@ -51,7 +51,7 @@ def a_slow_hang(rate: float, *, short: int | None = None) -> Seen[Nothing]:
     """Three hosts, n2's network carries `rate` B/s; all wait in an all-reduce of 32 MiB, but the one `short` of it."""
     mesh = meshed(3, every(3, slow(rate), sender=2, receiver=2))
     posted = Collective(seq=3, name="gloo:all_reduce", elements=8 << 20, dtype="Float")
-    hung = [outcome(r, Status.HUNG, collectives=(posted,), step=7 if r == short else 8) for r in range(3)]
+    hung = [outcome(r, Status.HUNG, collectives=(posted,), step_count=7 if r == short else 8) for r in range(3)]
     trial = structs.replace(run_of(size=3).recording.trials[0], number=7, deadline_seconds=15.0)
     trials = (*mesh.recording.trials, trial)
     outcomes = (*mesh.recording.outcomes, *(structs.replace(o, trial=7) for o in hung))

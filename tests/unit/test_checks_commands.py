@@ -10,7 +10,7 @@ import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import module_of
 from ddpdiag.cli.app import app
-from ddpdiag.cli.parsing import normalized
+from ddpdiag.cli.parsing import declared_name
 
 ROOM = Path(ddpdiag.__file__).parent
 HOMES = ("checks", "bench", "strategies")
@@ -35,7 +35,7 @@ def test_some_commands_are_found():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_options_and_stages_that_exist(command):
-    assert {f"--{normalized(name)}" for name in re.findall(r"--([a-z-]+)", command)} <= OPTIONS
+    assert {f"--{declared_name(name)}" for name in re.findall(r"--([a-z-]+)", command)} <= OPTIONS
     stages = {stage for named in re.findall(r"--stage ([a-z0-9,]+)", command) for stage in named.split(",")}
     assert stages <= {stage.value for stage in Stage}
 

@@ -17,16 +17,16 @@ import ddpdiag
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli import judge as judge_command
 from ddpdiag.cli.app import app
-from ddpdiag.cli.check import _absolute
+from ddpdiag.cli.check import _absolute_path
 from ddpdiag.cli.edge import complain, guarded
-from ddpdiag.cli.options import Color, split
-from ddpdiag.cli.outputs import Outputs, publish, show, terminal
+from ddpdiag.cli.options import Color, split_at_commas
+from ddpdiag.cli.outputs import Outputs, publish, show, terminal_style
 from ddpdiag.codec import disassemble, encode, pretty, read_recording
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.reading import read_report
 from ddpdiag.judgement.selection import validate
-from ddpdiag.model import Options
+from ddpdiag.model import RunOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -89,9 +89,9 @@ def test_documented_commands_are_found() -> None:
 def test_a_documented_command_is_understood(words: tuple[str, ...]) -> None:
     options = parsed(*words)
     if words[0] == "check":
-        lists = {name: split(options[name] or ()) for name in ("stage", "skip_stage", "select", "ignore")}
+        lists = {name: split_at_commas(options[name] or ()) for name in ("stage", "skip_stage", "select", "ignore")}
         validate(
-            Options(
+            RunOptions(
                 stages=lists["stage"],
                 skip_stages=lists["skip_stage"],
                 select=lists["select"],
@@ -109,9 +109,9 @@ def test_a_budget_in_which_nothing_can_be_measured_is_refused() -> None:
 
 def test_a_path_that_json_cannot_hold_is_refused(golden) -> None:
     with pytest.raises(UsageError) as caught:
-        _absolute("--shared-dir", os.fsdecode(b"/tmp/\xff"))
+        _absolute_path("--shared-dir", os.fsdecode(b"/tmp/\xff"))
     golden(str(caught.value))
-    assert _absolute("--shared-dir", "/tmp/ä") == "/tmp/ä"
+    assert _absolute_path("--shared-dir", "/tmp/ä") == "/tmp/ä"
 
 
 # Streams -------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_colour_is_for_terminals_unless_somebody_says_otherwise(
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert terminal(stream, when)[1] is expected
+    assert terminal_style(stream, when)[1] is expected
 
 
 def test_a_full_disk_is_no_bug(golden, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

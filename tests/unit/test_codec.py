@@ -23,7 +23,7 @@ from ddpdiag.codec import (
     read_recording,
 )
 from ddpdiag.errors import UsageError
-from ddpdiag.model import End, Event, EventKind, Header, Kind, Options, Outcome, Skip, Status, Trial
+from ddpdiag.model import End, Event, EventKind, Header, Kind, Outcome, RunOptions, Skip, Status, Trial
 
 
 class Sample(Struct, frozen=True):
@@ -38,10 +38,10 @@ def header(secret: str = "", run_id: str = "r", world_size: int = 2) -> Header:
         run_id=run_id,
         world_size=world_size,
         launcher="hand",
-        options=Options(),
+        options=RunOptions(),
         created="2026-01-01",
         version="0",
-        secret=secret,
+        authentication=secret,
     )
 
 
@@ -52,7 +52,7 @@ def lines() -> list[object]:
         for rank in (0, 1)
     ]
     event = Event(kind=EventKind.LEAVING, rank=1, seconds=1.5, detail="15")
-    skip = Skip(code="GPU002", reason="no GPU", grounds=True)
+    skip = Skip(code="GPU002", reason="no GPU", is_inapplicable=True)
     return [header(), arrival_of(0, 2), arrival_of(1, 2), trial, *outcomes, event, skip, End(seconds=2.5)]
 
 
@@ -98,7 +98,7 @@ def test_texts_of_numbers_and_nan_are_kept_and_text_that_is_no_utf8_is_spelled_o
 
 def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     recording = read_recording([write(tmp_path / "run.jsonl")])
-    assert recording.notes == ()
+    assert recording.problems == ()
     assert recording.end == End(seconds=2.5)
     assert [outcome.rank for outcome in recording.outcomes] == [0, 1]
     assert math.isnan(decode(recording.outcomes[0].data, Sample).loss)
@@ -114,7 +114,7 @@ def test_a_recording_cut_in_a_line_is_read_up_to_there_and_says_so(golden, tmp_p
     recording = read_recording([write(tmp_path / "run.jsonl", cut=5)])
     assert recording.end is None
     assert len(recording.outcomes) == 2
-    golden(*recording.notes)
+    golden(*recording.problems)
 
 
 def test_a_damaged_line_in_the_middle_ends_the_reading_and_says_so(golden, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_damaged_line_in_the_middle_ends_the_reading_and_says_so(golden, tmp_p
     recording = read_recording([path])
     assert len(recording.trials) == 1
     assert not recording.outcomes
-    golden(*(re.sub(r"\(.*\)", "(WHY)", note) for note in recording.notes))
+    golden(*(re.sub(r"\(.*\)", "(WHY)", note) for note in recording.problems))
 
 
 @given(st.integers(1, 1200))
@@ -146,7 +146,7 @@ def test_parts_of_one_run_are_put_together_and_counted_once(tmp_path: Path) -> N
     first.write_bytes(b"".join(map(encode_line, [header("none"), *whole[1:5]])))
     second.write_bytes(b"".join(map(encode_line, [header(), *whole[1:6]])))
     recording = read_recording([second, first])
-    assert recording.header.secret == "none"
+    assert recording.header.authentication == "none"
     assert (len(recording.arrivals), len(recording.trials), len(recording.outcomes)) == (2, 1, 2)
 
 

@@ -15,8 +15,8 @@ from ddpdiag.bench.series import judge_ranks
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.run import baseline as cmp001
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.model import Options, Severity, Status
-from ddpdiag.model.bench import Bench, Bottleneck, Limits
+from ddpdiag.model import RunOptions, Severity, Status
+from ddpdiag.model.bench import BenchRequest, Bottleneck, Limits
 
 
 def alike(ranks: int, **more) -> dict[int, Data]:
@@ -29,7 +29,7 @@ def codes(seen: Seen[Data]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("ranks", "bench", "expected"),
-    [(4, None, []), (2, Bench(min_busbw=5.0), ["COL002.below"]), (2, Bench(min_busbw=0.5), [])],
+    [(4, None, []), (2, BenchRequest(min_busbw=5.0), ["COL002.below"]), (2, BenchRequest(min_busbw=0.5), [])],
     ids=["no gate", "below the gate", "above the gate"],
 )
 def test_equal_ranks_are_blamed_for_nothing_but_the_gate_of_a_script(ranks, bench, expected):
@@ -114,7 +114,7 @@ def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence(golden):
     (finding,) = col002.judge(seen)
     assert (finding.code, finding.ranks, finding.hosts) == ("COL002.slow-rank", (1,), ("n0",))
     report = bench_report(seen)
-    assert [bool(line.slow) for line in report.ranks] == [False, True]
+    assert [bool(line.slow_reason) for line in report.ranks] == [False, True]
     assert report.series[0].bottleneck is Bottleneck.SLOW_RANK
     golden(finding, report.sentence)
 
@@ -130,7 +130,7 @@ def test_what_was_measured_before_the_run_was_cut_short_is_kept(golden):
     report = bench_report(benched(rows, statuses={0: Status.HUNG, 1: Status.SKIPPED}))
     assert [row.size_bytes for row in report.rows] == [*SIZES[:3]]
     assert not report.complete
-    golden(*report.notes)
+    golden(*report.omissions)
 
 
 def test_a_sweep_without_one_rank_or_that_was_cut_short_is_not_complete():
@@ -142,7 +142,7 @@ def test_a_sweep_without_one_rank_or_that_was_cut_short_is_not_complete():
 
 
 NOT_MEASURED = {
-    "cut short, with a gate": ({"sizes": SIZES[:3], "is_complete": False}, Bench(min_busbw=0.5)),
+    "cut short, with a gate": ({"sizes": SIZES[:3], "is_complete": False}, BenchRequest(min_busbw=0.5)),
     "nothing": ({"sizes": (), "notes": ("all left out: too little memory",)}, None),
     "a part": ({"is_complete": False, "notes": ("time was up",)}, None),
 }
@@ -156,17 +156,17 @@ def test_what_was_not_measured_is_not_healthy(golden, rows, bench):
     golden(finding)
 
 
-def empty(size: int, bench: Bench) -> Seen[Data]:
-    return unseen(col002.CHECK, world_of(size, options=Options(bench=bench)))
+def empty(size: int, bench: BenchRequest) -> Seen[Data]:
+    return unseen(col002.CHECK, world_of(size, options=RunOptions(bench=bench)))
 
 
 def test_every_collective_is_measured_over_every_backend():
-    seen = empty(4, Bench(collective=("all_reduce", "broadcast"), backend=("gloo", "nccl")))
+    seen = empty(4, BenchRequest(collective=("all_reduce", "broadcast"), backend=("gloo", "nccl")))
     (trial,) = col002.plan(seen)
     assert trial.params == {"backend": "gloo", "collective": "all_reduce"}
     assert trial.deadline_seconds == pytest.approx(10 + (60 - 6) / 4)
     assert col002.plan(benched(alike(4))) == ()
-    named = empty(2, Bench(backend=("nccl", "gloo")))
+    named = empty(2, BenchRequest(backend=("nccl", "gloo")))
     (trial,) = col002.plan(named)
     assert (trial.params["backend"], named.uses_other_backend(trial)) == ("nccl", False)
 

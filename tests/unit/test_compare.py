@@ -28,7 +28,7 @@ from ddpdiag.comparison import (
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge, world_of
 from ddpdiag.judgement.reading import read_baseline, read_report
-from ddpdiag.model import CheckLine, Finding, Report, Severity, Verdict
+from ddpdiag.model import CheckSummary, Finding, Report, Severity, Verdict
 from ddpdiag.model.bench import BenchCurve, BenchPoint
 from ddpdiag.model.options import Figure, Sampling, Snapshot
 
@@ -51,7 +51,7 @@ def world(values: tuple[float, ...], sampling: Sampling = Sampling.REPEATS, *, i
 def snapshot(*figures: Figure, busy: float | None = 1.0, **changed) -> Snapshot:
     shape = {"ranks": "2 ranks", "hosts": "1 host", "backend": "gloo"}
     named = {"created": "then", "shape": shape, "facts": {"versions": {"torch": "2.13"}}, "figures": figures, **changed}
-    return Snapshot(busy_share=busy, **named)
+    return Snapshot(core_share=busy, **named)
 
 
 def changes(old: Snapshot, new: Snapshot, direction: Direction = Direction.REGRESSION) -> list[Change]:
@@ -66,7 +66,7 @@ def recorded() -> Report:
 @cache
 def healthy() -> Report:
     """The recorded one, on cores of its own: nobody looked."""
-    return structs.replace(recorded(), snapshot=structs.replace(recorded().snapshot, busy_share=1.0))
+    return structs.replace(recorded(), snapshot=structs.replace(recorded().snapshot, core_share=1.0))
 
 
 def report(**changed) -> Report:
@@ -275,7 +275,7 @@ def test_findings_come_go_and_change() -> None:
     ]  # fmt: skip
 
 
-def tried(code: str, **statuses: int) -> tuple[CheckLine, ...]:
+def tried(code: str, **statuses: int) -> tuple[CheckSummary, ...]:
     """The healthy run's checks, of which this one ended otherwise; with no status it was skipped."""
     skip = None if statuses else "the budget was spent"
     return tuple(
@@ -287,7 +287,7 @@ def tried(code: str, **statuses: int) -> tuple[CheckLine, ...]:
 @pytest.mark.parametrize(
     "checks", [tried("HST003"), tried("HST003", done=1, hung=1), ()], ids=["skipped", "hung", "unknown"]
 )
-def test_what_was_not_looked_at_is_neither_new_nor_gone(golden, checks: tuple[CheckLine, ...]) -> None:
+def test_what_was_not_looked_at_is_neither_new_nor_gone(golden, checks: tuple[CheckSummary, ...]) -> None:
     blind, seen = report(checks=checks), report(findings=(finding(severity=Severity.WARNING),))
     for old, new in ((blind, seen), (seen, blind)):
         found = of(old, new)
@@ -309,7 +309,7 @@ def test_a_hang_is_gone_only_where_its_check_was_tried_again(golden, statuses, d
 
 
 def test_a_check_that_judges_what_others_saw_has_looked_with_its_stage() -> None:
-    judge_only = CheckLine(code="GPU004", name="pcie", stage="gpu", statuses={}, measures=False)
+    judge_only = CheckSummary(code="GPU004", name="pcie", stage="gpu", statuses={}, measures=False)
     old = report(checks=(*healthy().checks, judge_only), findings=(finding(code="GPU004.narrow"),))
     assert of(old, structs.replace(old, findings=())).changes[0].direction is Direction.IMPROVEMENT
     blind = structs.replace(old, checks=(*tried("GPU001"), judge_only), findings=())
@@ -342,8 +342,8 @@ def test_several_findings_of_one_code_are_distinguished(golden) -> None:
 
 @pytest.mark.parametrize(("busy", "direction"), [(1.0, Direction.REGRESSION), (0.5, Direction.NEUTRAL)])
 def test_a_straggler_on_busy_cores_is_not_judged(busy: float, direction: Direction) -> None:
-    ran = CheckLine(code="TRN003", name="steps", stage="training", statuses={"done": 2})
-    old = report(snapshot=structs.replace(healthy().snapshot, busy_share=busy), checks=(ran,))
+    ran = CheckSummary(code="TRN003", name="steps", stage="training", statuses={"done": 2})
+    old = report(snapshot=structs.replace(healthy().snapshot, core_share=busy), checks=(ran,))
     found = of(old, structs.replace(old, findings=(finding(code="TRN003.straggler", severity=Severity.WARNING),)))
     assert next(change.direction for change in found.changes if change.name == "TRN003.straggler") is direction
 
@@ -420,7 +420,7 @@ def judged(old: Snapshot | None) -> list[Finding]:
 
 
 def baseline() -> Snapshot:
-    return structs.replace(read_baseline(str(HEALTHY)), busy_share=1.0)
+    return structs.replace(read_baseline(str(HEALTHY)), core_share=1.0)
 
 
 def test_without_a_baseline_nothing_is_said() -> None:
@@ -446,7 +446,7 @@ def test_a_baseline_of_another_world_is_not_compared() -> None:
 def test_the_manual_page_states_the_limits_of_the_code(golden) -> None:
     sentences = re.findall(r"\b[^.]* %[^.]*", " ".join(cmp001.CHECK.manual.partition("Sources")[0].split()))
     ratios = (limits.ACROSS_RATIO, limits.SUMMARY_RATIO, limits.SINGLE_RATIO)
-    shares = (*(ratio - 1 for ratio in ratios), limits.LEAST_BUSY)
+    shares = (*(ratio - 1 for ratio in ratios), limits.MIN_CORE_SHARE)
     stated = [int(number) for sentence in sentences for number in re.findall(r"(\d+) %", sentence)]
     assert stated == [round(100 * share) for share in shares]
     golden(*sentences)

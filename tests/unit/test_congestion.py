@@ -9,7 +9,7 @@ from ddpdiag.checks.fabric.notes import Diagnosis, Phase, Reached, Round, Rules
 from ddpdiag.checks.fabric.search import localise, rows
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
-from ddpdiag.model import Options, Report, Severity
+from ddpdiag.model import Report, RunOptions, Severity
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 
 USUAL = 100e9
@@ -50,7 +50,7 @@ def named(found: Diagnosis) -> set[int]:
 @pytest.mark.parametrize("seed", range(3))
 def test_hosts_behind_a_narrow_uplink_are_not_blamed_and_slow_ones_are(known, seed):
     fleet = fleet_of(512, (Fault.SLOW_HOST, 5), (Fault.UPLINK, 1), seed=seed)
-    (narrow,) = fleet.narrow
+    (narrow,) = fleet.narrow_leaves
     found, rounds = searched(fleet, leaves_of(fleet) if known else None)
     assert named(found) == fleet.failing
     (part,) = found.congested
@@ -167,7 +167,7 @@ def test_a_row_is_what_chance_does_not_make():
 
 
 def judged(fleet: Fleet, **options: object) -> Report:
-    own = Options(stages=("fabric",), backend="nccl", **options)  # type: ignore[arg-type]
+    own = RunOptions(stages=("fabric",), backend="nccl", **options)  # type: ignore[arg-type]
     return judge(simulate(fleet, options=own), all_checks())
 
 

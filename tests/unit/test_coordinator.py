@@ -10,19 +10,19 @@ from msgspec import Raw, structs
 from seen import arrival_of, made_check
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, blocked, inapplicable, new_trial
-from ddpdiag.model import EventKind, Header, Kind, Options, Outcome, Recording, Status, Trial
+from ddpdiag.model import EventKind, Header, Kind, Outcome, Recording, RunOptions, Status, Trial
 from ddpdiag.model.news import (
     CheckBegan,
-    Gathered,
-    Happened,
+    CheckProgress,
     News,
-    Pending,
-    Progressed,
+    RanksGathered,
+    RunEvent,
+    RunStarted,
     StageBegan,
     StageEnded,
-    Started,
     TrialBegan,
-    Waiting,
+    TrialPending,
+    WaitingForRanks,
 )
 from ddpdiag.runtime.control.membership import Patience
 from ddpdiag.runtime.control.messages import (
@@ -91,7 +91,7 @@ def stopped(
         case RunTrial(trial):
             return begins(rank, trial)
         case Stop(number):
-            return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
+            return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, interrupted=True)]
         case _:
             return [Pong()] if rank != silent else []
 
@@ -148,14 +148,14 @@ def coordinator_of(
     server: StandIn,
     *checks: Check[Nothing],
     signal: int | None = None,
-    options: Options | None = None,
+    options: RunOptions | None = None,
     listener: Quiet | None = None,
 ) -> Coordinator:
     header = Header(
         run_id="r",
         world_size=server.size,
         launcher="hand",
-        options=options or Options(),
+        options=options or RunOptions(),
         created="",
         version="0",
     )
@@ -207,7 +207,7 @@ def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) ->
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.ABSENT, 1)]
     assert [o.rank for o in recording.outcomes] == [0, 2]
     (skip,) = recording.skips
-    assert (skip.code, skip.grounds) == ("COL001", False)
+    assert (skip.code, skip.is_inapplicable) == ("COL001", False)
     golden(skip.reason)
 
 
@@ -218,7 +218,7 @@ def test_a_silent_rank_is_lost_and_its_peers_are_stopped_and_its_part_is_kept() 
     recording = conduct(StandIn(3, partial(stopped, silent=2, begins=begins)), check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.LOST, 2)]
     assert statuses(recording) == [Status.HUNG, Status.HUNG, Status.UNHEARD]
-    assert [bytes(o.so_far) for o in recording.outcomes] == [b"null", b"null", b"1"]
+    assert [bytes(o.partial_data) for o in recording.outcomes] == [b"null", b"null", b"1"]
 
 
 def test_a_rank_that_did_not_receive_that_its_part_is_over_is_told_again(monkeypatch) -> None:
@@ -231,7 +231,7 @@ def test_a_rank_that_did_not_receive_that_its_part_is_over_is_told_again(monkeyp
                 return raises(rank, message)
             case Stop(number) if rank == 0:
                 stops.append(number)
-                told = Outcome(trial=number, code="COL001", rank=0, status=Status.HUNG, told=True)
+                told = Outcome(trial=number, code="COL001", rank=0, status=Status.HUNG, interrupted=True)
                 return [told] if len(stops) > 1 else []
             case RunTrial():
                 return []
@@ -253,8 +253,8 @@ def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
 
     listener = Quiet()
     recording = conduct(StandIn(2, cut_short), check(), listener=listener)
-    assert [bytes(o.so_far) for o in recording.outcomes] == [b"[2]"] * 2
-    assert [news.text for news in listener.of(Progressed)] == ["one", "two"]
+    assert [bytes(o.partial_data) for o in recording.outcomes] == [b"[2]"] * 2
+    assert [news.text for news in listener.of(CheckProgress)] == ["one", "two"]
 
 
 def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
@@ -267,7 +267,7 @@ def test_a_rank_without_torch_takes_no_further_part() -> None:
     def no_torch(rank: int, message: MessageToRank) -> list[MessageToRank0]:
         match message:
             case RunTrial(trial) if rank == 1:
-                return [outcome(rank, trial, Status.HUNG, at="import torch")]
+                return [outcome(rank, trial, Status.HUNG, last_step="import torch")]
             case _:
                 return obedient(rank, message)
 
@@ -290,8 +290,8 @@ def test_a_blocked_check_is_left_out() -> None:
 
 def test_missing_ground_is_an_excuse_unless_the_check_was_asked_for() -> None:
     groundless = check("GPU002", skip=lambda seen: inapplicable("no GPU"))
-    assert conduct(StandIn(1), groundless).skips[0].grounds
-    assert not conduct(StandIn(1), groundless, options=Options(select=("GPU002",))).skips[0].grounds
+    assert conduct(StandIn(1), groundless).skips[0].is_inapplicable
+    assert not conduct(StandIn(1), groundless, options=RunOptions(select=("GPU002",))).skips[0].is_inapplicable
 
 
 def test_a_rank_below_0_is_refused_and_nothing_is_noted_of_it() -> None:
@@ -351,7 +351,7 @@ def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_
 
 
 def test_a_spent_budget_ends_the_run() -> None:
-    recording = conduct(StandIn(2), check(), options=Options(budget_seconds=3.5))
+    recording = conduct(StandIn(2), check(), options=RunOptions(budget_seconds=3.5))
     assert [event.kind for event in recording.events] == [EventKind.BUDGET]
 
 
@@ -405,20 +405,20 @@ LAST = {
 @pytest.mark.parametrize(("budget", "checks", "run"), LAST.values(), ids=LAST)
 def test_time_is_kept_for_checks_that_run_last(golden, budget: float, checks: list, run: list[str]) -> None:
     # Of a budget, 3 s are for the end of the run.
-    recording = conduct(StandIn(2), *checks, options=Options(budget_seconds=budget))
+    recording = conduct(StandIn(2), *checks, options=RunOptions(budget_seconds=budget))
     assert codes(recording) == run
     golden(*(f"{event.kind.value}: {event.detail}" for event in recording.events))
-    golden(*(f"{skip.code} {skip.grounds}: {skip.reason}" for skip in recording.skips))
+    golden(*(f"{skip.code} {skip.is_inapplicable}: {skip.reason}" for skip in recording.skips))
 
 
 def test_others_have_so_much_less_time() -> None:
-    (cut, _) = conduct(StandIn(2), check(), last(takes=2.0), options=Options(budget_seconds=11.0)).trials
-    assert cut.hurried
+    (cut, _) = conduct(StandIn(2), check(), last(takes=2.0), options=RunOptions(budget_seconds=11.0)).trials
+    assert cut.is_shortened
     assert 4.0 < cut.deadline_seconds < 4.4  # of 5.3
 
 
 def test_of_two_that_run_last_the_first_leaves_time_for_the_second() -> None:
-    first, second = conduct(StandIn(2), last(), last("GPU011"), options=Options(budget_seconds=9.0)).trials
+    first, second = conduct(StandIn(2), last(), last("GPU011"), options=RunOptions(budget_seconds=9.0)).trials
     assert first.deadline_seconds < 3.1
     assert second.deadline_seconds > 5.0
 
@@ -443,15 +443,15 @@ def told(server: StandIn, *checks: Check[Nothing], signal: int | None = None) ->
 
 def test_the_run_tells_its_course_in_order() -> None:
     listener = told(StandIn(2), check())
-    kinds = [type(news) for news in listener.news if not isinstance(news, Waiting)]
-    assert kinds == [Started, Gathered, StageBegan, CheckBegan, TrialBegan, StageEnded]
-    assert listener.of(Gathered) == [Gathered(ranks=2, hosts=1, missing=())]
+    kinds = [type(news) for news in listener.news if not isinstance(news, WaitingForRanks)]
+    assert kinds == [RunStarted, RanksGathered, StageBegan, CheckBegan, TrialBegan, StageEnded]
+    assert listener.of(RanksGathered) == [RanksGathered(ranks=2, hosts=1, missing=())]
 
 
 def test_who_is_waited_for_is_told() -> None:
     listener = told(StandIn(3, missing=frozenset({1})), check())
-    assert all(1 in news.missing for news in listener.of(Waiting))
-    assert listener.of(Gathered)[0].missing == (1,)
+    assert all(1 in news.missing for news in listener.of(WaitingForRanks))
+    assert listener.of(RanksGathered)[0].missing == (1,)
 
 
 STAGES = {
@@ -473,12 +473,14 @@ STAGES = {
 @pytest.mark.parametrize(("server", "checks", "ends"), STAGES.values(), ids=STAGES)
 def test_the_end_of_a_stage_names_the_checks_that_failed(server: StandIn, checks: list, ends: list) -> None:
     ended = told(server, *checks).of(StageEnded)
-    assert [(end.name, end.status, end.failed, end.more) for end in ended] == [("collective", *end) for end in ends]
+    assert [(end.name, end.status, end.failed, end.will_continue) for end in ended] == [
+        ("collective", *end) for end in ends
+    ]
 
 
 def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:
     listener = told(StandIn(2), check(), signal=2)
-    golden(*(news.text for news in listener.of(Happened)))
+    golden(*(news.text for news in listener.of(RunEvent)))
     assert listener.of(StageEnded) == []
 
 
@@ -494,7 +496,7 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_barri
     telling.trial_began(trial)  # a second begins anew
     now[0] = 1.0
     telling.report_pending(dispatched, arrivals)
-    assert listener.of(Pending) == []
+    assert listener.of(TrialPending) == []
     for seconds in (2.0, 2.5):
         now[0] = seconds
         telling.report_pending(dispatched, arrivals)
@@ -507,7 +509,7 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_barri
     dispatched.mark_failed(2)  # it has ended, and not done its part
     now[0] = 4.0
     telling.report_pending(dispatched, arrivals)
-    assert [(p.done, p.ranks, p.awaited, p.hosts) for p in listener.of(Pending)] == [
+    assert [(p.done, p.ranks, p.awaited, p.hosts) for p in listener.of(TrialPending)] == [
         (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
         (0, 3, (2,), ("n2",)),
         (1, 3, (1,), ("n1",)),

@@ -14,7 +14,7 @@ from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World
 from ddpdiag.judgement import judge
-from ddpdiag.model import Depth, Event, EventKind, Options, Outcome, Recording, Severity, Status, Trial
+from ddpdiag.model import Depth, Event, EventKind, Outcome, Recording, RunOptions, Severity, Status, Trial
 from ddpdiag.model.recording import End
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, outcomes_of, simulate
 
@@ -63,7 +63,7 @@ def unheard(own: Outcome, trial: Trial, gone: set[int]) -> Outcome:
     if own.rank in gone:
         return structs.replace(own, status=Status.UNHEARD, data=Raw(b"null"))
     if gone.intersection(trial.group_of(own.rank)):
-        return structs.replace(own, status=Status.HUNG, told=True, data=Raw(b"null"))
+        return structs.replace(own, status=Status.HUNG, interrupted=True, data=Raw(b"null"))
     return own
 
 
@@ -115,7 +115,7 @@ def test_a_host_that_is_lost_in_the_middle_costs_the_others_nothing(number: int)
 )
 def test_a_quick_check_of_few_hosts_searches_where_the_all_reduce_failed(golden, hosts, status, depth, is_done):
     statuses = dict.fromkeys(range(RANKS * hosts), status)
-    options = Options(backend="gloo", depth=depth)
+    options = RunOptions(backend="gloo", depth=depth)
     reduced = seen_of(all_reduce.CHECK, {}, statuses=statuses, params={"backend": "gloo"}, options=options)
     seen = reduced.of(fab001.CHECK)
     reason = skip_text(fab001.CHECK, seen)
@@ -125,7 +125,7 @@ def test_a_quick_check_of_few_hosts_searches_where_the_all_reduce_failed(golden,
 
 def test_of_two_hosts_one_left_makes_no_pair(golden):
     every, no_host, one = (
-        world_of(4, ranks_per_node=RANKS, options=Options(backend="gloo", depth=Depth.STANDARD), out=frozenset(lost))
+        world_of(4, ranks_per_node=RANKS, options=RunOptions(backend="gloo", depth=Depth.STANDARD), out=frozenset(lost))
         for lost in ((), (3,), (2, 3))
     )
     assert skip_text(fab001.CHECK, every) is skip_text(fab001.CHECK, no_host) is None

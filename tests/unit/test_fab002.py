@@ -9,13 +9,13 @@ from seen import seen_of, skip_text, with_events
 
 from ddpdiag.checks.fabric import gpus, hosts
 from ddpdiag.checks.world import World
-from ddpdiag.model import Depth, Event, EventKind, Options
+from ddpdiag.model import Depth, Event, EventKind, RunOptions
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 
 def planned(ranks: int, ranks_per_node: int, **options: object) -> set[int]:
     """The ranks of the first round."""
-    own = Options(backend="gloo", **options)  # type: ignore[arg-type]
+    own = RunOptions(backend="gloo", **options)  # type: ignore[arg-type]
     seen = seen_of(hosts.CHECK, {}, size=ranks, ranks_per_node=ranks_per_node, options=own)
     empty = seen.of(gpus.CHECK)
     return {rank for trial in gpus.CHECK.plan(empty) for rank in trial.ranks}
@@ -95,5 +95,5 @@ def test_a_search_that_the_budget_ends_is_not_measured(golden):
     seen = searched(gpus.CHECK, rate, ranks=4, ranks_per_node=4, most_rounds=1, stages=("fabric",))
     spent = with_events(seen, Event(kind=EventKind.BUDGET, seconds=58.0))
     (finding,) = gpus.CHECK.judge(spent)
-    assert (finding.code, finding.of_the_run) == ("FAB002.unmeasured", True)
+    assert (finding.code, finding.is_about_run) == ("FAB002.unmeasured", True)
     golden(finding)

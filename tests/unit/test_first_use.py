@@ -16,7 +16,7 @@ from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.run import budget as budget_check
 from ddpdiag.checks.run import trials
 from ddpdiag.cli.check import _default_budget
-from ddpdiag.model import Finding, Kind, Options, Outcome, Place, ProcessState, Severity, Status, Trial
+from ddpdiag.model import Finding, Kind, Outcome, Place, ProcessState, RunOptions, Severity, Status, Trial
 from ddpdiag.runtime.coordinator.dispatch import numbered_trial
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.ipc import StepPage, Task
@@ -91,7 +91,7 @@ def outcome(rank: int, **timings: float) -> Outcome:
     return Outcome(trial=0, code="COL001", rank=rank, status=Status.DONE, data=Raw(b"{}"), timings=timings)
 
 
-def judged(*outcomes: Outcome, may_fail: bool = False, options: Options | None = None) -> list[Finding]:
+def judged(*outcomes: Outcome, may_fail: bool = False, options: RunOptions | None = None) -> list[Finding]:
     seen = seen_of(trials.CHECK, dict.fromkeys(range(2), Nothing()), options=options)
     trial = structs.replace(TRIAL, may_fail=may_fail)
     recording = structs.replace(seen.recording, trials=(trial,), outcomes=outcomes)
@@ -121,7 +121,7 @@ def test_a_slow_start_names_its_step_and_its_slowest_time(golden, step, starts, 
 def test_a_worker_notes_how_long_nvml_took_and_has_that_time_back() -> None:
     one, other = socket.socketpair()
     with one, other:
-        task = Task(Place(rank=0, world_size=1, host="n0", launcher="none"), TRIAL, Options(), "", {}, 100.0)
+        task = Task(Place(rank=0, world_size=1, host="n0", launcher="none"), TRIAL, RunOptions(), "", {}, 100.0)
         context = WorkerContext(task, one, StepPage.create())
         for step in ("kernel log", "NVML", "NVML: GPU 0", "driver version"):
             context.step(step)
@@ -142,7 +142,7 @@ def test_a_first_use_that_the_budget_ends_is_no_hang(step: str, first_use: float
     trial = structs.replace(TRIAL, first_use_seconds=first_use, params={"backend": backend})
     process = ProcessState(pid=7, state="S", step_seconds=15 + first_use)
     hung = [
-        Outcome(trial=0, code="COL001", rank=rank, status=Status.HUNG, step=5, at=step, process=process)
+        Outcome(trial=0, code="COL001", rank=rank, status=Status.HUNG, step_count=5, last_step=step, process=process)
         for rank in range(2)
     ]
     seen = seen_of(trials.CHECK, dict.fromkeys(range(2), Nothing()), gpus=2)
@@ -157,7 +157,7 @@ def test_a_first_use_that_the_budget_ends_is_no_hang(step: str, first_use: float
 
 def test_what_is_slow_can_be_set_and_an_experiment_is_not_judged() -> None:
     slow = (outcome(0, communicator=20.1), outcome(1, communicator=20.2))
-    assert judged(*slow, options=Options(settings={"RUN003.slow_start_seconds": "30"})) == []
+    assert judged(*slow, options=RunOptions(settings={"RUN003.slow_start_seconds": "30"})) == []
     assert judged(*slow, may_fail=True) == []
 
 

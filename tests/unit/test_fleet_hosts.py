@@ -18,9 +18,9 @@ from ddpdiag.judgement import judge
 from ddpdiag.judgement import world_of as world_of_run
 from ddpdiag.judgement.doubt import doubt_of
 from ddpdiag.judgement.hosts import fastest_first
-from ddpdiag.judgement.stages import lines_of
+from ddpdiag.judgement.stages import summaries_of
 from ddpdiag.judgement.verdict import Conclusion, conclude
-from ddpdiag.model import Finding, HostsLine, Options, Recording, Severity, Verdict
+from ddpdiag.model import Finding, HostLists, Recording, RunOptions, Severity, Verdict
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 BAD = finding_of(hosts=("n2",))
@@ -29,11 +29,11 @@ BAD = finding_of(hosts=("n2",))
 def concluded(*findings: Finding, strict: bool = False) -> Conclusion:
     """Four hosts of one rank each, among which an all-reduce was done."""
     run = recording(size=4)
-    options = Options(strict=strict)
+    options = RunOptions(strict=strict)
     run = structs.replace(run, header=structs.replace(run.header, options=options))
     world = World(size=4, launcher="hand", options=options, arrivals=run.arrivals)
     judged = judged_of(findings)
-    return conclude(world, run, judged, doubt_of(world, run, judged, lines_of(run, judged).stages), {})
+    return conclude(world, run, judged, doubt_of(world, run, judged, summaries_of(run, judged).stages), {})
 
 
 def slowing(rank: int, **evidence: float) -> Finding:
@@ -62,7 +62,7 @@ def test_what_slows_nothing_down_or_names_none_does_not_degrade() -> None:
 
 def simulated(*faults: tuple[Fault, int], slower: float = 0.7, **fields: object) -> Recording:
     fleet = Fleet(16, Faults(faults, slower), Noise(), seed=3, hosts_per_leaf=4)
-    options = structs.replace(Options(stages=("fabric",), backend="nccl"), **fields)
+    options = structs.replace(RunOptions(stages=("fabric",), backend="nccl"), **fields)
     return simulate(fleet, ranks_per_host=2, options=options, run_id="seed-3")
 
 
@@ -77,7 +77,7 @@ def test_good_hosts_come_fastest_first() -> None:
 
 
 def test_hosts_without_a_figure_keep_their_order_behind_the_others() -> None:
-    hosts = HostsLine(healthy=("n0", "n1", "n2", "n3"))
+    hosts = HostLists(healthy=("n0", "n1", "n2", "n3"))
     rows = [{"rank": 0, "host": "n0"}, {"host": "n2", "host_busbw_bytes_per_s": 1e9}]
     assert fastest_first(hosts, rows).healthy == ("n2", "n0", "n1", "n3")
     assert fastest_first(hosts, []).healthy == hosts.healthy
@@ -85,9 +85,9 @@ def test_hosts_without_a_figure_keep_their_order_behind_the_others() -> None:
 
 def domains(topology: dict[str, str], leaves: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[int, str]:
     """The leaf of each host, of one rank each, in a run with this file, whose ranks tell these leaves."""
-    run = recording(size=len(leaves), options=Options(topology=topology))
+    run = recording(size=len(leaves), options=RunOptions(topology=topology))
     arrivals = {
-        rank: structs.replace(own, leaf=leaves[rank], place=structs.replace(own.place, host=name))
+        rank: structs.replace(own, leaf_switch=leaves[rank], place=structs.replace(own.place, host=name))
         for (rank, own), name in zip(run.arrivals.items(), names or [f"n{rank}" for rank in run.arrivals], strict=True)
     }
     run = structs.replace(run, arrivals=arrivals)

@@ -4,12 +4,12 @@ import pytest
 from seen import seen_of
 
 from ddpdiag.checks.gpu.present import CHECK, Data
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import RunOptions, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu, Trouble
 from ddpdiag.probes.gpu.visibility import PciFunction
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
-EIGHT, CPUS, GLOO = Options(expect_gpus=8), Options(expect_gpus=0), Options(backend="gloo")
+EIGHT, CPUS, GLOO = RunOptions(expect_gpus=8), RunOptions(expect_gpus=0), RunOptions(backend="gloo")
 
 
 def found(rows, *, options=None, ranks_per_node=1, size=None):

@@ -5,7 +5,7 @@ from seen import arrival_of, seen_of, skip_text, together, with_arrivals
 
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.gpu.devices import CHECK, Data, TorchGpu
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import RunOptions, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu
 from ddpdiag.probes.gpu.visibility import device_index
 
@@ -30,7 +30,7 @@ def rank(chosen, *uuids, **changes):
 CPU_BUILD = Data(torch="2.13.0+cpu")
 TOO_OLD = rank(None, error="The NVIDIA driver on your system is too old (found version 11060)")
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
-GLOO = Options(backend="gloo")
+GLOO = RunOptions(backend="gloo")
 SILENT = {
     "a GPU for each rank": (
         [rank(0, "GPU-a", "GPU-b"), rank(1, "GPU-a", "GPU-b")],

@@ -11,7 +11,7 @@ from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.counters import CHECK
-from ddpdiag.model import Options, Severity, Status
+from ddpdiag.model import RunOptions, Severity, Status
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.probes.gpu.links import Fabric
 from ddpdiag.probes.gpu.nvml import Broken
@@ -73,7 +73,7 @@ def test_what_rises_or_comes_up_names_the_gpu_with_its_remedy(golden, word, seve
 def test_a_few_replays_a_minute_are_normal():
     for rise, seconds, number in ((8, 30, 0), (9, 30, 1), (9, 120, 0), (17, 120, 1)):
         assert len(fifth(before=pcie(replays=0), after=pcie(replays=rise), seconds=seconds)) == number
-    options = Options(settings={"GPU010.pcie_replays_per_minute": "500"})
+    options = RunOptions(settings={"GPU010.pcie_replays_per_minute": "500"})
     assert fifth(before=pcie(replays=0), after=pcie(replays=400), options=options) == []
 
 

@@ -12,7 +12,7 @@ from seen import seen_of, together
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.driver_log import CHECK
-from ddpdiag.model import Options, Severity, Status
+from ddpdiag.model import RunOptions, Severity, Status
 from ddpdiag.probes.gpu.health import Health
 from ddpdiag.probes.gpu.kernel_log import KernelLog, Xid
 
@@ -95,7 +95,7 @@ def test_what_the_end_of_a_process_may_have_caused_is_no_proof_against_a_gpu(gol
     ],
 )
 def test_lines_beyond_the_window_are_old(ago, settings, number):
-    assert len(judged(log_of(xid(79, ago=ago)), options=Options(settings=settings))) == number
+    assert len(judged(log_of(xid(79, ago=ago)), options=RunOptions(settings=settings))) == number
 
 
 def test_repeated_lines_are_counted(golden):
@@ -170,8 +170,8 @@ def test_a_gpu_that_cannot_be_opened_may_be_the_one_that_the_log_names(golden):
 @pytest.mark.parametrize(
     ("options", "word", "severity"),
     [
-        pytest.param(Options(), "unread", Severity.NOTE, id="not requested"),
-        pytest.param(Options(select=("GPU003", "GPU011")), "unreadable", Severity.WARNING, id="requested"),
+        pytest.param(RunOptions(), "unread", Severity.NOTE, id="not requested"),
+        pytest.param(RunOptions(select=("GPU003", "GPU011")), "unreadable", Severity.WARNING, id="requested"),
     ],
 )
 def test_a_closed_log_is_unknown_where_it_was_requested(golden, options, word, severity):

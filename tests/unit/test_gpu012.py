@@ -8,7 +8,7 @@ from seen import seen_of, together
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.compute import CHECK, Data
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import RunOptions, Severity
 from ddpdiag.model.measurements import Compute, GpuLoad
 from ddpdiag.probes.gpu.health import Process
 
@@ -27,7 +27,7 @@ def gpu(rank=0, *, bf16=700.0, memory=2.9, load=BUSY, **changes):
         "dtype": "bfloat16",
         "flop_per_s": tuple(bf16 * 1e12 * (1 - number / 100) for number in range(5)),
         "copy_bytes_per_s": tuple(memory * 1e12 * (1 - number / 100) for number in range(5)),
-        "during": (load,) * 5,
+        "loads": (load,) * 5,
         "pid": 2000 + rank,
         "pids": (2000 + rank,),
     }
@@ -109,7 +109,7 @@ def test_the_slower_of_two_gpus_is_named():
 
 def test_a_host_that_is_asked_alone_measures_all_gpus_and_compares_them():
     all_gpus = Data(devices=tuple(own for row in node({5: {"bf16": 412.0}}).values() for own in row.devices))
-    (finding,) = twice({0: all_gpus}, size=1, torch=False, options=Options(alone=True))
+    (finding,) = twice({0: all_gpus}, size=1, torch=False, options=RunOptions(alone=True))
     assert (finding.code, finding.gpus) == ("GPU012.slow", (uuid_of(5),))
     assert CHECK.report(run_of({0: all_gpus}, size=1, torch=False)).columns[0]["bf16_flop_per_s"] == 412e12
 
@@ -123,7 +123,7 @@ SLOW = node({5: {"bf16": 300.0}})
 SILENT = {
     "alike": ([node()], {}),
     "one alone": ([{0: gpu()}], {"size": 1}),
-    "flicker": ([node({5: {"during": (structs.replace(BUSY, events=0x20), *(BUSY,) * 4)}})], {}),
+    "flicker": ([node({5: {"loads": (structs.replace(BUSY, events=0x20), *(BUSY,) * 4)}})], {}),
     "benign events": ([node({6: {"load": structs.replace(BUSY, events=0x4 | 0x10)}})], {}),
     "spread": ([node({n: {"bf16": 620.0 + 20 * n, "memory": 2.7 + n / 40} for n in range(8)})], {}),
     "models": ([node({n: {"device": "A100", "bf16": 260.0, "memory": 1.8} for n in range(4)})], {}),
@@ -143,13 +143,13 @@ def test_healthy_gpus_are_silent(runs, world):
 
 def test_without_a_second_measurement_it_is_a_warning():
     one(judged(node({5: {"bf16": 30.0}})), "GPU012.slow")
-    full = {5: {"flop_per_s": (), "copy_bytes_per_s": (), "unmeasured": "CUDA out of memory"}}
+    full = {5: {"flop_per_s": (), "copy_bytes_per_s": (), "why_unmeasured": "CUDA out of memory"}}
     one(judged(node({5: {"bf16": 30.0}}), node(full)), "GPU012.slow")
 
 
 def test_what_cannot_run_is_not_measured_and_no_fault(golden):
     reason = "cuBLAS does not start (CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`)"
-    rows = {rank: Data(devices=(Compute(device=H100, index=rank, unmeasured=reason),)) for rank in range(2)}
+    rows = {rank: Data(devices=(Compute(device=H100, index=rank, why_unmeasured=reason),)) for rank in range(2)}
     (finding,) = judged(rows)
     assert (finding.code, finding.severity, finding.ranks) == ("GPU012.unmeasured", Severity.NOTE, (0, 1))
     assert CHECK.plan(run_of(rows)) == ()

@@ -8,7 +8,7 @@ from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.gpu import clocks as clocks_check
 from ddpdiag.checks.gpu import devices, memory_errors, nvlink, nvswitch, other_users, pcie_link, present
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import RunOptions, Severity
 from ddpdiag.probes.gpu.health import Clocks, Health, Look, MemoryErrors, Process
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink
 from ddpdiag.probes.gpu.nvml import Broken, Enumeration, ListedGpu
@@ -134,7 +134,7 @@ def test_what_is_no_fault_is_silent(look):
     ],
 )
 def test_limits_can_be_set(settings, changes):
-    assert found(host_of({5: changes}), options=Options(settings=settings)) == []
+    assert found(host_of({5: changes}), options=RunOptions(settings=settings)) == []
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_nothing_that_can_be_read_is_unknown(golden):
 
 
 def test_without_gpu003_it_says_that_nothing_was_read(golden):
-    alone = seen(size=8, options=Options(select=("GPU004",)))
+    alone = seen(size=8, options=RunOptions(select=("GPU004",)))
     empty = type(alone.recording)(header=alone.recording.header, arrivals=alone.world.arrivals)
     golden(pcie_link.CHECK.skip(type(alone)(alone.world, pcie_link.CHECK, empty)).text)
 
@@ -215,7 +215,7 @@ def with_slices(*uuids, backend="auto"):
         rank: devices.Data(torch="2", cuda="13", gpus=(devices.TorchGpu("MIG", uuid),), chosen=0)
         for rank, uuid in enumerate(uuids)
     }
-    world = {"size": len(uuids), "ranks_per_node": len(uuids), "gpus": 1, "options": Options(backend=backend)}
+    world = {"size": len(uuids), "ranks_per_node": len(uuids), "gpus": 1, "options": RunOptions(backend=backend)}
     listed = Enumeration(gpus=tuple(ListedGpu(index=index, uuid=uuid_of(index), mig=True) for index in range(2)))
     run = seen_of(memory_errors.CHECK, {0: all_alike({"mig": True}, count=2)}, **world)
     run = together(run, seen_of(devices.CHECK, rows, **world))

@@ -16,7 +16,7 @@ from ddpdiag.checks.p2p.paths import Data
 from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
-from ddpdiag.model.bench import Peer
+from ddpdiag.model.bench import PeerPath
 from ddpdiag.model.measurements import GpuLoad
 from ddpdiag.probes.gpu.health import Look, tells_recovery
 from ddpdiag.probes.gpu.nvml import Broken, Enumeration
@@ -319,13 +319,13 @@ def asked(run):
 
 def test_a_rank_knows_the_paths_from_its_gpu_to_those_that_it_sees(run):
     def peers(*uuids):
-        return msgspec.json.decode(run("bridged", PEERS, *uuids).stdout, type=dict[str, Peer])
+        return msgspec.json.decode(run("bridged", PEERS, *uuids).stdout, type=dict[str, PeerPath])
 
     uuids = [fake_nvml.uuid_of(index) for index in range(4)]
     assert peers(*uuids) == {
-        uuids[1]: Peer(nvlinks=12, level=Level.NODE, p2p=True),
-        uuids[2]: Peer(nvlinks=0, level=Level.SYS, p2p=True),
-        uuids[3]: Peer(nvlinks=0, level=Level.SYS, p2p=True),
+        uuids[1]: PeerPath(nvlinks=12, pcie_level=Level.NODE, p2p=True),
+        uuids[2]: PeerPath(nvlinks=0, pcie_level=Level.SYS, p2p=True),
+        uuids[3]: PeerPath(nvlinks=0, pcie_level=Level.SYS, p2p=True),
     }
     assert peers(uuids[0], "GPU-of-another-host") == {}
 

@@ -13,7 +13,7 @@ from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.checks.run import budget, trials
 from ddpdiag.cli.host import WITH_TORCH, WITHOUT_TORCH, codes
 from ddpdiag.judgement import judge
-from ddpdiag.model import Kind, Options, Outcome, ProcessState, Recording, Report, Status, Trial
+from ddpdiag.model import Kind, Outcome, ProcessState, Recording, Report, RunOptions, Status, Trial
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.recording import End, Header
 from ddpdiag.probes.gpu.nvml import Enumeration, Trouble
@@ -22,11 +22,17 @@ from ddpdiag.render import terminal
 SLEEPS = ProcessState(pid=7, state="S", step_seconds=4.0)
 
 
-def hung(options: Options, process: ProcessState, *, hurried: bool) -> Seen[Nothing]:
+def hung(options: RunOptions, process: ProcessState, *, hurried: bool) -> Seen[Nothing]:
     """A trial of GPU003 that did not end on the only rank."""
-    trial = Trial(code="GPU003", groups=((0,),), kind=Kind.PLAIN, deadline_seconds=4.0, number=1, hurried=hurried)
+    trial = Trial(code="GPU003", groups=((0,),), kind=Kind.PLAIN, deadline_seconds=4.0, number=1, is_shortened=hurried)
     outcome = Outcome(
-        trial=1, code="GPU003", rank=0, status=Status.HUNG, step=3, at="GPU 5 (PCI 0000:65:00.0)", process=process
+        trial=1,
+        code="GPU003",
+        rank=0,
+        status=Status.HUNG,
+        step_count=3,
+        last_step="GPU 5 (PCI 0000:65:00.0)",
+        process=process,
     )
     header = Header(run_id="r", world_size=1, launcher=ALONE, options=options, created="", version="")
     recording = Recording(header=header, arrivals={0: arrival_of(0, 1)}, trials=(trial,), outcomes=(outcome,))
@@ -41,10 +47,10 @@ def words(seen: Seen[Nothing]) -> list[str]:
     ("options", "process", "hurried", "found"),
     [
         # Some drivers take half a minute to start their GPUs: within less than the check's own time nothing is known.
-        (Options(alone=True), SLEEPS, True, ["RUN004.unfinished"]),
-        (Options(alone=True), SLEEPS, False, ["RUN003.hung"]),
-        (Options(alone=True), structs.replace(SLEEPS, state="D"), True, ["RUN003.hung"]),
-        (Options(), SLEEPS, True, ["RUN003.hung"]),
+        (RunOptions(alone=True), SLEEPS, True, ["RUN004.unfinished"]),
+        (RunOptions(alone=True), SLEEPS, False, ["RUN003.hung"]),
+        (RunOptions(alone=True), structs.replace(SLEEPS, state="D"), True, ["RUN003.hung"]),
+        (RunOptions(), SLEEPS, True, ["RUN003.hung"]),
     ],
 )
 def test_a_hang_on_a_host_alone_needs_the_whole_time_or_the_kernel_to_be_one(options, process, hurried, found):
@@ -52,7 +58,7 @@ def test_a_hang_on_a_host_alone_needs_the_whole_time_or_the_kernel_to_be_one(opt
 
 
 def test_what_had_not_ended_is_named_with_where_it_stood(golden):
-    (finding,) = budget.judge(replace(hung(Options(alone=True), SLEEPS, hurried=True), check=budget.CHECK))
+    (finding,) = budget.judge(replace(hung(RunOptions(alone=True), SLEEPS, hurried=True), check=budget.CHECK))
     assert (finding.code, finding.ranks, finding.hosts) == ("RUN004.unfinished", (), ())
     golden(finding)
 
@@ -60,8 +66,8 @@ def test_what_had_not_ended_is_named_with_where_it_stood(golden):
 def report(left_bytes: int) -> Report:
     """A host with so much memory, of which nothing else is known."""
     data = memory.Data(available_bytes=left_bytes, left_bytes=None, oom_kills=0)
-    seen = seen_of(memory.CHECK, {0: data}, size=1, options=Options(alone=True))
-    header = structs.replace(seen.recording.header, launcher=ALONE, checks=("HST002",), options=Options(alone=True))
+    seen = seen_of(memory.CHECK, {0: data}, size=1, options=RunOptions(alone=True))
+    header = structs.replace(seen.recording.header, launcher=ALONE, checks=("HST002",), options=RunOptions(alone=True))
     recording = structs.replace(seen.recording, header=header, end=End(seconds=0.1))
     return judge(recording, all_checks())
 
@@ -76,10 +82,10 @@ def test_a_finding_blames_the_host_and_no_rank(golden):
     (finding,) = report(100 << 20).findings
     assert (finding.code, finding.ranks, finding.hosts) == ("HST002.short", (), ("n0",))
     lacking = present.Data(nvml=Enumeration(trouble=Trouble.ABSENT, error="NVML Shared Library Not Found"))
-    seen = seen_of(present.CHECK, {0: lacking}, size=1, options=Options(alone=True, expect_gpus=8))
+    seen = seen_of(present.CHECK, {0: lacking}, size=1, options=RunOptions(alone=True, expect_gpus=8))
     (fewer,) = present.judge(seen)
     assert (fewer.code, fewer.ranks, fewer.hosts) == ("GPU001.fewer", (), ("n0",))
-    (hangs,) = trials.judge(replace(hung(Options(alone=True), SLEEPS, hurried=False), check=trials.CHECK))
+    (hangs,) = trials.judge(replace(hung(RunOptions(alone=True), SLEEPS, hurried=False), check=trials.CHECK))
     assert (hangs.code, hangs.ranks, hangs.hosts) == ("RUN003.hung", (), ("n0",))
     golden(hangs)
 

@@ -5,7 +5,7 @@ from seen import seen_of
 
 from ddpdiag.checks.host.memory import CHECK, Data
 from ddpdiag.checks.hosts import GIB, MIB
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import RunOptions, Severity
 
 
 def found(*rows, **world):
@@ -41,4 +41,4 @@ def test_memory_that_is_short_or_unknown_is_one_finding_of_all_ranks(golden, hos
 
 
 def test_the_threshold_can_be_set():
-    assert found(Data(available_bytes=700 * MIB), options=Options(settings={"HST002.cpu_mib": "512"})) == []
+    assert found(Data(available_bytes=700 * MIB), options=RunOptions(settings={"HST002.cpu_mib": "512"})) == []

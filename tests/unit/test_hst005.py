@@ -4,8 +4,8 @@ import pytest
 from seen import seen_of
 
 from ddpdiag.checks.host.arithmetic import CHECK, Data
-from ddpdiag.judgement.selection import selected
-from ddpdiag.model import Finding, Options, Severity
+from ddpdiag.judgement.selection import is_selected
+from ddpdiag.model import Finding, RunOptions, Severity
 from ddpdiag.model.measurements import Product
 
 CPU = Product(device="the CPU", size=512)
@@ -31,7 +31,7 @@ def test_a_gpu_that_computes_wrongly_or_not_at_all_is_named(golden, word, fault)
 
 
 def test_only_a_host_that_is_asked_alone_takes_it_unnamed():
-    assert not selected(CHECK, Options())
-    assert not selected(CHECK, Options(select=("HST",)))
-    assert selected(CHECK, Options(select=("HST005",)))
-    assert selected(CHECK, Options(alone=True))
+    assert not is_selected(CHECK, RunOptions())
+    assert not is_selected(CHECK, RunOptions(select=("HST",)))
+    assert is_selected(CHECK, RunOptions(select=("HST005",)))
+    assert is_selected(CHECK, RunOptions(alone=True))

@@ -13,7 +13,7 @@ from ddpdiag.checks.host import limits
 from ddpdiag.checks.host.network_ports import CHECK, Readings, allowed_rise, port_changes
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.rendezvous import interfaces, links
-from ddpdiag.model import Options, Severity, Status
+from ddpdiag.model import RunOptions, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 from ddpdiag.probes.net.interfaces import Interface, Wanted
 from ddpdiag.probes.net.mesh import Cell
@@ -128,7 +128,7 @@ def test_an_interface_without_a_route_is_used_where_the_library_chooses_it():
 )
 def test_an_rdma_port_is_an_error_where_nccl_takes_it_to_other_hosts(taken, hosts, severity):
     before, after = host(nic(), rail(taken=taken)), host(nic(), rail(taken=taken, link_downed=1))
-    findings = judged({hosts // 2: before}, {hosts // 2: after}, size=hosts, gpus=8, options=Options(backend="nccl"))
+    findings = judged({hosts // 2: before}, {hosts // 2: after}, size=hosts, gpus=8, options=RunOptions(backend="nccl"))
     assert only(findings) == ("link-down", severity, (f"n{hosts // 2}",))
 
 
@@ -166,7 +166,7 @@ def test_errors_of_a_link_have_a_limit(counter, seconds, most):
 
 
 def test_the_limits_can_be_set():
-    options = Options(settings={"HST006.bit_errors_per_hour": "6000", "HST006.damaged_segments": "50"})
+    options = RunOptions(settings={"HST006.bit_errors_per_hour": "6000", "HST006.damaged_segments": "50"})
     assert judged({}, {1: host(nic(rx_crc_errors=99), damaged=50)}, options=options) == []
 
 

@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Nothing
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.host import limits
 from ddpdiag.checks.host.rdma_ports import CHECK, read_rdma_data
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import RunOptions, Severity
 
 GOOD = rails()
 WARNED, FAILED = (Severity.WARNING, ("n1",)), (Severity.ERROR, ("n1",))
@@ -17,7 +17,7 @@ WARNED, FAILED = (Severity.WARNING, ("n1",)), (Severity.ERROR, ("n1",))
 
 def seen(hosts, *, backend="nccl"):
     """A run with one rank on each host."""
-    return seen_of(CHECK, dict(enumerate(hosts)), ranks_per_node=1, gpus=1, options=Options(backend=backend))
+    return seen_of(CHECK, dict(enumerate(hosts)), ranks_per_node=1, gpus=1, options=RunOptions(backend=backend))
 
 
 def judged(*hosts, **run):

@@ -15,12 +15,12 @@ from ddpdiag.model import (
     Event,
     EventKind,
     Header,
-    HostsLine,
+    HostLists,
     Kind,
-    Options,
     Outcome,
     Recording,
     Report,
+    RunOptions,
     Severity,
     Skip,
     Status,
@@ -41,13 +41,13 @@ def recording(
     statuses: dict[int, Status] | None = None,
     events: tuple[Event, ...] = (),
     skips: tuple[Skip, ...] = (),
-    options: Options | None = None,
+    options: RunOptions | None = None,
     size: int = 2,
     wrong: int = 0,
     ended: bool = True,
 ) -> Recording:
     """One all-reduce of `size` ranks, done on all that `statuses` does not name."""
-    chosen = options or Options()
+    chosen = options or RunOptions()
     ranks = tuple(range(size))
     trial = Trial(
         code="COL001", groups=(ranks,), kind=Kind.TORCH, deadline_seconds=5, number=1, params={"backend": "gloo"}
@@ -65,7 +65,7 @@ def recording(
         trials=(trial,),
         outcomes=tuple(outcomes),
         events=events,
-        skips=(*skips, *(Skip(code=code, reason="not part of this test", grounds=True) for code in others)),
+        skips=(*skips, *(Skip(code=code, reason="not part of this test", is_inapplicable=True) for code in others)),
         end=End(seconds=3.0) if ended else None,
     )
 
@@ -105,25 +105,25 @@ def test_a_rank_that_never_came_is_unknown_and_exit_3(golden) -> None:
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
     assert judged.findings[0].ranks == (2,)
     assert (judged.hosts.failing, judged.hosts.healthy) == ((), ("n0", "n1"))
-    golden(*judged.hosts.notes)
+    golden(*judged.hosts.caveats)
 
 
 def test_a_lost_rank_is_unfit_and_told_once() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", answers=True)
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", host_answered=True)
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert judged.exit_code == 1
     assert [finding.code for finding in judged.findings] == ["RUN002.lost"]
-    assert judged.hosts == HostsLine(failing=("n1",), healthy=("n0",))
+    assert judged.hosts == HostLists(failing=("n1",), healthy=("n0",))
 
 
 def test_a_check_that_could_not_run_is_unknown() -> None:
-    judged = report(recording(skips=(Skip(code="TRN001", reason="no reason", grounds=False),)))
+    judged = report(recording(skips=(Skip(code="TRN001", reason="no reason", is_inapplicable=False),)))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
     assert "TRN001" in judged.sentence
 
 
 def test_a_check_without_ground_changes_nothing() -> None:
-    judged = report(recording(skips=(Skip(code="GPU002", reason="no GPU", grounds=True),)))
+    judged = report(recording(skips=(Skip(code="GPU002", reason="no GPU", is_inapplicable=True),)))
     assert judged.verdict is Verdict.FIT
     assert next(line for line in judged.checks if line.code == "GPU002").skipped_because == "no GPU"
 
@@ -145,24 +145,24 @@ def test_a_check_that_was_taken_and_never_ran_is_unknown(golden) -> None:
 
 
 def test_only_stages_that_were_done_count_as_tested(golden) -> None:
-    only_launch = structs.replace(recording(options=Options(select=("LCH001",))), trials=(), outcomes=())
+    only_launch = structs.replace(recording(options=RunOptions(select=("LCH001",))), trials=(), outcomes=())
     golden(report(recording()).sentence, report(only_launch).sentence)
-    skipped = structs.replace(recording(options=Options(stages=("collective",))), trials=(), outcomes=())
+    skipped = structs.replace(recording(options=RunOptions(stages=("collective",))), trials=(), outcomes=())
     assert report(skipped).verdict is Verdict.UNKNOWN
 
 
 def test_a_named_backend_without_its_gpus_is_unknown(golden) -> None:
     reason = "nccl needs GPUs, and no rank has a visible GPU"
-    skips = (Skip(code="TRN001", reason=reason, grounds=True),)
-    judged = report(recording(skips=skips, options=Options(backend="nccl", skip_stages=("p2p", "fabric"))))
+    skips = (Skip(code="TRN001", reason=reason, is_inapplicable=True),)
+    judged = report(recording(skips=skips, options=RunOptions(backend="nccl", skip_stages=("p2p", "fabric"))))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
     golden(judged.sentence)
-    assert report(recording(skips=skips, options=Options(backend="gloo"))).verdict is Verdict.FIT
+    assert report(recording(skips=skips, options=RunOptions(backend="gloo"))).verdict is Verdict.FIT
 
 
 def test_a_stage_without_the_gpus_of_its_backend_has_a_fix() -> None:
-    skips = (Skip(code="COL001", reason="nccl needs GPUs, and no rank has a visible GPU", grounds=False),)
-    judged = report(recording(skips=skips, options=Options(backend="nccl", stages=("collective",))))
+    skips = (Skip(code="COL001", reason="nccl needs GPUs, and no rank has a visible GPU", is_inapplicable=False),)
+    judged = report(recording(skips=skips, options=RunOptions(backend="nccl", stages=("collective",))))
     assert judged.verdict is Verdict.UNKNOWN
     assert judged.sentence.endswith("or test with --backend gloo.")
 
@@ -180,7 +180,7 @@ def test_numbers_of_a_stranger_are_unreadable_and_no_crash(data: bytes) -> None:
     run = recording()
     judged = report(structs.replace(run, outcomes=tuple(structs.replace(o, data=Raw(data)) for o in run.outcomes)))
     assert judged.verdict is Verdict.UNKNOWN
-    assert any(note.startswith("COL001 was not judged") for note in judged.notes)
+    assert any(note.startswith("COL001 was not judged") for note in judged.recording_problems)
 
 
 def test_an_address_that_is_none_is_unreadable_and_no_crash() -> None:
@@ -190,12 +190,12 @@ def test_an_address_that_is_none_is_unreadable_and_no_crash() -> None:
     run = recording()
     judged = report(structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, outcome)))
     assert judged.verdict is Verdict.UNKNOWN
-    assert "RDZ002" in judged.notes[0]
+    assert "RDZ002" in judged.recording_problems[0]
 
 
 def test_a_threshold_that_is_no_number_is_unreadable_and_no_crash() -> None:
-    judged = report(_with_slow_import(recording(options=Options(settings={"LCH003.slow_import_seconds": "x"}))))
-    assert "LCH003" in judged.notes[0]
+    judged = report(_with_slow_import(recording(options=RunOptions(settings={"LCH003.slow_import_seconds": "x"}))))
+    assert "LCH003" in judged.recording_problems[0]
 
 
 def test_an_unknown_signal_is_a_signal(golden) -> None:
@@ -207,7 +207,7 @@ def test_an_unknown_signal_is_a_signal(golden) -> None:
 
 def over_both(gloo: Status, nccl: Status) -> Report:
     """A job of two GPUs: how all-reduce ended on rank 1 over gloo and over NCCL."""
-    run = recording(statuses={1: gloo}, options=Options(backend="nccl"))
+    run = recording(statuses={1: gloo}, options=RunOptions(backend="nccl"))
     trial = structs.replace(run.trials[0], number=2, params={"backend": "nccl"})
     again = [Outcome(trial=2, code="COL001", rank=0, status=Status.DONE, data=answer())]
     again += [Outcome(trial=2, code="COL001", rank=1, status=nccl, data=answer() if nccl is Status.DONE else Raw())]
@@ -236,7 +236,7 @@ UNKNOWN_BACKEND = "AbsentBackend: torch 9.9 knows no backend ncl, only gloo, ncc
 
 def over_a_typo(*errors: str) -> Report:
     """`--backend ncl`: what the ranks raised in its all-reduce, after one over gloo that was done."""
-    run = recording(options=Options(backend="ncl"))
+    run = recording(options=RunOptions(backend="ncl"))
     trial = structs.replace(run.trials[0], number=2, params={"backend": "ncl"})
     again = [
         Outcome(trial=2, code="COL001", rank=rank, status=Status.RAISED, error=error)
@@ -261,7 +261,7 @@ def test_a_rank_whose_torch_alone_lacks_the_backend_is_blamed() -> None:
 def test_a_recording_without_an_end_is_never_fit(golden) -> None:
     judged = report(recording(ended=False))
     assert judged.verdict is Verdict.UNKNOWN
-    golden(*judged.notes)
+    golden(*judged.recording_problems)
 
 
 @pytest.mark.parametrize(("signum", "code"), [(2, 130), (15, 143)])
@@ -286,12 +286,12 @@ def test_data_of_another_version_is_unknown_and_no_crash() -> None:
     strange = structs.replace(run.outcomes[0], data=Raw(b'{"other": 1}'))
     judged = report(structs.replace(run, outcomes=(strange, run.outcomes[1])))
     assert judged.verdict is Verdict.UNKNOWN
-    assert any(note.startswith("COL001 was not judged") for note in judged.notes)
+    assert any(note.startswith("COL001 was not judged") for note in judged.recording_problems)
 
 
 def test_strict_makes_warnings_count_in_the_exit_code_only() -> None:
     def strict(*, strict: bool) -> Report:
-        run = recording(options=Options(strict=strict))
+        run = recording(options=RunOptions(strict=strict))
         slow = _with_slow_import(run)
         return judge(slow, all_checks())
 
@@ -309,7 +309,7 @@ def _with_slow_import(run: Recording) -> Recording:
 
 
 def test_checks_that_were_not_selected_are_not_judged() -> None:
-    judged = report(_with_slow_import(recording(wrong=3, options=Options(ignore=("COL",)))))
+    judged = report(_with_slow_import(recording(wrong=3, options=RunOptions(ignore=("COL",)))))
     assert judged.verdict is Verdict.FIT
     assert not any(line.code == "COL001" for line in judged.checks)
 

@@ -8,14 +8,14 @@ from test_judge import recording, report
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
-from ddpdiag.model import Event, EventKind, ProcessState, Recording, Report, Severity, StageLine, Status, Verdict
+from ddpdiag.model import Event, EventKind, ProcessState, Recording, Report, Severity, StageSummary, Status, Verdict
 from ddpdiag.render.terminal import render
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 TOLD = Event(kind=EventKind.SIGNAL, seconds=3.3, detail="2")
 
 
-def stage(judged: Report, name: str) -> StageLine:
+def stage(judged: Report, name: str) -> StageSummary:
     return next(line for line in judged.stages if line.name == name)
 
 
@@ -27,7 +27,7 @@ def marked(judged: Report, name: str) -> str:
 
 def cut(run: Recording) -> Recording:
     """The same run, ended by Ctrl-C in the middle of its only trial."""
-    told = (structs.replace(own, status=Status.SKIPPED, told=True) for own in run.outcomes)
+    told = (structs.replace(own, status=Status.SKIPPED, interrupted=True) for own in run.outcomes)
     return structs.replace(run, outcomes=tuple(told), events=(TOLD,))
 
 
@@ -40,8 +40,8 @@ def test_a_stage_whose_trial_an_error_is_about_has_failed() -> None:
 def test_a_rank_that_waited_for_the_one_at_fault_did_not_hang() -> None:
     judged = report(recording(size=3, statuses={0: Status.HUNG, 1: Status.DIED}))
     line = next(check for check in judged.checks if check.code == "COL001")
-    assert (line.statuses, line.affected) == ({"hung": 1, "died": 1, "done": 1}, {"hung": 1})
-    assert line.endings == {"died": 1, "done": 1, "affected": 1}
+    assert (line.statuses, line.affected_counts) == ({"hung": 1, "died": 1, "done": 1}, {"hung": 1})
+    assert line.outcome_counts == {"died": 1, "done": 1, "affected": 1}
     assert " 1 affected" in render(judged, color=False, width=80)
 
 
@@ -67,7 +67,7 @@ def test_what_is_told_of_the_first_trial_holds_for_later_ones_that_fail_alike() 
 
 
 def test_a_stage_in_which_a_rank_was_lost_has_failed() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", answers=True)
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", host_answered=True)
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert stage(judged, "collective").severity is Severity.ERROR
 
@@ -78,14 +78,14 @@ def test_the_launch_has_failed_of_which_ranks_never_came_and_took_as_long_as_the
     judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
     launch = stage(judged, "launch")
     assert (launch.status, launch.severity, launch.seconds) == ("error", Severity.ERROR, 15.0)
-    golden(launch.note)
+    golden(launch.detail)
 
 
 def test_a_stage_that_was_not_finished_in_time_is_no_failure() -> None:
     run = recording(statuses={0: Status.HUNG})
     going = ProcessState(pid=7, state="R", step_seconds=0.01)
     outcomes = tuple(
-        structs.replace(own, process=going, step=5) if own.status is Status.HUNG else own for own in run.outcomes
+        structs.replace(own, process=going, step_count=5) if own.status is Status.HUNG else own for own in run.outcomes
     )
     judged = report(structs.replace(run, outcomes=outcomes))
     assert judged.findings[0].code == "RUN004.unfinished"
@@ -96,12 +96,12 @@ def test_a_stage_that_was_not_finished_in_time_is_no_failure() -> None:
 def test_a_stage_that_was_running_at_ctrl_c_was_not_skipped(golden) -> None:
     judged = report(cut(recording()))
     assert (stage(judged, "collective").status, marked(judged, "collective")) == ("interrupted", "??")
-    golden(stage(judged, "collective").note)
+    golden(stage(judged, "collective").detail)
 
 
 def test_an_interrupted_run_says_when_and_where_and_asks_nobody_to_find_out_who_ended_it(golden) -> None:
     judged = report(cut(recording()))
-    assert (judged.verdict, judged.exit_code, judged.notes) == (Verdict.UNKNOWN, 130, ())
+    assert (judged.verdict, judged.exit_code, judged.recording_problems) == (Verdict.UNKNOWN, 130, ())
     assert [finding.severity for finding in judged.findings] == [Severity.NOTE]
     parts = render(judged, color=False, width=80).split("\n\n")
     golden(parts[2], parts[-1])

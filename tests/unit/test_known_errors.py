@@ -113,19 +113,23 @@ def test_every_known_echo_blames_no_rank(card) -> None:
 
 def waiting(rank: int, missing: int, step: int) -> Outcome:
     said = f"DistStoreError: wait timeout after 9000ms, keys: /default_pg/0//cpu//0/{missing}"
-    return outcome(rank, Status.RAISED, error=said, step=step)
+    return outcome(rank, Status.RAISED, error=said, step_count=step)
 
 
 def test_a_rank_for_which_others_waited_is_blamed_if_it_is_behind_them() -> None:
-    behind, with_them = (outcome(2, Status.HUNG, step=step, told=True) for step in (2, 5))
-    told = outcome(3, Status.HUNG, step=5, told=True)
-    others = [outcome(1, Status.RAISED, error=CLOSED, step=5), told]
+    behind, with_them = (outcome(2, Status.HUNG, step_count=step, interrupted=True) for step in (2, 5))
+    told = outcome(3, Status.HUNG, step_count=5, interrupted=True)
+    others = [outcome(1, Status.RAISED, error=CLOSED, step_count=5), told]
     assert blamed([waiting(0, 2, 5), others[0], behind, told]).ranks == (2,)
     assert blamed([waiting(0, 2, 5), others[0], with_them, told]).ranks == ()
 
 
 def test_ranks_that_a_text_counts_within_a_smaller_group_are_not_blamed() -> None:
-    group = [waiting(4, 2, 5), outcome(5, Status.HUNG, step=5, told=True), outcome(6, Status.HUNG, step=5, told=True)]
+    group = [
+        waiting(4, 2, 5),
+        outcome(5, Status.HUNG, step_count=5, interrupted=True),
+        outcome(6, Status.HUNG, step_count=5, interrupted=True),
+    ]
     assert blamed(group).ranks == ()
 
 

@@ -62,14 +62,14 @@ def test_the_barrier_opens_for_all_when_the_last_one_comes_and_again_for_who_ask
 @given(st.integers(1, 12), st.integers(1, 4), st.randoms())
 def test_a_rank_is_reached_as_the_first_of_another_host_sees_it(size: int, per_node: int, random: object) -> None:
     own = {
-        rank: structs.replace(arrival, coordinator=f"name-{rank}") for rank, arrival in arrivals(size, per_node).items()
+        rank: structs.replace(arrival, master_addr=f"name-{rank}") for rank, arrival in arrivals(size, per_node).items()
     }
     group = tuple(random.sample(range(size), size))  # type: ignore[attr-defined]
     reached_at = address_lookup(group, own)
     for rank in group:
         others = [own[other] for other in group if own[other].host != own[rank].host]
         on_first_host = own[rank].host == own[0].host
-        expected = (others[0].coordinator if on_first_host else own[rank].address) if others else "127.0.0.1"
+        expected = (others[0].master_addr if on_first_host else own[rank].address) if others else "127.0.0.1"
         assert reached_at(rank) == expected
 
 
@@ -81,7 +81,7 @@ def test_a_message_to_many_is_written_once() -> None:
 
 def crowd(masks: list[str], ranks_per_node: int = 8) -> World:
     known = world_of(len(masks), ranks_per_node=ranks_per_node)
-    own = {rank: structs.replace(known.arrivals[rank], cpus=mask) for rank, mask in enumerate(masks)}
+    own = {rank: structs.replace(known.arrivals[rank], cpu_mask=mask) for rank, mask in enumerate(masks)}
     return structs.replace(known, arrivals=own)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from reports import finding_of, fit, unfit
 
-from ddpdiag.model import HostsLine, Report, WorldLine
+from ddpdiag.model import HostLists, Report, WorldSummary
 from ddpdiag.render.shell import exclude_lines
 from ddpdiag.render.terminal import render
 
@@ -12,8 +12,8 @@ NODES = tuple(f"n{host}" for host in range(8))
 
 def report_of(*, bad: tuple[str, ...] = (), slow: dict[str, float] | None = None, scheduler: str = "") -> Report:
     nodes = NODES if slow is None or len(slow) < len(NODES) else (*slow, *(f"idle{number}" for number in range(999)))
-    world = WorldLine(size=8, hosts=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
-    return fit(world=world, hosts=HostsLine(failing=bad, slow=slow or {}))
+    world = WorldSummary(size=8, hosts=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
+    return fit(world=world, hosts=HostLists(failing=bad, slow=slow or {}))
 
 
 MANY = tuple(f"rack{host}-node{host}" for host in range(0, 1000, 3))
@@ -50,7 +50,7 @@ ENDS = {
     "of the error that the verdict names": unfit(
         findings=(finding_of(code="RDZ001.any", fix="Look anywhere."), CULPRITS[1])
     ),
-    "of several culprits of one kind": unfit(findings=CULPRITS, hosts=HostsLine(failing=("n0", "n1"))),
+    "of several culprits of one kind": unfit(findings=CULPRITS, hosts=HostLists(failing=("n0", "n1"))),
 }
 
 

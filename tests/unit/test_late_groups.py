@@ -14,9 +14,9 @@ class Clock:
         return self.now
 
 
-def dispatched(groups: int, clock: Clock, late_after: float | None = 4.0) -> DispatchedTrial:
+def dispatched(groups: int, clock: Clock, late_factor: float | None = 4.0) -> DispatchedTrial:
     pairs = tuple((2 * number, 2 * number + 1) for number in range(groups))
-    trial = Trial(code="FAB001", groups=pairs, kind=Kind.TORCH, deadline_seconds=60, late_after=late_after)
+    trial = Trial(code="FAB001", groups=pairs, kind=Kind.TORCH, deadline_seconds=60, late_factor=late_factor)
     return DispatchedTrial(trial, 60, clock)
 
 
@@ -67,10 +67,10 @@ def test_quick_as_others_may_be_there_are_a_few_seconds():
     assert own.has_late_groups()
 
 
-@pytest.mark.parametrize(("groups", "late_after"), [(1, 4.0), (4, None)])
-def test_one_group_has_nobody_to_be_later_than_and_most_trials_do_not_ask(groups, late_after):
+@pytest.mark.parametrize(("groups", "late_factor"), [(1, 4.0), (4, None)])
+def test_one_group_has_nobody_to_be_later_than_and_most_trials_do_not_ask(groups, late_factor):
     clock = Clock()
-    own = dispatched(groups, clock, late_after)
+    own = dispatched(groups, clock, late_factor)
     end(own, 0)
     clock.now += 59
     assert not own.has_late_groups()

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from ddpdiag.cli.options import CheckOptions
+from ddpdiag.cli.options import CheckArgs
 from ddpdiag.codec import decode, pretty
 from ddpdiag.errors import UsageError
 from ddpdiag.model.launch import LaunchArgs
-from ddpdiag.model.train import Ended, Train
+from ddpdiag.model.train import StrategyStatus, TrainRequest
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 from ddpdiag.runtime.launchers import read_launch
@@ -95,10 +95,12 @@ def test_the_reason_is_read_from_the_output(log, reason):
 
 def works(method: LaunchMethod, *, step: float = 0.01, threads: int = 1) -> LauncherRow:
     figures = {"start_seconds": 4.0, "step_seconds": step, "threads": (threads, threads)}
-    return LauncherRow(method=method, ended=Ended.WORKS, **figures)
+    return LauncherRow(method=method, ended=StrategyStatus.WORKS, **figures)
 
 
-def fails(method: LaunchMethod, ended: Ended = Ended.FAILS, reason: str = "rank 0: no") -> LauncherRow:
+def fails(
+    method: LaunchMethod, ended: StrategyStatus = StrategyStatus.FAILS, reason: str = "rank 0: no"
+) -> LauncherRow:
     return LauncherRow(method=method, ended=ended, reason=reason)
 
 
@@ -122,7 +124,7 @@ def everything() -> LaunchersReport:
         (report(*(fails(method) for method in LaunchMethod)), 1),
         (report(*(works(method) for method in LaunchMethod if method is not LaunchMethod.BY_HAND)), 3),
         (report(works(LaunchMethod.SPAWN), stop_signal=2), 130),
-        (report(fails(LaunchMethod.TORCHRUN, Ended.HANGS, "it did not end within 15 s\x1b[31m")), 1),
+        (report(fails(LaunchMethod.TORCHRUN, StrategyStatus.HANGS, "it did not end within 15 s\x1b[31m")), 1),
     ],
     ids=["all work", "one fails", "all fail", "one was not started", "ended by Ctrl-C", "one hangs"],
 )
@@ -147,7 +149,7 @@ def test_json_has_its_schema_and_every_row():
 
 
 def test_the_defaults_are_taken():
-    training = training_to_compare(Train(), CheckOptions(backend="gloo"), 4)
+    training = training_to_compare(TrainRequest(), CheckArgs(backend="gloo"), 4)
     assert training == Training(ranks=4, steps=30, batch_size=64, backend="gloo")
 
 
@@ -160,7 +162,7 @@ def test_a_value_that_makes_no_sense_is_refused(changed):
     (name,) = changed
     of_run = name == "backend"
     with pytest.raises(UsageError, match=rf"^--{name.replace('_', '-')}.*: "):
-        training_to_compare(Train(**{} if of_run else changed), CheckOptions(**changed if of_run else {}), 4)
+        training_to_compare(TrainRequest(**{} if of_run else changed), CheckArgs(**changed if of_run else {}), 4)
 
 
 def test_a_process_that_was_launched_is_refused(golden):

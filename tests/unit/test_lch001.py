@@ -7,7 +7,7 @@ from msgspec import structs
 from seen import arrival_of, seen_of, with_arrivals, with_events
 
 from ddpdiag.checks.launch.ranks import CHECK
-from ddpdiag.model import Event, EventKind, Options, Severity
+from ddpdiag.model import Event, EventKind, RunOptions, Severity
 
 
 def seen(size=4, **world):
@@ -28,7 +28,7 @@ def with_event(kind, **fields):
     return with_events(seen(), Event(kind=kind, **fields))
 
 
-LACKING = {"lacks": ("LOCAL_RANK",)}
+LACKING = {"unset_variables": ("LOCAL_RANK",)}
 ZERO, BOUND, MORE = {"local_rank": 0}, {"local_rank": 0, "pci_gpus": 2}, {"local_rank": 0, "gpus": 2, "pci_gpus": 2}
 OTHER_RUN = "user ann, pid 17 on n1, started 3 s before"
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -63,7 +63,7 @@ FAULTS = {
         ("fewer-gpus", ERROR, (0, 1, 2, 3), ("n0",)),
     ),
     "more ranks than GPUs over gloo": (
-        seen(4, ranks_per_node=4, gpus=2, options=Options(backend="gloo")),
+        seen(4, ranks_per_node=4, gpus=2, options=RunOptions(backend="gloo")),
         ("fewer-gpus", WARNING, (0, 1, 2, 3), ("n0",)),
     ),
     "one GPU on the bus for two ranks": (
@@ -99,7 +99,7 @@ def test_a_fault_of_the_launch_names_its_ranks_and_hosts(golden, fault):
 @pytest.mark.parametrize(("secret", "codes"), [("", []), ("token", []), ("none", ["LCH001.unauthenticated"])])
 def test_a_run_whose_ranks_had_no_secret_has_a_note(secret, codes):
     run = seen()
-    header = structs.replace(run.recording.header, secret=secret)
+    header = structs.replace(run.recording.header, authentication=secret)
     findings = list(CHECK.judge(replace(run, recording=structs.replace(run.recording, header=header))))
     assert [finding.code for finding in findings] == codes
     assert all(finding.severity is Severity.NOTE for finding in findings)

@@ -5,7 +5,7 @@ from msgspec import structs
 from seen import seen_of, skip_text, with_arrivals, with_events
 
 from ddpdiag.checks.launch.slurm_step import CHECK, Data
-from ddpdiag.model import Event, EventKind, Options, Severity
+from ddpdiag.model import Event, EventKind, RunOptions, Severity
 from ddpdiag.probes.host.environment import SLURM_VARIABLES, job_and_step, slurm_variables
 
 STEP = {
@@ -75,33 +75,33 @@ def test_a_world_that_is_larger_than_the_step_is_an_error():
 
 @pytest.mark.parametrize(("left", "severity"), [(40.0, Severity.WARNING), (9.0, Severity.ERROR)], ids=["40 s", "9 s"])
 def test_a_job_that_ends_early_is_told(golden, left, severity):
-    options = Options(job_left_seconds=left, wanted_budget_seconds=120.0, budget_seconds=left - 5)
+    options = RunOptions(job_left_seconds=left, wanted_budget_seconds=120.0, budget_seconds=left - 5)
     (finding,) = found(seen(options=options))
-    assert (finding.code, finding.severity, finding.of_the_run) == ("LCH004.time-left", severity, True)
+    assert (finding.code, finding.severity, finding.is_about_run) == ("LCH004.time-left", severity, True)
     golden(finding)
 
 
 def test_an_end_that_may_have_been_put_off_is_a_warning():
     """scontrol update TimeLimit does not renew the variable."""
-    options = Options(job_left_seconds=4.0, wanted_budget_seconds=120.0)
+    options = RunOptions(job_left_seconds=4.0, wanted_budget_seconds=120.0)
     (finding,) = found(seen(options=options, SLURM_JOB_END_TIME="1000000"))
     assert finding.severity is Severity.WARNING
 
 
 def test_enough_time_is_silent():
-    assert found(seen(options=Options(job_left_seconds=3600.0))) == []
+    assert found(seen(options=RunOptions(job_left_seconds=3600.0))) == []
 
 
 def test_outside_of_a_step_only_the_time_is_judged():
     rows = {0: Data(variables={"SLURM_JOB_ID": "12"}, cpus=2)}
-    options = Options(job_left_seconds=40.0, wanted_budget_seconds=120.0)
+    options = RunOptions(job_left_seconds=40.0, wanted_budget_seconds=120.0)
     assert [f.code for f in CHECK.judge(seen_of(CHECK, rows, options=options))] == ["LCH004.time-left"]
 
 
 def test_without_slurm_the_check_has_no_ground(golden):
     made = seen()
     golden(skip_text(CHECK, made.world))
-    arrivals = {0: structs.replace(made.world.arrivals[0], slurm="12.0")}
+    arrivals = {0: structs.replace(made.world.arrivals[0], slurm_step="12.0")}
     assert skip_text(CHECK, with_arrivals(made, arrivals).world) is None
 
 

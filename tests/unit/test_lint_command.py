@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ddpdiag.cli.app import app
-from ddpdiag.cli.outputs import LintOptions
+from ddpdiag.cli.outputs import LintArgs
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint.command import LintReport, judge_files, read_findings, report_text, run, select_rules
 from ddpdiag.lint.rules import all_rules
@@ -33,12 +33,12 @@ def text(report: LintReport, **options) -> str:
 
 
 def test_nothing_found_is_zero(capsys, golden):
-    assert run([str(CLEAN)], LintOptions(details=False)) == ExitCode.FIT
+    assert run([str(CLEAN)], LintArgs(details=False)) == ExitCode.FIT
     golden(capsys.readouterr().out)
 
 
 def test_a_remark_has_its_place_its_code_and_a_way_out(faulty, capsys, golden):
-    assert run([str(faulty)], LintOptions(details=False)) == ExitCode.UNFIT
+    assert run([str(faulty)], LintArgs(details=False)) == ExitCode.UNFIT
     out = capsys.readouterr().out
     assert out.startswith(f"{faulty}:81:15: warning LNT010 no-set-epoch\n")
     golden(out.replace(str(faulty), "train.py"))
@@ -47,9 +47,9 @@ def test_a_remark_has_its_place_its_code_and_a_way_out(faulty, capsys, golden):
 def test_hints_do_not_count(tmp_path, capsys, golden):
     path = tmp_path / "train.py"
     path.write_text(CLEAN.read_text().replace("    dist.destroy_process_group()\n", ""))
-    assert run([str(path)], LintOptions(details=False)) == ExitCode.FIT
+    assert run([str(path)], LintArgs(details=False)) == ExitCode.FIT
     golden(capsys.readouterr().out)
-    assert run([str(path)], LintOptions(details=True)) == ExitCode.FIT
+    assert run([str(path)], LintArgs(details=True)) == ExitCode.FIT
     golden(capsys.readouterr().out.replace(str(path), "train.py"))
 
 
@@ -103,7 +103,7 @@ def test_what_is_no_python_is_named_and_the_rest_is_judged(golden, tmp_path, fau
     bad = tmp_path / "bad" / "train.py"
     bad.parent.mkdir()
     bad.write_bytes(content)
-    assert run([str(bad), str(faulty)], LintOptions(details=False)) == ExitCode.USAGE
+    assert run([str(bad), str(faulty)], LintArgs(details=False)) == ExitCode.USAGE
     streams = capsys.readouterr()
     assert streams.err.startswith(f"ddpdiag: {bad}{place}")
     assert "LNT010" in streams.out
@@ -112,7 +112,7 @@ def test_what_is_no_python_is_named_and_the_rest_is_judged(golden, tmp_path, fau
 
 
 def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, capsys):
-    assert run([str(faulty)], LintOptions(json="-", details=False)) == ExitCode.UNFIT
+    assert run([str(faulty)], LintArgs(json="-", details=False)) == ExitCode.UNFIT
     streams = capsys.readouterr()
     report = json.loads(streams.out)
     assert (report["schema"], report["exit_code"]) == ("ddpdiag.lint/1", 1)
@@ -125,7 +125,7 @@ def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, cap
 def test_a_script_is_not_overwritten(faulty, golden):
     script = faulty.read_text()
     with pytest.raises(UsageError) as caught:
-        run([str(faulty)], LintOptions(json=str(faulty), details=False))
+        run([str(faulty)], LintArgs(json=str(faulty), details=False))
     assert faulty.read_text() == script
     golden(str(caught.value).replace(str(faulty), "train.py"))
 
@@ -181,7 +181,7 @@ def test_rules_are_chosen_by_code_or_prefix(faulty, select, ignore, found):
 @pytest.mark.parametrize("option", ["select", "ignore"])
 def test_an_unknown_code_is_refused_with_the_nearest(faulty, option):
     with pytest.raises(UsageError, match=f"--{option} LNT01O: unknown code of a lint rule; expected LNT001 to"):
-        run([str(faulty)], LintOptions(details=False, **{option: ("LNT01O",)}))
+        run([str(faulty)], LintArgs(details=False, **{option: ("LNT01O",)}))
 
 
 def test_the_hook_of_pre_commit_reads_the_files_that_it_is_given(faulty):
@@ -235,7 +235,7 @@ def test_a_comment_at_the_call_or_in_the_helper_keeps_both_quiet(helped, line):
 def test_a_script_is_read_from_a_pipe(helped, monkeypatch, capsys):
     for data, code in ((HELPER.encode(), ExitCode.UNFIT), (b"x" * (513 << 10), ExitCode.USAGE)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        assert run(["-"], LintOptions(details=False)) == code
+        assert run(["-"], LintArgs(details=False)) == code
     said = capsys.readouterr()
     assert said.out.startswith("-:10:5: error LNT018")
     assert said.err == "ddpdiag: -: cannot be read: it has more than 512 KiB, the most that is read\n"

@@ -16,7 +16,7 @@ def arrival(rank: int, address: str) -> Arrival:
 
 def answer(*lines: Line) -> bool | None:
     (event,) = (line for line in add_host_answers(lines, 1) if isinstance(line, Event))
-    return event.answers
+    return event.host_answered
 
 
 def test_a_host_without_a_known_address_is_not_asked() -> None:

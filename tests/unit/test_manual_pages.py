@@ -18,7 +18,7 @@ from ddpdiag.checks.api import Check, Stage
 from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.registry import all_checks, by_code, module_of
-from ddpdiag.cli.manual import manual_page, page_of
+from ddpdiag.cli.manual import manual_page, manual_with_findings
 from ddpdiag.errors import UsageError
 from ddpdiag.explain.card import all_cards
 from ddpdiag.lint.rules import all_rules
@@ -75,7 +75,7 @@ def missing_sections(page: str) -> list[str]:
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
 def test_a_page_has_its_sections(check: Check) -> None:
-    assert missing_sections(page_of(check)) == []
+    assert missing_sections(manual_with_findings(check)) == []
     prose = [part for part in paragraphs(check.manual) if not part.startswith(SECTIONS)]
     assert prose, "what it asks, why, and how it measures"
 
@@ -83,7 +83,9 @@ def test_a_page_has_its_sections(check: Check) -> None:
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
 def test_findings_are_declared_and_listed(check: Check) -> None:
     assert check.findings
-    assert all(" ".join(page_of(check).split()).count(explained.text) for explained in check.findings.values())
+    assert all(
+        " ".join(manual_with_findings(check).split()).count(explained.text) for explained in check.findings.values()
+    )
     assert sum(part.startswith("Findings") for part in paragraphs(check.manual)) == 1
 
 
@@ -137,7 +139,7 @@ def test_no_command_names_a_gpu_by_its_index() -> None:
     root = Path(ddpdiag.__file__).parents[1]
     files = [*root.glob("tests/golden/*.txt"), *root.glob("docs/*.md"), root / "README.md"]
     texts = {path.name: path.read_text() for path in files}
-    texts |= {check.code: page_of(check) for check in all_checks()}
+    texts |= {check.code: manual_with_findings(check) for check in all_checks()}
     texts |= {card.name: "\n".join((card.meaning, card.confirm, card.fix)) for card in all_cards()}
     named = {f"{where}: {name}" for where, text in texts.items() for name in gpus_in_commands(text)}
     assert len(named) > 10
@@ -166,7 +168,7 @@ def page(text: str) -> Check[object]:
 
 def test_findings_are_listed_under_their_heading() -> None:
     items = "- one, two-words: said of both; and more. third: of the third.\n- fourth: with: a colon."
-    assert page_of(page(PAGE)) == PAGE.replace("Findings:", f"Findings:\n{items}")
+    assert manual_with_findings(page(PAGE)) == PAGE.replace("Findings:", f"Findings:\n{items}")
 
 
 def test_the_page_of_a_finding_says_first_what_it_is(golden) -> None:

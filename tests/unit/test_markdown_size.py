@@ -9,8 +9,8 @@ from msgspec import structs
 from reports import finding_of, fit
 
 from ddpdiag.cli.outputs import features_of
-from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
-from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.model import CheckSummary, Report, Severity, StageSummary, WorldSummary
+from ddpdiag.model.train import Strategy, StrategyRow, StrategyStatus, TrainReport, TrainRequest
 from ddpdiag.render import markdown
 from ddpdiag.render.markup import Piece, byte_size, escape_and_cut, fit_pieces
 
@@ -39,18 +39,20 @@ def crowded(text: str, number: int) -> Report:
         for severity in Severity
         for place in range(number)
     )
-    row = StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason=text)
-    train = TrainReport(asked=Train(), batch_size=1, device="cpu", rows=(row,) * number, tolerance=0.1, sentence=text)
+    row = StrategyRow(strategy=Strategy.DDP, status=StrategyStatus.FAILS, reason=text)
+    train = TrainReport(
+        request=TrainRequest(), batch_size=1, device="cpu", rows=(row,) * number, tolerance=0.1, sentence=text
+    )
     return fit(
         sentence=text,
         run_id=text,
-        world=WorldLine(size=number, hosts=(text,) * number, launcher=text, backend=text),
+        world=WorldSummary(size=number, hosts=(text,) * number, launcher=text, backend=text),
         ranks=({"rank": 0, **{f"{text}{each}": text for each in range(number)}},) * number,
-        stages=(StageLine(name=text, status=text, seconds=1.0),) * number,
-        checks=(CheckLine(code=text, name=text, stage=text, statuses={text: 1}, skipped_because=text),) * number,
+        stages=(StageSummary(name=text, status=text, seconds=1.0),) * number,
+        checks=(CheckSummary(code=text, name=text, stage=text, statuses={text: 1}, skipped_because=text),) * number,
         findings=found,
         measurements={f"{text}{each}": text for each in range(number)},
-        notes=(text,) * number,
+        recording_problems=(text,) * number,
         bench=benched_with(text, number),
         train=train,
         workarounds={f"{text}{each}": text for each in range(number)},
@@ -60,9 +62,9 @@ def crowded(text: str, number: int) -> Report:
 def benched_with(text: str, number: int):
     bench = benched("gloo")
     rows = tuple(structs.replace(row, dtype=text, backend=f"{at}{text}") for at in range(20) for row in bench.rows)
-    ranks = tuple(structs.replace(bench.ranks[0], host=text, slow=text) for _ in range(number))
+    ranks = tuple(structs.replace(bench.ranks[0], host=text, slow_reason=text) for _ in range(number))
     series = tuple(structs.replace(bench.series[0], sentence=text) for _ in range(number))
-    return structs.replace(bench, rows=rows, ranks=ranks, series=series, notes=(text,) * number)
+    return structs.replace(bench, rows=rows, ranks=ranks, series=series, omissions=(text,) * number)
 
 
 @relaxed

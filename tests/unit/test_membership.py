@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from msgspec import structs
 from seen import arrival_of
 
-from ddpdiag.model import Event, EventKind, Header, Options
+from ddpdiag.model import Event, EventKind, Header, RunOptions
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.membership import Membership, Patience
 from ddpdiag.runtime.control.messages import (
@@ -44,7 +44,9 @@ def noted(*said: Said, world_size: int = 2) -> tuple[Counter[EventKind], StandIn
     """How often each kind of event is noted."""
     lines: list[Line] = []
     channel = StandIn(list(said))
-    header = Header(run_id="r", world_size=world_size, launcher="hand", options=Options(), created="", version="0.1.0")
+    header = Header(
+        run_id="r", world_size=world_size, launcher="hand", options=RunOptions(), created="", version="0.1.0"
+    )
     membership = Membership(channel, header, lambda: None, Patience(), lines.append)
     membership.attend(0.0)
     return Counter(line.kind for line in lines if isinstance(line, Event)), channel
@@ -74,7 +76,7 @@ def test_a_rank_with_another_world_size_takes_part_and_is_noted() -> None:
 
 def test_ranks_that_never_join_are_noted() -> None:
     lines: list[Line] = []
-    header = Header(run_id="r", world_size=4, launcher="hand", options=Options(), created="", version="0.1.0")
+    header = Header(run_id="r", world_size=4, launcher="hand", options=RunOptions(), created="", version="0.1.0")
     membership = Membership(StandIn([hello(1, 1)]), header, lambda: None, Patience(), lines.append)
     membership.gather(0.2, lambda _left: None)
     absent = [line.rank for line in lines if isinstance(line, Event) and line.kind is EventKind.ABSENT]
@@ -99,7 +101,7 @@ def test_who_has_no_rank_of_this_world_is_not_noted() -> None:
 
 def test_a_rank_that_says_hello_again_after_the_start_gets_what_it_may_have_missed() -> None:
     channel = StandIn([hello(0, 1)])
-    header = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0.1.0")
+    header = Header(run_id="r", world_size=1, launcher="hand", options=RunOptions(), created="", version="0.1.0")
     membership = Membership(channel, header, lambda: None, Patience(), lambda _line: None)
     membership.gather(1.0, lambda _left: None)
     before = [type(message) for _identity, message in channel.answers if not isinstance(message, Ping)]
@@ -110,16 +112,16 @@ def test_a_rank_that_says_hello_again_after_the_start_gets_what_it_may_have_miss
 
 
 def test_ranks_of_another_job_or_user_and_late_ones_are_of_another_run() -> None:
-    own = structs.replace(arrival_of(0, 2), nonce="own", slurm="7.0", user="ann")
+    own = structs.replace(arrival_of(0, 2), nonce="own", slurm_step="7.0", user="ann")
     others = {
-        "another job": {"slurm": "8.0"},
+        "another job": {"slurm_step": "8.0"},
         "another user": {"user": "bob"},
-        "the same job": {"slurm": "7"},
+        "the same job": {"slurm_step": "7"},
         "another user elsewhere": {"user": "bob", "host_id": "another"},
     }
     lines: list[Line] = []
     channel = StandIn([])
-    header = Header(run_id="r", world_size=8, launcher="env", options=Options(), created="", version="0.1.0")
+    header = Header(run_id="r", world_size=8, launcher="env", options=RunOptions(), created="", version="0.1.0")
     membership = Membership(channel, header, lambda: None, Patience(), lines.append, own)
     for number, fields in enumerate(others.values(), 1):
         arrival = structs.replace(own, nonce=str(number), place=structs.replace(own.place, rank=number), **fields)
@@ -134,7 +136,7 @@ def test_ranks_of_another_job_or_user_and_late_ones_are_of_another_run() -> None
 
 def test_one_that_comes_when_all_are_there_and_the_run_has_begun_is_of_another_run() -> None:
     channel = StandIn([hello(0, 1), hello(1, 2)])
-    header = Header(run_id="r", world_size=2, launcher="hand", options=Options(), created="", version="0.1.0")
+    header = Header(run_id="r", world_size=2, launcher="hand", options=RunOptions(), created="", version="0.1.0")
     lines: list[Line] = []
     membership = Membership(channel, header, lambda: None, Patience(), lines.append)
     membership.gather(5.0, lambda _left: None)

@@ -16,18 +16,18 @@ from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli import check
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import check_backend, nccl_without_gpus
-from ddpdiag.cli.edge import located
-from ddpdiag.cli.options import CheckOptions, HostOptions, variable_of
+from ddpdiag.cli.edge import with_variable
+from ddpdiag.cli.options import CheckArgs, HostArgs, variable_of
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
-from ddpdiag.model.bench import Bench
+from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.launch import LaunchArgs
-from ddpdiag.model.train import Train
+from ddpdiag.model.train import TrainRequest
 from ddpdiag.runtime.launchers.launch import ThisHost, requested_rank_count
-from ddpdiag.watch import WatchOptions
+from ddpdiag.watch import WatchArgs
 
 ROOT = Path(__file__).parents[2]
-KINDS = (LaunchArgs, CheckOptions, HostOptions, Outputs, Bench, BenchOutputs, Train, WatchOptions)
+KINDS = (LaunchArgs, CheckArgs, HostArgs, Outputs, BenchRequest, BenchOutputs, TrainRequest, WatchArgs)
 VARIABLES = {variable_of(each) for kind in KINDS for each in fields(kind)} - {None}
 # What the product, the recipes and the tests read besides.
 RESERVED = {
@@ -44,7 +44,7 @@ def parsed(monkeypatch):
     """What `ddpdiag check` was asked for."""
     calls = []
     monkeypatch.setattr(check, "run", lambda launch, what, outputs: calls.append((launch, what, outputs)) or 0)
-    monkeypatch.setattr("ddpdiag.cli.app.leave", lambda code: None)
+    monkeypatch.setattr("ddpdiag.cli.app.exit_at_once", lambda code: None)
 
     def parse(words="", **environment):
         done = CliRunner().invoke(app, ["check", *shlex.split(words)], env=environment)
@@ -132,10 +132,10 @@ def test_wrong_usage_is_one_sentence(golden):
 
 def test_a_variable_is_named_where_its_value_is_wrong():
     sentence = "--stage gpus: unknown stage"
-    assert located(sentence, ["check"], {"DDPDIAG_STAGE": "gpus"}) == f"DDPDIAG_STAGE: {sentence}"
-    assert located(sentence, ["check", "--stage=gpus"], {"DDPDIAG_STAGE": "host"}) == sentence
-    assert located(sentence, ["check"], {}) == sentence
-    assert located("-n -1: expected 1 or more", [], {"DDPDIAG_N": "1"}) == "-n -1: expected 1 or more"
+    assert with_variable(sentence, ["check"], {"DDPDIAG_STAGE": "gpus"}) == f"DDPDIAG_STAGE: {sentence}"
+    assert with_variable(sentence, ["check", "--stage=gpus"], {"DDPDIAG_STAGE": "host"}) == sentence
+    assert with_variable(sentence, ["check"], {}) == sentence
+    assert with_variable("-n -1: expected 1 or more", [], {"DDPDIAG_N": "1"}) == "-n -1: expected 1 or more"
 
 
 @pytest.mark.parametrize("name", sorted({*typer.main.get_command(app).commands} - {"checks", "manual"}))

@@ -317,7 +317,7 @@ def ended(status, at="copy GPU 0 -> GPU 1", *, so_far=KNOWN, process=None, **mor
     (trial,) = CHECK.plan(seen)
     trial = structs.replace(trial, number=len(seen.recording.trials))
     data = Raw(b"null") if so_far is None else Raw(encode(so_far))
-    known = {"status": status, "at": at, "so_far": data, "process": process, "seconds": 25}
+    known = {"status": status, "last_step": at, "partial_data": data, "process": process, "seconds": 25}
     own = Outcome(trial=trial.number, code="P2P002", rank=0, **known, **more)
     recording = seen.recording
     recording = structs.replace(recording, trials=(*recording.trials, trial), outcomes=(*recording.outcomes, own))
@@ -442,7 +442,7 @@ def test_ranks_that_share_a_gpu_do_not_see_other_ones():
 def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is_blamed(golden):
     finding, _ = judged(Copies(), Copies())
     assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
-    assert (finding.ranks, finding.hosts, finding.of_the_run) == ((), (), True)
+    assert (finding.ranks, finding.hosts, finding.is_about_run) == ((), (), True)
     golden(finding)
     assert not list(CHECK.report(world(4, {0: Copies()})).matrices)
 

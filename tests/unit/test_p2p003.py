@@ -16,14 +16,14 @@ from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
-from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
+from ddpdiag.model import Event, EventKind, Outcome, RunOptions, Severity, Skip, Status
 from ddpdiag.model.measurements import Copies, PairCopies
 from ddpdiag.model.trial import CONNECT_STEP, ProcessState
 from ddpdiag.probes.gpu.links import Fabric
 from ddpdiag.probes.host.limits import SharedMemory
 from ddpdiag.render import shell
 
-LONG = Options(budget_seconds=600.0)
+LONG = RunOptions(budget_seconds=600.0)
 
 
 def only(run):
@@ -114,7 +114,7 @@ def test_what_ctrl_c_ends_has_not_failed(golden):
 
 
 def test_a_hang_in_less_time_than_usual_is_no_answer():
-    run = interrupted(Run(4, hangs_unless(P2P)), Status.HUNG, hurried=True, deadline_seconds=2.0)
+    run = interrupted(Run(4, hangs_unless(P2P)), Status.HUNG, is_shortened=True, deadline_seconds=2.0)
     assert (only(run).code, only(run).evidence["tried"]) == ("P2P003.unfinished", [])
 
 
@@ -148,7 +148,7 @@ def test_a_recording_cut_anywhere_is_judged(data):
         good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.succeeded(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
-    assert not any("P2P003" in note for note in report.notes)
+    assert not any("P2P003" in note for note in report.recording_problems)
     assert report.workarounds == wanted
     assert Severity.ERROR not in [f.severity for f in found] or report.exit_code
 
@@ -295,7 +295,7 @@ def test_no_variable_is_looked_for_where_none_can_help(error, searches):
 def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
     run = Run(4, answer, options=LONG).search()
     if reason := fallback.why_no_search(run.seen):
-        skip = Skip(code="P2P003", reason=reason, grounds=True)
+        skip = Skip(code="P2P003", reason=reason, is_inapplicable=True)
         run.recording = structs.replace(run.recording, skips=(skip,))
     report = judge(run.recording, all_checks())
     assert report.workarounds == wanted
@@ -311,11 +311,11 @@ def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
     ids=["works with variables", "hangs whatever is set"],
 )
 def test_a_first_collective_that_works_with_variables_did_not_lack_time(answer, codes):
-    run = Run(2, answer, options=Options(budget_seconds=60.0, uses_workarounds=True))
+    run = Run(2, answer, options=RunOptions(budget_seconds=60.0, uses_workarounds=True))
     own = max(outcome.trial for outcome in run.recording.outcomes)
     state = ProcessState(pid=1, state="S", step_seconds=20.0)
     outcomes = (
-        structs.replace(o, at=f"{CONNECT_STEP}: post", step=3, process=state) if o.trial == own else o
+        structs.replace(o, last_step=f"{CONNECT_STEP}: post", step_count=3, process=state) if o.trial == own else o
         for o in run.recording.outcomes
     )
     trials = (structs.replace(t, first_use_seconds=9.0) if t.number == own else t for t in run.recording.trials)

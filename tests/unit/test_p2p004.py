@@ -10,7 +10,7 @@ from seen import seen_of, skip_text, together, world_of
 from ddpdiag.checks.host import rdma_ports
 from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.transport import Data
-from ddpdiag.model import Finding, Options, Severity
+from ddpdiag.model import Finding, RunOptions, Severity
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.nccl_log import Hop, Log
@@ -188,7 +188,7 @@ def test_a_known_warning_of_nccl_has_the_title_and_fix_of_its_card(golden) -> No
 
 def test_only_nccl_between_gpus_has_ground(golden) -> None:
     assert skip_text(transport.CHECK, world_of(2, gpus=2)) is None
-    others = world_of(2), world_of(1, gpus=1), world_of(2, options=Options(backend="nccl"))
+    others = world_of(2), world_of(1, gpus=1), world_of(2, options=RunOptions(backend="nccl"))
     golden(*(skip_text(transport.CHECK, other) for other in others))
 
 

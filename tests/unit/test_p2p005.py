@@ -7,7 +7,7 @@ from seen import skip_text
 from speeds import GB, H100, PCIE, run, transport_of
 
 from ddpdiag.checks.p2p.speed import CHECK, AllReduceTime, path_of_ranks
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import RunOptions, Severity
 
 
 def judged(*rates, **more):
@@ -100,7 +100,7 @@ def test_latency_is_no_slowness(late, rate):
 
 
 def test_gloo_and_tcp_promise_nothing():
-    assert skip_text(CHECK, run(0.1 * GB, options=Options(backend="gloo")).world) is not None
+    assert skip_text(CHECK, run(0.1 * GB, options=RunOptions(backend="gloo")).world) is not None
     tcp = run(0.1 * GB, size=4, on_host=2, network="Socket")
     assert skip_text(CHECK, tcp) == "NCCL sends over TCP sockets, for which no rate is expected"
 

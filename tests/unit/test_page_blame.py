@@ -7,7 +7,7 @@ from pages import recorded
 from reports import finding_of, fit, rank_row, unfit
 
 from ddpdiag.cli.outputs import features_of
-from ddpdiag.model import Report, Severity, WorldLine
+from ddpdiag.model import Report, Severity, WorldSummary
 from ddpdiag.render import blocks as blocks_module
 from ddpdiag.render.blocks import Fold, Section, value_of
 from ddpdiag.render.html import Page, page_of
@@ -76,7 +76,9 @@ def test_a_rank_that_joined_late_is_an_outlier():
 
 
 def test_a_rank_that_never_joined_is_a_row():
-    world = WorldLine(size=10**12, hosts=("n0",), launcher="torchrun", backend="gloo")  # a header may claim any number
+    world = WorldSummary(
+        size=10**12, hosts=("n0",), launcher="torchrun", backend="gloo"
+    )  # a header may claim any number
     ranks = tuple(rank_row(rank, arrival_seconds=0.1) for rank in range(2))
     assert states(fit(ranks=ranks, world=world))[2] == "never joined"
 

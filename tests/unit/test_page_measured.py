@@ -17,7 +17,7 @@ def drawn(report: Report, kind: type) -> list:
 
 
 def test_sentences_are_a_list_without_the_one_of_the_report():
-    own = bench("gloo", collectives=FOUR, notes=())
+    own = bench("gloo", collectives=FOUR, omissions=())
     series = tuple(structs.replace(one, sentence=f"{one.collective} is bound by copies.") for one in own.series)
     report = healthy(structs.replace(own, series=series))
     (items,) = drawn(report, Items)
@@ -35,6 +35,6 @@ def test_charts_have_a_line_for_each_series_and_a_dashed_one_for_its_expectation
 
 
 def test_the_slow_rank_matters_most_then_the_one_with_the_longest_calls():
-    ranks = [bench_rank(rank, slow="copies slowly" if rank == 1 else "") for rank in range(4)]
+    ranks = [bench_rank(rank, slow_reason="copies slowly" if rank == 1 else "") for rank in range(4)]
     table = drawn(healthy(structs.replace(bench("gloo"), ranks=tuple(ranks))), Table)[-1]
     assert table.order == (1, 3, 2, 0)

@@ -11,18 +11,18 @@ import pytest
 
 from ddpdiag.model.news import (
     CheckBegan,
-    Gathered,
-    Happened,
+    CheckProgress,
     Joined,
+    LookingForRank0,
     News,
-    Pending,
-    Progressed,
-    Seeking,
+    RanksGathered,
+    RunEvent,
+    RunStarted,
     StageBegan,
     StageEnded,
-    Started,
     TrialBegan,
-    Waiting,
+    TrialPending,
+    WaitingForRanks,
 )
 from ddpdiag.render.files import Display, write_if_ready
 from ddpdiag.render.progress import Progress, ProgressLine, SilentListener, listener
@@ -58,8 +58,8 @@ def ended(name: str, status: str = "done", seconds: float = 0.42, **more: object
 
 
 RUN: tuple[News, ...] = (
-    Started(budget_seconds=60.0),
-    Gathered(ranks=4, hosts=2, missing=()),
+    RunStarted(budget_seconds=60.0),
+    RanksGathered(ranks=4, hosts=2, missing=()),
     StageBegan(name="rendezvous"),
     CheckBegan(code="RDZ001", name="env [red]"),
     ended("rendezvous"),
@@ -67,14 +67,14 @@ RUN: tuple[News, ...] = (
     CheckBegan(code="COL001", name="all-reduce [red]"),
     TrialBegan(deadline_seconds=36.0),
 )
-ONE_LATE = Pending(ranks=4, done=3, awaited=(3,), hosts=("n1",))
+ONE_LATE = TrialPending(ranks=4, done=3, awaited=(3,), hosts=("n1",))
 BEGUN = [(0.0, news) for news in RUN]
-WAITS = [(now / 2, Waiting(came=1, missing=(1,), left_seconds=15.0 - now / 2)) for now in range(29)]
-SEEKS = [(float(now), Seeking(rank=1, host="n0", left_seconds=15.0 - now)) for now in range(15)]
+WAITS = [(now / 2, WaitingForRanks(joined=1, missing=(1,), left_seconds=15.0 - now / 2)) for now in range(29)]
+SEEKS = [(float(now), LookingForRank0(rank=1, host="n0", left_seconds=15.0 - now)) for now in range(15)]
 PARTS = [
     ended("p2p", "skipped"),
-    ended("host", more=True),
-    ended("gpu", "failed", failed=("GPU002", "GPU002"), more=True),
+    ended("host", will_continue=True),
+    ended("gpu", "failed", failed=("GPU002", "GPU002"), will_continue=True),
     ended("host", "skipped"),
 ]
 
@@ -128,9 +128,9 @@ def test_a_log_gets_lines_and_a_closed_stream_nothing():
         pytest.param(
             [*BEGUN, *((float(now), ONE_LATE) for now in range(1, 64))], id="every-30-s-who-a-long-check-waits-for"
         ),
-        pytest.param([*BEGUN, (1.0, Progressed(text="64 MiB")), (31.0, ONE_LATE)], id="how-far-a-check-is"),
+        pytest.param([*BEGUN, (1.0, CheckProgress(text="64 MiB")), (31.0, ONE_LATE)], id="how-far-a-check-is"),
         pytest.param(
-            [(0.0, Started(budget_seconds=60.0)), *WAITS, (15.0, Gathered(ranks=1, hosts=1, missing=(1,)))],
+            [(0.0, RunStarted(budget_seconds=60.0)), *WAITS, (15.0, RanksGathered(ranks=1, hosts=1, missing=(1,)))],
             id="after-3-s-that-ranks-are-waited-for",
         ),
         pytest.param([*SEEKS, (15.0, Joined(rank=1, host="n0"))], id="once-that-a-rank-looks-for-rank-0"),
@@ -142,25 +142,32 @@ def test_a_log_is_told(golden, told):
 
 
 def test_a_stage_is_done_once_also_where_checks_run_again_at_the_end():
-    told = [(1.0, ended("host", more=True)), (3.0, ended("host")), (9.0, ended("gpu")), (10.0, ended("host"))]
+    told = [(1.0, ended("host", will_continue=True)), (3.0, ended("host")), (9.0, ended("gpu")), (10.0, ended("host"))]
     assert said(*told) == ["ddpdiag [3 s] host done", "ddpdiag [9 s] gpu done"]
 
 
-IMPORTS = [(0.0, CheckBegan(code="LCH003", name="versions")), (0.0, TrialBegan(deadline_seconds=40.0, importing=True))]
-ALL_LATE = Pending(ranks=4, done=0, awaited=(0, 1, 2, 3), hosts=("n0", "n1"))
+IMPORTS = [
+    (0.0, CheckBegan(code="LCH003", name="versions")),
+    (0.0, TrialBegan(deadline_seconds=40.0, imports_torch=True)),
+]
+ALL_LATE = TrialPending(ranks=4, done=0, awaited=(0, 1, 2, 3), hosts=("n0", "n1"))
 
 
 @pytest.mark.parametrize(
     ("told", "at"),
     [
-        pytest.param([*BEGUN, (2.0, Progressed(text="64 MiB")), (2.0, ONE_LATE)], 12.3, id="until-when-and-for-whom"),
+        pytest.param(
+            [*BEGUN, (2.0, CheckProgress(text="64 MiB")), (2.0, ONE_LATE)], 12.3, id="until-when-and-for-whom"
+        ),
         pytest.param([*BEGUN, (1.0, ALL_LATE)], 2.0, id="all-are-waited-for"),
         pytest.param([*BEGUN, (20.0, TrialBegan(deadline_seconds=5.0))], 21.0, id="a-second-trial-moves-the-end"),
         pytest.param(IMPORTS, 3.0, id="torch-is-imported"),
         pytest.param([*IMPORTS, (4.0, TrialBegan(deadline_seconds=5.0))], 4.0, id="until-the-next-trial"),
-        pytest.param([(0.0, Started(budget_seconds=60.0)), *WAITS[:9]], 6.0, id="the-wait-counts-down"),
+        pytest.param([(0.0, RunStarted(budget_seconds=60.0)), *WAITS[:9]], 6.0, id="the-wait-counts-down"),
         pytest.param(
-            [(4.0, Waiting(came=50, missing=tuple(range(1, 100, 2)), left_seconds=9.0))], 4.0, id="of-many-a-few"
+            [(4.0, WaitingForRanks(joined=50, missing=tuple(range(1, 100, 2)), left_seconds=9.0))],
+            4.0,
+            id="of-many-a-few",
         ),
         pytest.param(SEEKS[:2], 6.0, id="rank-0-is-looked-for"),
     ],
@@ -171,13 +178,13 @@ def test_a_terminal_shows(golden, told, at):
 
 def test_nothing_is_drawn_before_and_after_a_wait():
     assert drawn(WAITS[1], at=2.0) == ""
-    assert drawn(WAITS[1], (7.0, Gathered(ranks=1, hosts=1, missing=(1,))), at=8.0) == ""
+    assert drawn(WAITS[1], (7.0, RanksGathered(ranks=1, hosts=1, missing=(1,))), at=8.0) == ""
     assert drawn(SEEKS[1], at=2.9) == ""
 
 
 def test_on_a_terminal_failures_and_events_stay_as_lines():
     text = "rank 3 on n1 is lost: no message from it for 6 s"
-    lines = written((1.0, ended("host")), (1.0, PARTS[2]), (2.0, Happened(text=text)), live=True)
+    lines = written((1.0, ended("host")), (1.0, PARTS[2]), (2.0, RunEvent(text=text)), live=True)
     assert lines == f"\r\x1b[Kddpdiag [1 s] gpu failed in GPU002\n\r\x1b[Kddpdiag [2 s] {text}\n"
 
 
@@ -187,7 +194,7 @@ def test_a_rank_that_joined_names_the_host_that_reports():
 
 
 def test_text_from_other_hosts_stays_in_one_line_of_bounded_length():
-    (line,) = said((1.0, Happened(text="rank 3\n\x1b[31m" + "x" * 9000)))
+    (line,) = said((1.0, RunEvent(text="rank 3\n\x1b[31m" + "x" * 9000)))
     assert "\x1b" not in line
     assert line.endswith("...")
     assert len(line) < 600

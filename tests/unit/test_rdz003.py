@@ -8,7 +8,7 @@ from seen import seen_of, skip_text, together, world_of
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.codec import encode
-from ddpdiag.model import Finding, Options, Severity
+from ddpdiag.model import Finding, RunOptions, Severity
 from ddpdiag.probes.net.interfaces import Interface, Wanted
 from ddpdiag.probes.net.tcp_connect import Reach
 
@@ -154,7 +154,7 @@ def test_interfaces_that_cannot_be_listed_are_unknown():
 
 
 def test_a_backend_that_was_asked_for_decides_whose_rule_counts():
-    options = Options(backend="nccl")
+    options = RunOptions(backend="nccl")
     rows = {0: host(0), 1: host(1, nccl="docker0")}
     asked = seen_of(interfaces.CHECK, rows, ranks_per_node=1, options=options)
     (finding,) = interfaces.judge(asked)

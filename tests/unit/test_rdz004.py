@@ -106,7 +106,7 @@ def test_links_are_tested_again_at_the_end_if_ranks_waited_for_each_other(status
     first = meshed(3, {})
     trial = structs.replace(first.trials[0], number=1, code="COL001", kind=Kind.TORCH, params={})
     waited = tuple(
-        Outcome(trial=1, code="COL001", rank=rank, status=status, step=5) for rank, status in enumerate(statuses)
+        Outcome(trial=1, code="COL001", rank=rank, status=status, step_count=5) for rank, status in enumerate(statuses)
     )
     recording = structs.replace(first.recording, trials=(*first.trials, trial), outcomes=(*first.outcomes, *waited))
     seen = Seen(first.world, mesh.CHECK, recording)

@@ -6,10 +6,10 @@ from seen import seen_of, skip_text, world_of
 
 from ddpdiag.checks.rendezvous import shared_dir
 from ddpdiag.checks.rendezvous.shared_dir import CHECK, Data
-from ddpdiag.model import Options, Severity, Status
+from ddpdiag.model import RunOptions, Severity, Status
 from ddpdiag.probes.host.shared_files import Store
 
-SHARED = Options(shared_dir="/shared")
+SHARED = RunOptions(shared_dir="/shared")
 
 
 def host(**more):

@@ -9,7 +9,7 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.rendezvous import coordinator_name, master_port, shared_dir
 from ddpdiag.checks.rendezvous import methods as rdz001
 from ddpdiag.checks.rendezvous.shared_dir import Data as Directory
-from ddpdiag.model import FORK_STEP, Depth, Options, ProcessState, Severity, Status
+from ddpdiag.model import FORK_STEP, Depth, ProcessState, RunOptions, Severity, Status
 from ddpdiag.stats import Samples
 
 
@@ -65,7 +65,7 @@ def test_gloo_is_tried_before_the_jobs_own_backend(gpus, planned) -> None:
 
 
 def test_a_collective_has_no_ground_for_one_rank_or_for_nccl_without_gpus(golden) -> None:
-    nccl = Options(backend="nccl")
+    nccl = RunOptions(backend="nccl")
     assert (
         skip_text(all_reduce.CHECK, world_of(2))
         is skip_text(all_reduce.CHECK, world_of(2, gpus=1, options=nccl))
@@ -84,7 +84,7 @@ def test_a_slow_all_reduce_is_called_less_often(call_seconds: float, left_second
 
 def test_deadlines_grow_with_the_group_unless_given() -> None:
     def deadline(size: int, **options: object) -> float:
-        options_ = Options(**options)  # type: ignore[arg-type]
+        options_ = RunOptions(**options)  # type: ignore[arg-type]
         return seen_of(all_reduce.CHECK, {}, size=size, options=options_).trials[0].deadline_seconds
 
     assert deadline(128) == pytest.approx(all_reduce.CHECK.deadline + 128 * 0.15)
@@ -114,7 +114,7 @@ def unmet(**world: object) -> Seen[rdz001.Data]:
     return unseen(rdz001.CHECK, met("tcp", **world).world)
 
 
-SHARED = Options(shared_dir="/shared")
+SHARED = RunOptions(shared_dir="/shared")
 ON_TWO_HOSTS = {"ranks_per_node": 1, "options": SHARED}
 
 
@@ -142,7 +142,7 @@ def test_a_file_needs_a_shared_directory_on_several_hosts() -> None:
 @pytest.mark.parametrize("name", ["/shared?", "/a#b", "/two\nlines"])
 def test_a_directory_that_torch_cannot_name_in_a_url_is_not_tried(golden, name) -> None:
     """urllib cuts it, and torch then ends with "IndexError: list index out of range"."""
-    options = Options(shared_dir=name)
+    options = RunOptions(shared_dir=name)
     assert methods(unmet(options=options)) == ["tcp", "env"]
     (finding,) = rdz001.judge(met("tcp", options=options))
     assert (finding.code, finding.severity) == ("RDZ001.untested", Severity.NOTE)
@@ -161,7 +161,7 @@ TAKEN = {0: master_port.Data(name="n0", port=29500, error="EADDRINUSE")}
     ],
 )
 def test_what_another_check_found_unusable_is_not_tried(other, tried) -> None:
-    seen = together(unmet(ranks_per_node=1, options=SHARED if other.check is shared_dir.CHECK else Options()), other)
+    seen = together(unmet(ranks_per_node=1, options=SHARED if other.check is shared_dir.CHECK else RunOptions()), other)
     assert methods(seen) == tried
     assert list(rdz001.judge(seen)) == []
 
@@ -171,7 +171,7 @@ def test_a_method_for_which_the_workers_started_too_late_does_not_fail(busy, cod
     """Seen on two hosts whose cores another job used as well."""
     process = ProcessState(pid=9, state="R", busy=busy, step_seconds=None)
     late = met("file", dict.fromkeys(range(2), Status.HUNG), options=SHARED)
-    outcomes = tuple(structs.replace(o, at=FORK_STEP, process=process) for o in late.recording.outcomes)
+    outcomes = tuple(structs.replace(o, last_step=FORK_STEP, process=process) for o in late.recording.outcomes)
     late = Seen(late.world, late.check, structs.replace(late.recording, outcomes=outcomes))
     assert [finding.code for finding in rdz001.judge(together(met("tcp", options=SHARED), late))] == codes
 

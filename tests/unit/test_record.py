@@ -9,10 +9,10 @@ from seen import arrival_of
 
 from ddpdiag.codec import encode_line, read_recording
 from ddpdiag.errors import UsageError
-from ddpdiag.model import End, Header, Options, Outcome, Status
+from ddpdiag.model import End, Header, Outcome, RunOptions, Status
 from ddpdiag.runtime.record import Record, SharedRecord, is_locked, make_run_folder, remove_scratch
 
-HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
+HEADER = Header(run_id="r", world_size=1, launcher="hand", options=RunOptions(), created="", version="0")
 
 
 @pytest.fixture

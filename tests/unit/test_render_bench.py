@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpdiag.bench.blocks import plausible_expectation, render
 from ddpdiag.bench.rows import HEADER_LINES, format_number, row_line, to_csv
 from ddpdiag.model import Report
-from ddpdiag.model.bench import Bench
+from ddpdiag.model.bench import BenchRequest
 
 REPORTS = [
     healthy(),
@@ -22,7 +22,7 @@ REPORTS = [
     healthy(bench("gloo", collectives=("all_reduce", "all_gather"))),
     slow(),
     unmeasured(),
-    healthy(structs.replace(bench(), notes=())),
+    healthy(structs.replace(bench(), omissions=())),
 ]
 
 
@@ -87,8 +87,8 @@ def test_in_a_log_only_rows_begin_with_a_number_in_any_width(report):
 FOOTERS = {
     "not checked": (bench(rows=(row(64, wrong=None),)), "N/A not checked", ""),
     "wrong": (bench(rows=(row(64, wrong=3 * RANKS), row(128))), f"{3 * RANKS} FAILED", ""),
-    "right, and a gate is reached": (bench(asked=Bench(min_busbw=0.5)), "0 OK", "OK"),
-    "a gate is not reached": (bench(asked=Bench(min_busbw=9.0)), "0 OK", "FAILED"),
+    "right, and a gate is reached": (bench(request=BenchRequest(min_busbw=0.5)), "0 OK", "OK"),
+    "a gate is not reached": (bench(request=BenchRequest(min_busbw=9.0)), "0 OK", "FAILED"),
 }
 
 
@@ -124,8 +124,8 @@ def test_numbers_are_shortened_as_nccl_tests_does(value, width, text):
 
 
 def test_the_header_says_what_was_asked_for(golden):
-    asked = Bench(minbytes=1024, maxbytes=4096, stepfactor=1.5, warmup_iters=1, check=0)
-    head = paragraph(healthy(bench(asked=asked)), "# ddpdiag version ")
+    asked = BenchRequest(minbytes=1024, maxbytes=4096, stepfactor=1.5, warmup_iters=1, check=0)
+    head = paragraph(healthy(bench(request=asked)), "# ddpdiag version ")
     golden(head.partition("\n")[2])
 
 
@@ -154,14 +154,17 @@ def test_a_series_has_its_peak_expectation_and_latency(golden, fields):
 
 
 def test_the_end_is_findings_and_verdict(golden):
-    text = plain(slow(notes=("rank-2.jsonl is cut off",)))
+    text = plain(slow(recording_problems=("rank-2.jsonl is cut off",)))
     assert text.index("error COL001.slow") < text.index("note: rank-2.jsonl") < text.index("UNFIT: ")
     degraded = structs.replace(healthy(), sentence="rank 3 on n1 slows the others down.", degraded=True)
     golden(*(plain(report, width=200).rstrip().rpartition("\n")[2] for report in (degraded, unmeasured())))
 
 
 def test_of_many_ranks_the_slow_ones_are_shown():
-    ranks = (*(bench_rank(rank, host=f"n{rank // 8}") for rank in range(63)), bench_rank(63, host="n7", slow="copies"))
+    ranks = (
+        *(bench_rank(rank, host=f"n{rank // 8}") for rank in range(63)),
+        bench_rank(63, host="n7", slow_reason="copies"),
+    )
     text = plain(healthy(bench(ranks=ranks)), width=120)
     assert "  63  n7" in text
     assert "48 more ranks" in text
@@ -181,8 +184,8 @@ def test_what_was_cut_short_is_not_concluded(golden):
 
 def test_texts_of_strangers_are_shown_and_not_obeyed():
     evil = "n\x1b[2J\n     8  9"
-    ranks = tuple(bench_rank(rank, host=evil, device=evil, pci=evil, slow=evil) for rank in range(2))
-    of = bench(rows=(row(8, dtype=evil),), ranks=ranks, notes=(evil,), torch_version=evil)
+    ranks = tuple(bench_rank(rank, host=evil, device=evil, pci=evil, slow_reason=evil) for rank in range(2))
+    of = bench(rows=(row(8, dtype=evil),), ranks=ranks, omissions=(evil,), torch_version=evil)
     text = plain(healthy(of))
     assert "\x1b" not in text
     assert len(parsed(text)) == 1

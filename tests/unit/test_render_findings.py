@@ -70,7 +70,7 @@ WORDS = st.text(max_size=80)
     color=st.booleans(),
 )
 def test_any_finding_is_shown_with_all_its_words(finding, width, color):
-    report = fit(findings=(finding,), sentence=finding.message, notes=(finding.title,))
+    report = fit(findings=(finding,), sentence=finding.message, recording_problems=(finding.title,))
     shown = "".join(render(report, color=color, width=width).split())
     texts = (
         finding.title,
@@ -164,7 +164,7 @@ EVIDENCE = {
 
 @pytest.mark.parametrize(("message", "evidence"), EVIDENCE.values(), ids=EVIDENCE)
 def test_evidence_is_what_the_message_does_not_say_and_all_of_it_in_details(golden, message, evidence):
-    finding = finding_of(message=message, evidence=evidence, of_the_run=True)
+    finding = finding_of(message=message, evidence=evidence, is_about_run=True)
     golden(told(finding), told(finding, details=True))
 
 

@@ -11,7 +11,7 @@ from reports import SLOW, fit, rank_row, unfit, unknown
 
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Matrix, WorldLine
+from ddpdiag.model import Matrix, WorldSummary
 from ddpdiag.model.options import Snapshot
 from ddpdiag.render import html
 
@@ -94,7 +94,7 @@ def test_nothing_is_fetched_and_no_other_script_runs(name):
 
 
 def test_an_endless_text_is_cut(golden):
-    report = unfit(sentence="x" * 100_000, notes=tuple(f"note {number}" for number in range(1000)))
+    report = unfit(sentence="x" * 100_000, recording_problems=tuple(f"note {number}" for number in range(1000)))
     page = html.render(report)
     assert len(page) < 300_000
     golden(*re.findall(r"\b(?:96,000|960) [^<]*", page))
@@ -136,7 +136,7 @@ ODD_MATRICES = tuple(
             "checks": (),
             "measurements": {},
             "created": "",
-            "world": WorldLine(size=0, hosts=(), launcher="", backend=""),
+            "world": WorldSummary(size=0, hosts=(), launcher="", backend=""),
         },
     ],
     ids=["matrices", "rows", "empty"],

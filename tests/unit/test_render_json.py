@@ -14,7 +14,7 @@ def test_the_contract_holds():
     report = json.loads(render(unfit()))
     assert report["schema"] == "ddpdiag.report/1"
     assert (report["verdict"], report["exit_code"], report["seconds"]) == ("unfit", 1, 7.912)
-    world = {"size": 4, "hosts": ["n0", "n1"], "launcher": "torchrun", "backend": "gloo", "leaves": {}}
+    world = {"size": 4, "hosts": ["n0", "n1"], "launcher": "torchrun", "backend": "gloo", "hosts_by_leaf_switch": {}}
     assert report["world"] == world | {"scheduler": ""}
     assert report["ranks"][0]["gpu_uuid"] is None
     assert report["stages"][0] == {
@@ -23,7 +23,7 @@ def test_the_contract_holds():
         "seconds": 0.05,
         "severity": None,
         "codes": [],
-        "note": "",
+        "detail": "",
     }
     assert report["checks"][4]["skipped_because"] == NO_GPU
     assert report["findings"][2]["env"] == SLOW.env

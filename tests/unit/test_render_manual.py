@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddpdiag.cli.manual import Page, checks_table, text_of
+from ddpdiag.cli.manual import Page, checks_table, page_text
 
 MANUAL = """PCIe link of each GPU.
 
@@ -24,7 +24,7 @@ PAGE = Page("GPU004", "pcie-link", "gpu", MANUAL, {})
 
 
 def page(manual: str = MANUAL, *, width: int = 80, color: bool = False) -> str:
-    return text_of(PAGE._replace(manual=manual), width=width, color=color)
+    return page_text(PAGE._replace(manual=manual), width=width, color=color)
 
 
 PAGES = {
@@ -49,7 +49,7 @@ def test_a_page_has_a_head_a_title_and_what_the_manual_says(golden, manual, widt
 
 def test_settings_are_shown_with_their_usual_values(golden):
     settings = {"slow_ratio": 3.0, "least": 3e7}
-    golden(text_of(PAGE._replace(manual="Title.", settings=settings), width=80, color=False))
+    golden(page_text(PAGE._replace(manual="Title.", settings=settings), width=80, color=False))
 
 
 def test_colour_makes_the_head_bold_and_changes_no_word():

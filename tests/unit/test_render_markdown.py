@@ -14,8 +14,8 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
-from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
-from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.model import Finding, Report, Severity, Verdict, WorldSummary
+from ddpdiag.model.train import Strategy, StrategyRow, StrategyStatus, TrainReport, TrainRequest
 from ddpdiag.render import markdown, terminal
 from ddpdiag.render.markup import escape, fence, fold_lines
 
@@ -80,9 +80,9 @@ def test_the_verdict_comes_first_and_then_the_findings(golden, findings) -> None
     golden(markdown.render(bare(findings=findings, verdict=Verdict.UNFIT if findings else Verdict.FIT)))
 
 
-@pytest.mark.parametrize("of_the_run", [False, True], ids=["of the ranks", "of the run"])
-def test_that_nobody_is_named_is_said_where_somebody_is_looked_for(golden, of_the_run) -> None:
-    found = bare(findings=(finding(severity=Severity.WARNING, of_the_run=of_the_run),))
+@pytest.mark.parametrize("is_about_run", [False, True], ids=["of the ranks", "of the run"])
+def test_that_nobody_is_named_is_said_where_somebody_is_looked_for(golden, is_about_run) -> None:
+    found = bare(findings=(finding(severity=Severity.WARNING, is_about_run=is_about_run),))
     golden(markdown.render(found), terminal.render(found, color=False, width=80))
 
 
@@ -99,7 +99,7 @@ def test_no_number_of_findings_is_too_long_for_a_comment(codes: int, severity: S
     )  # fmt: skip
     notes = tuple("n" * 100 for _ in range(5_000))
     figures = {f"figure_{n}": n for n in range(5_000)}
-    text = markdown.render(report(findings=findings, notes=notes, measurements=figures))
+    text = markdown.render(report(findings=findings, recording_problems=notes, measurements=figures))
     assert len(text) < 60_000
     assert "4,936 more" in text
     assert "4,942 more" in text
@@ -118,9 +118,9 @@ def test_a_summary_is_html() -> None:
 
 def test_the_source_is_ascii(golden) -> None:
     assert markdown.render(report()).isascii()
-    rows = (StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason="x"),)
+    rows = (StrategyRow(strategy=Strategy.DDP, status=StrategyStatus.FAILS, reason="x"),)
     train = TrainReport(
-        asked=Train(), batch_size=1, device="cpu", rows=rows, tolerance=0.1, sentence="s"
+        request=TrainRequest(), batch_size=1, device="cpu", rows=rows, tolerance=0.1, sentence="s"
     )  # fmt: skip
     trained = bare(train=train)
     text = markdown.render(trained, features_of(trained))
@@ -133,11 +133,11 @@ def hostile(evil: str) -> Report:
         code=evil, title=evil, message=evil, hosts=(evil,), gpus=(evil,), links=(evil,), fix=evil,
         evidence={evil: evil, "list": [evil, evil]}, env={evil: evil},
     )  # fmt: skip
-    world = WorldLine(size=2, hosts=(evil, "n1"), launcher=evil, backend=evil)
+    world = WorldSummary(size=2, hosts=(evil, "n1"), launcher=evil, backend=evil)
     ranks = ({"rank": 0, "host": evil, evil: evil},)
     info = structs.replace(found, severity=Severity.NOTE)
     return report(
-        sentence=evil, run_id=evil, world=world, ranks=ranks, findings=(found, info), notes=(evil,),
+        sentence=evil, run_id=evil, world=world, ranks=ranks, findings=(found, info), recording_problems=(evil,),
         measurements={evil: evil}, workarounds={evil: evil},
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from reports import check, finding_of, fit, plain, rank_row, stage, unfit, unknown
 
-from ddpdiag.model import Finding, HostsLine, Report, Severity, WorldLine
+from ddpdiag.model import Finding, HostLists, Report, Severity, WorldSummary
 from ddpdiag.render.terminal import render, render_quiet
 
 
@@ -16,7 +16,7 @@ def large(size: int, findings: tuple[Finding, ...] = ()) -> Report:
         rank_row(r, ranks_per_node=8, host=nodes[r // 8], slow=3.0 if r == 777 else 1 + r % 7 / 100)
         for r in range(size)
     )
-    world = WorldLine(size=size, hosts=nodes, launcher="slurm", backend="nccl")
+    world = WorldSummary(size=size, hosts=nodes, launcher="slurm", backend="nccl")
     return unfit(world=world, ranks=ranks, findings=findings)
 
 
@@ -63,7 +63,7 @@ def test_a_stage_that_was_not_done_to_the_end_says_how_far_it_came():
 def test_a_host_name_of_60_characters_is_shown_whole():
     name = "h" * 29 + "-" + "x" * 30
     report = unfit(
-        world=WorldLine(size=1, hosts=(name,), launcher="torchrun", backend="gloo"),
+        world=WorldSummary(size=1, hosts=(name,), launcher="torchrun", backend="gloo"),
         ranks=(rank_row(0, host=name),),
         findings=(finding_of(hosts=(name,)),),
     )
@@ -84,7 +84,7 @@ def test_markup_is_shown_and_never_obeyed(text):
         sentence=text,
         ranks=(rank_row(0, host=text, gpu_uuid=text, **{text: text}),),
         findings=(structs.replace(finding, fix=text),),
-        notes=(text,),
+        recording_problems=(text,),
         checks=(check("HST001", text, "host", text),),
     )
     assert plain(report).count(text) >= 10
@@ -111,8 +111,8 @@ def test_of_many_reasons_those_of_most_checks_are_told():
 
 
 def test_a_world_of_nobody():
-    world = WorldLine(size=4, hosts=(), launcher="", backend="")
-    text = plain(unknown(world=world, ranks=(), stages=(), checks=(), findings=(), notes=()))
+    world = WorldSummary(size=4, hosts=(), launcher="", backend="")
+    text = plain(unknown(world=world, ranks=(), stages=(), checks=(), findings=(), recording_problems=()))
     assert text.startswith(
         "ddpdiag: UNKNOWN: 4 ranks, no host known\nrun 3f9c2a, took 34.2 s (limit 120 s)\n\nUNKNOWN: "
     )
@@ -133,8 +133,8 @@ def test_the_verdict_comes_first_and_then_when_which_run_and_by_what():
 def without_bad(*bad: str, hosts: int = 8, scheduler: str = "slurm") -> list[str]:
     """What stands between the notes and the verdict, where these hosts are bad."""
     nodes = tuple(f"n{host}" for host in range(hosts))
-    world = WorldLine(size=hosts, hosts=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
-    text = plain(fit(world=world, hosts=HostsLine(failing=bad)))
+    world = WorldSummary(size=hosts, hosts=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
+    text = plain(fit(world=world, hosts=HostLists(failing=bad)))
     return [line for line in text.splitlines() if "failing host" in line or "srun" in line]
 
 
@@ -159,7 +159,7 @@ def test_a_list_that_nobody_would_paste_is_a_file():
 
 def test_within_a_job_of_slurm_the_line_asks_for_the_nodes_that_are_left() -> None:
     step = {"slurm.tasks": 8, "slurm.hosts": 4}
-    bad = HostsLine(failing=("n1",), healthy=("n0", "n2", "n3"))
+    bad = HostLists(failing=("n1",), healthy=("n0", "n2", "n3"))
     world = structs.replace(fit().world, scheduler="slurm")
     text = render(unfit(world=world, hosts=bad, measurements=step), color=False, width=80)
     assert "    srun --nodes=3 --ntasks=6 --exclude=n1 ...\n" in text

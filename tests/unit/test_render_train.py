@@ -9,14 +9,14 @@ from reports import finding_of, fit
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.codec import pretty as as_json
 from ddpdiag.model import Report
-from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.model.train import Strategy, StrategyRow, StrategyStatus, TrainReport, TrainRequest
 from ddpdiag.render import html
 from ddpdiag.render.terminal import render_feature
 
 ROWS = (
     StrategyRow(
         strategy=Strategy.SINGLE,
-        ended=Ended.WORKS,
+        status=StrategyStatus.WORKS,
         ranks=(0,),
         devices=1,
         samples_per_second=2043.4,
@@ -27,7 +27,7 @@ ROWS = (
     ),
     StrategyRow(
         strategy=Strategy.TENSOR_PARALLEL,
-        ended=Ended.WORKS,
+        status=StrategyStatus.WORKS,
         ranks=(0, 1, 2, 3),
         devices=4,
         samples_per_second=1436.2,
@@ -37,16 +37,18 @@ ROWS = (
         state_bytes=767_000,
         deviation=1.2e-6,
     ),
-    StrategyRow(strategy=Strategy.FSDP, ended=Ended.HANGS, ranks=(0, 1, 2, 3), devices=4, reason="it did not post"),
-    StrategyRow(strategy=Strategy.DP, ended=Ended.NOT_POSSIBLE, reason="one process needs 2 GPUs"),
-    StrategyRow(strategy=Strategy.DDP, ended=Ended.UNFINISHED, reason="the run ended before it"),
-    StrategyRow(strategy=Strategy.PIPELINE, ended=Ended.UNFINISHED, reason="the run ended before it"),
+    StrategyRow(
+        strategy=Strategy.FSDP, status=StrategyStatus.HANGS, ranks=(0, 1, 2, 3), devices=4, reason="it did not post"
+    ),
+    StrategyRow(strategy=Strategy.DP, status=StrategyStatus.NOT_POSSIBLE, reason="one process needs 2 GPUs"),
+    StrategyRow(strategy=Strategy.DDP, status=StrategyStatus.UNFINISHED, reason="the run ended before it"),
+    StrategyRow(strategy=Strategy.PIPELINE, status=StrategyStatus.UNFINISHED, reason="the run ended before it"),
 )
 
 
 def report(*rows: StrategyRow) -> Report:
     train = TrainReport(
-        asked=Train(),
+        request=TrainRequest(),
         batch_size=64,
         device="CPU",
         rows=rows or ROWS,
@@ -81,4 +83,4 @@ def test_the_page_shows_every_strategy():
 
 def test_the_json_report_has_the_rows():
     row = json.loads(as_json(report()))["train"]["rows"][1]
-    assert (row["strategy"], row["ended"], row["samples_per_second"]) == ("tensor-parallel", "works", 1436.2)
+    assert (row["strategy"], row["status"], row["samples_per_second"]) == ("tensor-parallel", "works", 1436.2)

@@ -79,7 +79,7 @@ def test_absent_ranks_are_named_with_what_is_known_of_their_host(golden, size, a
 
 def test_ranks_that_meet_over_loopback_are_all_on_one_host_and_blamed() -> None:
     seen = run_of(size=4)
-    local = {rank: structs.replace(own, coordinator="127.0.0.1") for rank, own in seen.world.arrivals.items()}
+    local = {rank: structs.replace(own, master_addr="127.0.0.1") for rank, own in seen.world.arrivals.items()}
     assert absent_in(with_arrivals(seen, local), 2, 3).ranks == (2, 3)
 
 
@@ -103,14 +103,14 @@ LOSSES = {
     "all other hosts at once": (6, lost(2, 3, 4, 5), [("cut-off", (0, 1), ("n0",))]),
     "all other hosts, which answer": (
         6,
-        lost(2, 3, 4, 5, answers=True),
+        lost(2, 3, 4, 5, host_answered=True),
         [("lost", (2, 3), ("n1",)), ("lost", (4, 5), ("n2",))],
     ),
     "one of two hosts": (4, lost(2, 3), [("link", (), ())]),
     "rank 0's of two hosts": (4, lost(0, 1, reporter=2), [("link", (), ())]),
-    "one of two hosts, which answers": (4, lost(2, 3, answers=True), [("lost", (2, 3), ("n1",))]),
-    "a host that does not answer": (6, lost(2, answers=False), [("lost", (2,), ("n1",))]),
-    "a host that was not asked": (6, lost(2, answers=None), [("lost", (2,), ("n1",))]),
+    "one of two hosts, which answers": (4, lost(2, 3, host_answered=True), [("lost", (2, 3), ("n1",))]),
+    "a host that does not answer": (6, lost(2, host_answered=False), [("lost", (2,), ("n1",))]),
+    "a host that was not asked": (6, lost(2, host_answered=None), [("lost", (2,), ("n1",))]),
 }
 
 
@@ -129,9 +129,9 @@ def test_one_ranks_own_record_tells_that_rank_0_was_lost() -> None:
 
 
 def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(golden) -> None:
-    waiting = [outcome(r, Status.HUNG, step=5, at="all_reduce 4 B: wait") for r in (0, 1, 3)]
+    waiting = [outcome(r, Status.HUNG, step_count=5, last_step="all_reduce 4 B: wait") for r in (0, 1, 3)]
     process = ProcessState(pid=77, state="S", stack=("sleep (user.py:3)",))
-    guilty = outcome(2, Status.HUNG, step=4, at="all_reduce 4 B: post", process=process)
+    guilty = outcome(2, Status.HUNG, step_count=4, last_step="all_reduce 4 B: post", process=process)
     finding = only(list(run003.judge(run_of(*waiting, guilty))))
     assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.hung", (2,), ("n1",))
     golden(finding)
@@ -139,8 +139,8 @@ def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(g
 
 def crashed(**how: object) -> Finding:
     """RUN003's finding for rank 2, which ends another one's waiting."""
-    dead = outcome(2, at="all_reduce 4 B: post", **{"status": Status.DIED} | how)  # type: ignore[arg-type]
-    return only(list(run003.judge(run_of(outcome(0, Status.HUNG, told=True), dead))))
+    dead = outcome(2, last_step="all_reduce 4 B: post", **{"status": Status.DIED} | how)  # type: ignore[arg-type]
+    return only(list(run003.judge(run_of(outcome(0, Status.HUNG, interrupted=True), dead))))
 
 
 def test_a_crash_shows_how_the_process_ended_and_its_last_words(golden) -> None:
@@ -155,7 +155,7 @@ def test_a_limit_of_processor_time_has_its_own_fix() -> None:
 
 
 def test_a_rank_that_sent_no_result_explains_the_others(golden) -> None:
-    waiting = [outcome(rank, Status.HUNG, told=True, at="all_reduce 4 B: wait") for rank in (0, 1, 3)]
+    waiting = [outcome(rank, Status.HUNG, interrupted=True, last_step="all_reduce 4 B: wait") for rank in (0, 1, 3)]
     silent = outcome(2, Status.UNHEARD, error="its process reported nothing")
     finding = only(list(run003.judge(run_of(*waiting, silent))))
     assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.unheard", (2,), ("n1",))
@@ -170,7 +170,7 @@ def test_an_exception_is_not_told_twice() -> None:
 
 def test_of_several_guilty_ranks_none_only_waited_and_one_stack_is_shown(golden) -> None:
     stood = ProcessState(pid=7, state="S", stack=("f (user.py:3)",))
-    hung = [outcome(r, Status.HUNG, step=4 if r in (1, 3) else 5, process=stood) for r in range(6)]
+    hung = [outcome(r, Status.HUNG, step_count=4 if r in (1, 3) else 5, process=stood) for r in range(6)]
     finding = only(list(run003.judge(run_of(*hung, size=6))))
     assert finding.ranks == (1, 3)
     assert [name for name in finding.evidence if name.startswith("stack")] == ["stack_of_rank_1", "stack_of_rank_5"]
@@ -187,7 +187,7 @@ def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) ->
 BYSTANDER = ProcessState(pid=78, state="D", survived=True)
 AT_A_GPU = ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True)
 SURVIVED = {
-    "a bystander's": (outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=BYSTANDER)),
+    "a bystander's": (outcome(2, Status.DIED), outcome(1, Status.HUNG, interrupted=True, process=BYSTANDER)),
     "reported by a later trial": (
         outcome(1, Status.HUNG, process=ProcessState(pid=79)),
         outcome(1, Status.DONE, survivors=(AT_A_GPU,)),
@@ -203,13 +203,15 @@ def test_each_process_that_survives_is_named(golden, outcomes) -> None:
 
 
 def test_a_hang_in_which_all_stand_alike_blames_nobody(golden) -> None:
-    finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, step=5), outcome(1, Status.HUNG, step=5), size=2))))
+    finding = only(
+        list(run003.judge(run_of(outcome(0, Status.HUNG, step_count=5), outcome(1, Status.HUNG, step_count=5), size=2)))
+    )
     assert (finding.ranks, finding.hosts) == ((), ())
     golden(finding)
 
 
 def test_what_a_lost_rank_left_unfinished_is_not_told_twice() -> None:
-    seen = run_of(outcome(0, Status.HUNG, told=True), outcome(2, Status.UNHEARD))
+    seen = run_of(outcome(0, Status.HUNG, interrupted=True), outcome(2, Status.UNHEARD))
     assert list(run003.judge(with_events(seen, Event(kind=EventKind.LOST, rank=2)))) == []
 
 
@@ -240,15 +242,15 @@ def test_a_spent_budget_and_a_signal_are_said() -> None:
     budget = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
     told = Event(kind=EventKind.SIGNAL, seconds=2.0, detail="15")
     findings = judge_as(run004.CHECK, with_events(run_of(), budget, told))
-    assert [(each.code, each.of_the_run) for each in findings] == [("RUN004.budget", True), ("RUN004.told", True)]
+    assert [(each.code, each.is_about_run) for each in findings] == [("RUN004.budget", True), ("RUN004.told", True)]
 
 
 def test_a_budget_that_a_hang_used_up_is_a_note(golden) -> None:
     spent = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
-    stopped = outcome(3, Status.HUNG, step=2, process=ProcessState(pid=7, state="T"))
-    seen = with_events(run_of(*(outcome(rank, Status.HUNG, step=2) for rank in range(3)), stopped), spent)
+    stopped = outcome(3, Status.HUNG, step_count=2, process=ProcessState(pid=7, state="T"))
+    seen = with_events(run_of(*(outcome(rank, Status.HUNG, step_count=2) for rank in range(3)), stopped), spent)
     finding = only(judge_as(run004.CHECK, seen))
-    assert (finding.code, finding.severity, finding.of_the_run) == ("RUN004.budget", Severity.NOTE, True)
+    assert (finding.code, finding.severity, finding.is_about_run) == ("RUN004.budget", Severity.NOTE, True)
     golden(finding)
     healthy = run_of(*(outcome(rank, Status.DONE) for rank in range(4)))
     assert only(judge_as(run004.CHECK, with_events(healthy, spent))).severity is Severity.ERROR
@@ -265,8 +267,11 @@ def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault(gold
     going = ProcessState(pid=7, state="R", step_seconds=0.01)
     waiting = ProcessState(pid=8, state="S", step_seconds=3.0)
     seen = run_of(
-        outcome(0, Status.HUNG, step=45, at="training step 45 of 56", process=going),
-        *(outcome(rank, Status.HUNG, step=46, at="training step 46 of 56", process=waiting) for rank in (1, 2, 3)),
+        outcome(0, Status.HUNG, step_count=45, last_step="training step 45 of 56", process=going),
+        *(
+            outcome(rank, Status.HUNG, step_count=46, last_step="training step 46 of 56", process=waiting)
+            for rank in (1, 2, 3)
+        ),
     )
     assert judge_as(run003.CHECK, seen) == []
     finding = only(judge_as(run004.CHECK, seen))
@@ -277,7 +282,7 @@ def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault(gold
 
 def test_a_rank_that_may_start_no_process_is_the_limits_fault(golden) -> None:
     error = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
-    seen = run_of(outcome(0, Status.HUNG, told=True), outcome(1, Status.RAISED, error=error), size=2)
+    seen = run_of(outcome(0, Status.HUNG, interrupted=True), outcome(1, Status.RAISED, error=error), size=2)
     narrow = Limits(nofile=None, memlock=None, nproc=18)
     rows = {rank: limits.Data(limits=narrow, user_processes=6) for rank in range(2)}
     both = together(seen, seen_of(limits.CHECK, rows, size=2))
@@ -300,7 +305,13 @@ def opening(*variables: str | None, at: str = "communicator") -> Finding:
         r: variables_check.Data({} if v is None else {GROUP_CLASS_VARIABLE: v}, {}) for r, v in enumerate(variables)
     }
     hung = [
-        outcome(r, Status.HUNG, step=5, at=at, process=ProcessState(pid=r + 9, state="S", stack=(frames[v == "0"],)))
+        outcome(
+            r,
+            Status.HUNG,
+            step_count=5,
+            last_step=at,
+            process=ProcessState(pid=r + 9, state="S", stack=(frames[v == "0"],)),
+        )
         for r, v in enumerate(variables)
     ]
     seen = run_of(*hung, size=len(variables))

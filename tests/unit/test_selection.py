@@ -7,13 +7,13 @@ from seen import unseen, world_of
 from ddpdiag.checks.registry import BY_WHOLE_CODE, all_checks, by_code
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.doubt import lacks_named_backend
-from ddpdiag.judgement.selection import selected, validate
-from ddpdiag.model import Options, Skip
+from ddpdiag.judgement.doubt import misses_requested_backend
+from ddpdiag.judgement.selection import is_selected, validate
+from ddpdiag.model import RunOptions, Skip
 
 
 def codes(**options: object) -> set[str]:
-    return {check.code for check in all_checks() if selected(check, Options(**options))}  # type: ignore[arg-type]
+    return {check.code for check in all_checks() if is_selected(check, RunOptions(**options))}  # type: ignore[arg-type]
 
 
 def test_everything_is_taken_by_default() -> None:
@@ -43,57 +43,61 @@ def is_excused(code: str, world: World) -> bool:
     check = by_code(code)
     reason = check.skip(unseen(check, world))
     assert reason is not None
-    return reason.skip(check, world.options).grounds
+    return reason.skip(check, world.options).is_inapplicable
 
 
 @pytest.mark.parametrize(
     ("code", "options", "excused"),
     [
-        ("GPU002", Options(), True),
-        ("GPU002", Options(ignore=("COL",)), True),
-        ("GPU002", Options(stages=("gpu",)), False),
-        ("GPU002", Options(select=("GPU",)), False),
+        ("GPU002", RunOptions(), True),
+        ("GPU002", RunOptions(ignore=("COL",)), True),
+        ("GPU002", RunOptions(stages=("gpu",)), False),
+        ("GPU002", RunOptions(select=("GPU",)), False),
         # Optional: only its whole code requests it.
-        ("RDZ006", Options(stages=("rendezvous",)), True),
-        ("RDZ006", Options(select=("RDZ",)), True),
-        ("RDZ006", Options(select=("RDZ006",)), False),
-        ("FAB001", Options(stages=("fabric",)), False),
-        ("FAB002", Options(stages=("fabric",)), True),
-        ("FAB002", Options(select=("FAB002",)), False),
+        ("RDZ006", RunOptions(stages=("rendezvous",)), True),
+        ("RDZ006", RunOptions(select=("RDZ",)), True),
+        ("RDZ006", RunOptions(select=("RDZ006",)), False),
+        ("FAB001", RunOptions(stages=("fabric",)), False),
+        ("FAB002", RunOptions(stages=("fabric",)), True),
+        ("FAB002", RunOptions(select=("FAB002",)), False),
     ],
 )
-def test_what_does_not_apply_is_excused_unless_requested(code: str, options: Options, excused: bool) -> None:
+def test_what_does_not_apply_is_excused_unless_requested(code: str, options: RunOptions, excused: bool) -> None:
     assert is_excused(code, world_of(1, options=options)) is excused
 
 
 def test_a_named_backend_that_lacks_its_gpus_is_no_excuse() -> None:
-    lacking = Skip(code="COL001", reason=str(without_gpu(world_of(2, options=Options(backend="nccl")))), grounds=True)
-    assert lacks_named_backend(lacking, world_of(2, options=Options(backend="nccl")))
-    assert not lacks_named_backend(lacking, world_of(2, gpus=1, options=Options(backend="nccl")))
-    assert not lacks_named_backend(lacking, world_of(2, options=Options(backend="gloo")))
-    assert not lacks_named_backend(structs.replace(lacking, reason="x"), world_of(2, options=Options(backend="nccl")))
+    lacking = Skip(
+        code="COL001", reason=str(without_gpu(world_of(2, options=RunOptions(backend="nccl")))), is_inapplicable=True
+    )
+    assert misses_requested_backend(lacking, world_of(2, options=RunOptions(backend="nccl")))
+    assert not misses_requested_backend(lacking, world_of(2, gpus=1, options=RunOptions(backend="nccl")))
+    assert not misses_requested_backend(lacking, world_of(2, options=RunOptions(backend="gloo")))
+    assert not misses_requested_backend(
+        structs.replace(lacking, reason="x"), world_of(2, options=RunOptions(backend="nccl"))
+    )
 
 
 def test_what_a_check_declares_can_be_set() -> None:
-    validate(Options(settings={"RDZ001.repeat": "3", "COL001.deadline_seconds": "60"}), all_checks())
+    validate(RunOptions(settings={"RDZ001.repeat": "3", "COL001.deadline_seconds": "60"}), all_checks())
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (Options(stages=("gpus",)), "--stage gpus: unknown stage; expected launch, host"),
-        (Options(skip_stages=("run",)), "--skip-stage run: unknown stage"),
-        (Options(select=("XYZ",)), "--select XYZ: unknown code; `ddpdiag checks` lists the codes"),
-        (Options(ignore=("COL9",)), "--ignore COL9"),
-        (Options(select=("P2P03",)), "--select P2P03: unknown code; did you mean P2P003"),
-        (Options(select=("",)), "--select : unknown code"),
-        (Options(settings={"COL9.x": "1"}), "--set COL9"),
-        (Options(settings={"RDZ001.repeats": "1"}), "expected RDZ001.repeat, RDZ001.deadline_seconds"),
-        (Options(settings={"RUN002.deadline_seconds": "1"}), "threshold of RUN002; there is none"),
-        (Options(settings={"COL001.deadline_seconds": "0"}), "more than 0 seconds"),
+        (RunOptions(stages=("gpus",)), "--stage gpus: unknown stage; expected launch, host"),
+        (RunOptions(skip_stages=("run",)), "--skip-stage run: unknown stage"),
+        (RunOptions(select=("XYZ",)), "--select XYZ: unknown code; `ddpdiag checks` lists the codes"),
+        (RunOptions(ignore=("COL9",)), "--ignore COL9"),
+        (RunOptions(select=("P2P03",)), "--select P2P03: unknown code; did you mean P2P003"),
+        (RunOptions(select=("",)), "--select : unknown code"),
+        (RunOptions(settings={"COL9.x": "1"}), "--set COL9"),
+        (RunOptions(settings={"RDZ001.repeats": "1"}), "expected RDZ001.repeat, RDZ001.deadline_seconds"),
+        (RunOptions(settings={"RUN002.deadline_seconds": "1"}), "threshold of RUN002; there is none"),
+        (RunOptions(settings={"COL001.deadline_seconds": "0"}), "more than 0 seconds"),
     ],
 )
-def test_an_unknown_name_is_refused_with_what_there_is(options: Options, sentence: str) -> None:
+def test_an_unknown_name_is_refused_with_what_there_is(options: RunOptions, sentence: str) -> None:
     with pytest.raises(UsageError) as error:
         validate(options, all_checks())
     assert sentence in str(error.value)

@@ -91,7 +91,7 @@ def test_bad_hosts_are_named_and_no_others(tmp_path, fault, ranks, code, exit_co
 def test_a_slow_way_is_named_and_no_host(tmp_path):
     for seed in range(3):
         done = simulated(tmp_path, "--hosts", "8", "--fault", "slow-link", *QUIET, "--seed", str(seed))
-        (link,) = fleet(8, (Fault.SLOW_LINK, 1), seed=seed).links
+        (link,) = fleet(8, (Fault.SLOW_LINK, 1), seed=seed).slow_links
         one, other = sorted(names(link))
         assert done.finding("FAB001.path").links == (f"{one} -> {other}", f"{other} -> {one}")
         assert not any(done.codes.values())
@@ -232,7 +232,7 @@ def test_a_run_that_was_cut_short_blames_nobody():
     last = whole.trials[-2]
     kept = tuple(outcome for outcome in whole.outcomes if outcome.trial <= last.number)
     cut = tuple(
-        structs.replace(outcome, status=Status.SKIPPED, told=True) if outcome.trial == last.number else outcome
+        structs.replace(outcome, status=Status.SKIPPED, interrupted=True) if outcome.trial == last.number else outcome
         for outcome in kept
     )
     for outcomes in (cut, kept[:-5]):

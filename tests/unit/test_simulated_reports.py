@@ -57,7 +57,7 @@ ENDS = {
 def ended_by(*, kind: EventKind | None = None, hurried: bool = False) -> Finding:
     """What is said where a search among hosts was cut short by this."""
     whole = simulate(Fleet(64, Faults(((Fault.SLOW_HOST, 2),), 0.5), seed=1))
-    trials = (structs.replace(whole.trials[0], hurried=hurried),)
+    trials = (structs.replace(whole.trials[0], is_shortened=hurried),)
     events = () if kind is None else (Event(kind=kind, rank=3, seconds=9.0, detail="15"),)
     outcomes = tuple(own for own in whole.outcomes if own.trial == trials[0].number)
     cut = structs.replace(whole, trials=trials, outcomes=outcomes[:-5], events=events)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpdiag.model import Options
+from ddpdiag.model import RunOptions
 from ddpdiag.probes.net import tcp_connect
 from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, free_port, is_loopback, reach, resolve
 
@@ -86,5 +86,5 @@ def test_a_port_is_taken_from_the_range_and_not_the_one_that_is_held(listener):
 
 
 def test_a_store_may_listen_anywhere_unless_there_is_a_range():
-    assert allowed_ports(Options()) == (0,)
-    assert allowed_ports(Options(port_range="29500-29502")) == (29500, 29501, 29502)
+    assert allowed_ports(RunOptions()) == (0,)
+    assert allowed_ports(RunOptions(port_range="29500-29502")) == (29500, 29501, 29502)

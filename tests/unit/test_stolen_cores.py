@@ -49,7 +49,7 @@ def core_uses(
 def on_two_cores(check: Check, rows: dict, cpus: str = "3", **changes: str) -> Seen:
     seen = seen_of(check, rows, ranks_per_node=len(rows))
     arrivals = seen.world.arrivals.items()
-    return with_arrivals(seen, {rank: structs.replace(own, cpus=cpus, **changes) for rank, own in arrivals})
+    return with_arrivals(seen, {rank: structs.replace(own, cpu_mask=cpus, **changes) for rank, own in arrivals})
 
 
 def judged(uses: dict[int, CoreUse]) -> list[Finding]:
@@ -106,7 +106,7 @@ def test_supervisors_and_ranks_of_other_containers_are_no_others() -> None:
     assert judged(uses) == []
     rows = {rank: mnist.Data(training=GOOD) for rank in range(2)}
     seen = seen_of(mnist.CHECK, rows, ranks_per_node=1)
-    one_boot = {rank: structs.replace(own, cpus="3", host_id="boot") for rank, own in seen.world.arrivals.items()}
+    one_boot = {rank: structs.replace(own, cpu_mask="3", host_id="boot") for rank, own in seen.world.arrivals.items()}
     (found,) = stolen_core_findings(with_arrivals(seen, one_boot), core_uses(), *LIMITS)
     assert (found.hosts, found.evidence["others_share"]) == (("n0", "n1"), pytest.approx(0.33))
 

@@ -5,12 +5,12 @@ from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.checks.world import World
-from ddpdiag.cli.check import _options
-from ddpdiag.cli.options import CheckOptions
+from ddpdiag.cli.check import _run_options
+from ddpdiag.cli.options import CheckArgs
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.hosts import leaves_of
-from ddpdiag.model import Options, Place
+from ddpdiag.model import Place, RunOptions
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import leaf_switch, read_topology
@@ -69,14 +69,14 @@ def test_what_is_wrong_with_the_file_is_told_in_one_sentence(golden, tmp_path, c
 def test_only_rank_0_needs_the_file(tmp_path):
     place = Place(rank=1, world_size=2, host="n1", launcher="hand")
     launch = Launch(place=place, master_addr="n0", port=1, run_id="r")
-    missing = CheckOptions(topology=str(tmp_path / "none"))
-    assert _options(launch, LaunchArgs(), missing, Outputs()).topology == {}
+    missing = CheckArgs(topology=str(tmp_path / "none"))
+    assert _run_options(launch, LaunchArgs(), missing, Outputs()).topology == {}
     with pytest.raises(UsageError, match="--topology"):
-        _options(structs.replace(launch, place=structs.replace(place, rank=0)), LaunchArgs(), missing, Outputs())
+        _run_options(structs.replace(launch, place=structs.replace(place, rank=0)), LaunchArgs(), missing, Outputs())
 
 
 def test_a_long_topology_does_not_travel_to_every_rank():
-    assert Options(topology={"n0": "leaf0"}, strict=True).for_ranks == Options(strict=True)
+    assert RunOptions(topology={"n0": "leaf0"}, strict=True).for_ranks == RunOptions(strict=True)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_long_topology_does_not_travel_to_every_rank():
 def test_names_in_the_file_may_have_a_domain_or_none(given, host, leaf):
     arrival = arrival_of(0, 1)
     arrival = structs.replace(arrival, place=structs.replace(arrival.place, host=host))
-    world = World(size=1, launcher="hand", options=Options(topology=given), arrivals={0: arrival})
+    world = World(size=1, launcher="hand", options=RunOptions(topology=given), arrivals={0: arrival})
     assert world.given_leaves == ({host: leaf} if leaf else {})
     assert leaves_of(world) == ({leaf: (host,)} if leaf else {})
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from seen import seen_of
 
 from ddpdiag.checks.training.mnist import CHECK, Data
-from ddpdiag.model import Depth, Finding, Options, Severity, Status
+from ddpdiag.model import Depth, Finding, RunOptions, Severity, Status
 from ddpdiag.model.measurements import Training
 
 GOOD = Training(
@@ -40,7 +40,7 @@ def test_good_training_and_none_are_silent():
 
 
 def test_the_plan_is_one_training_over_the_backend_of_the_job():
-    seen = seen_of(CHECK, {0: trained()}, options=Options(backend="gloo"), gpus=1)
+    seen = seen_of(CHECK, {0: trained()}, options=RunOptions(backend="gloo"), gpus=1)
     assert CHECK.plan(seen) == ()
     empty = structs.replace(seen.recording, trials=())
     (trial,) = CHECK.plan(type(seen)(seen.world, CHECK, empty))
@@ -104,7 +104,7 @@ def test_the_rank_where_nan_began_is_blamed(golden, rows, ranks):
     ],
 )
 def test_least_loss_and_accuracy(golden, changes: dict[str, Any], options: dict[str, Any], is_inaccurate: bool):
-    found = findings({0: trained(**changes)}, options=Options(**options))
+    found = findings({0: trained(**changes)}, options=RunOptions(**options))
     assert [finding.code for finding in found] == ["TRN001.inaccurate"] * is_inaccurate
     golden(*found)
 

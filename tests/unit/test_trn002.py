@@ -13,8 +13,8 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.findings import Effect
 from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
-from ddpdiag.model import Finding, Options, Outcome, Severity, Status
-from ddpdiag.model.train import Ended, Strategy, Train
+from ddpdiag.model import Finding, Outcome, RunOptions, Severity, Status
+from ddpdiag.model.train import Strategy, StrategyStatus, TrainRequest
 from ddpdiag.strategies.check import CHECK, plan
 from ddpdiag.strategies.judge import train_report
 from ddpdiag.strategies.trainings import Data, batch_size_of, devices_of, hidden_width_of, ranks_of, why_impossible
@@ -25,9 +25,9 @@ ALL = tuple(Strategy)
 S = Strategy
 
 
-def options(*strategies: Strategy, backend: str = "auto", **more) -> Options:
-    asked = Train(strategy=strategies or ALL, steps=STEPS, **more)
-    return Options(train=asked, backend=backend, select=("TRN002",), budget_seconds=120.0)
+def options(*strategies: Strategy, backend: str = "auto", **more) -> RunOptions:
+    asked = TrainRequest(strategy=strategies or ALL, steps=STEPS, **more)
+    return RunOptions(train=asked, backend=backend, select=("TRN002",), budget_seconds=120.0)
 
 
 def world(size: int, *strategies: Strategy, gpus: int = 0, ranks_per_node: int = 8, **more) -> World:
@@ -70,8 +70,12 @@ def ran(world: World, off=None, statuses=None, changed=None, **outcome) -> Seen[
             own = data(strategy, trial.ranks, rank, (off or {}).get((strategy, rank), ()))
             own = structs.replace(own, **(changed or {}).get((strategy, rank), {}))
             status = (statuses or {}).get((strategy, rank), Status.DONE)
-            more = {"data": Raw(encode(own))} if status is Status.DONE else {"at": "training step 2 of 4", **outcome}
-            outcomes.append(Outcome(trial=number, code="TRN002", rank=rank, status=status, step=5 + rank, **more))
+            more = (
+                {"data": Raw(encode(own))}
+                if status is Status.DONE
+                else {"last_step": "training step 2 of 4", **outcome}
+            )
+            outcomes.append(Outcome(trial=number, code="TRN002", rank=rank, status=status, step_count=5 + rank, **more))
         recording = structs.replace(
             seen.recording,
             trials=(*seen.recording.trials, trial),
@@ -85,8 +89,8 @@ def findings(seen: Seen[Data]) -> list[Finding]:
     return list(CHECK.judge(seen))
 
 
-def rows(seen: Seen[Data]) -> dict[Strategy, Ended]:
-    return {row.strategy: row.ended for row in train_report(seen).rows}
+def rows(seen: Seen[Data]) -> dict[Strategy, StrategyStatus]:
+    return {row.strategy: row.status for row in train_report(seen).rows}
 
 
 # What is tried -------------------------------------------------------------------------------------------------------
@@ -157,8 +161,8 @@ def test_the_hidden_layer_can_be_cut(size):
 def test_what_agrees_works(size):
     seen = ran(world(size))
     assert findings(seen) == []
-    assert rows(seen).pop(S.DP) is Ended.NOT_POSSIBLE
-    assert {ended for strategy, ended in rows(seen).items() if strategy is not S.DP} == {Ended.WORKS}
+    assert rows(seen).pop(S.DP) is StrategyStatus.NOT_POSSIBLE
+    assert {ended for strategy, ended in rows(seen).items() if strategy is not S.DP} == {StrategyStatus.WORKS}
 
 
 def test_a_row_has_its_numbers():
@@ -197,7 +201,7 @@ def test_a_loss_that_differs_is_wrong_and_other_parameters_are_blamed(golden, st
 def test_single_that_is_no_number_is_wrong_and_nothing_is_compared():
     seen = ran(world(2, S.DDP), changed={(S.SINGLE, 0): {"losses": (2.3, math.nan, math.nan, math.nan)}})
     assert [found.code for found in findings(seen)] == ["TRN002.wrong", "TRN002.unmeasured"]
-    assert rows(seen) == {S.SINGLE: Ended.WRONG, S.DDP: Ended.UNFINISHED}
+    assert rows(seen) == {S.SINGLE: StrategyStatus.WRONG, S.DDP: StrategyStatus.UNFINISHED}
 
 
 @given(st.floats(0, 1e-5), st.integers(0, 3))
@@ -213,7 +217,7 @@ def test_a_hang_names_who_others_wait_for_and_the_next_one_runs():
     seen = ran(world(4, S.DDP, S.FSDP), statuses=hung)
     (found,) = findings(seen)
     assert found.code == "TRN002.hangs"
-    assert rows(seen) == {S.SINGLE: Ended.WORKS, S.DDP: Ended.HANGS, S.FSDP: Ended.WORKS}
+    assert rows(seen) == {S.SINGLE: StrategyStatus.WORKS, S.DDP: StrategyStatus.HANGS, S.FSDP: StrategyStatus.WORKS}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +246,10 @@ def test_what_torch_lacks_is_not_possible(strategies, lacks, reason, codes):
     changed = {(S.FSDP, rank): {"not_possible": own} for rank, own in enumerate(lacks)}
     seen = ran(world(2, *strategies), changed=changed)
     assert [finding.code for finding in findings(seen)] == codes
-    assert (train_report(seen).rows[-1].ended, train_report(seen).rows[-1].reason) == (Ended.NOT_POSSIBLE, reason)
+    assert (train_report(seen).rows[-1].status, train_report(seen).rows[-1].reason) == (
+        StrategyStatus.NOT_POSSIBLE,
+        reason,
+    )
 
 
 def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
@@ -251,7 +258,7 @@ def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
     (found,) = findings(seen)
     assert (found.code, found.severity) == ("TRN002.unmeasured", Severity.WARNING)
     golden(found)
-    assert {row.ended for row in train_report(empty(world(2, S.DDP))).rows} == {Ended.UNFINISHED}
+    assert {row.status for row in train_report(empty(world(2, S.DDP))).rows} == {StrategyStatus.UNFINISHED}
 
 
 def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
@@ -259,7 +266,7 @@ def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
     seen = ran(world(2, S.SINGLE, S.DDP, backend="mpi"), statuses=absent, error="AbsentBackend: built without mpi")
     (found,) = findings(seen)
     assert found.code == "TRN002.unmeasured"
-    assert rows(seen)[S.DDP] is Ended.NOT_POSSIBLE
+    assert rows(seen)[S.DDP] is StrategyStatus.NOT_POSSIBLE
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.25], ids=["no-faster", "faster"])

@@ -12,7 +12,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.training import ddp_step
 from ddpdiag.checks.training.ddp_step import Data
 from ddpdiag.checks.training.stragglers import Reason, find_stragglers
-from ddpdiag.model import Finding, Options, Severity
+from ddpdiag.model import Finding, RunOptions, Severity
 from ddpdiag.model.measurements import Proof, Steps, Window
 
 WEIGHTS = "a" * 64
@@ -29,15 +29,16 @@ def proofs(ranks: int) -> dict[int, Proof]:
     for rank in range(ranks):
         others = {(rank + way) % ranks for way in (1, 2)} - {rank}
         found[rank] = Proof(
-            first_weights=WEIGHTS, dtype="float32", error=7e-6, norm=10.0, handed=sketch_of(rank),
-            witnessed={other: sketch_of(other) for other in others},
+            first_weights=WEIGHTS, dtype="float32", gradient_error=7e-6, gradient_norm=10.0,
+            input_sketch=sketch_of(rank),
+            expected_sketches={other: sketch_of(other) for other in others},
         )  # fmt: skip
     return found
 
 
 def judged(rows: dict[int, Proof], **options: object) -> list[Finding]:
     data = {rank: Data(proof=proof) for rank, proof in rows.items()}
-    seen: Seen[Data] = seen_of(ddp_step.CHECK, data, options=Options(**options))  # type: ignore[arg-type]
+    seen: Seen[Data] = seen_of(ddp_step.CHECK, data, options=RunOptions(**options))  # type: ignore[arg-type]
     return list(ddp_step.judge(seen))
 
 
@@ -50,13 +51,13 @@ def off(sketch: tuple[float, ...], by: float = 0.5) -> tuple[float, ...]:
 def test_right_gradients_are_no_finding_and_no_numbers_name_no_rank(ranks):
     rows = proofs(ranks)
     assert judged(rows) == []
-    rows = {rank: structs.replace(proof, norm=float("nan")) for rank, proof in rows.items()}
+    rows = {rank: structs.replace(proof, gradient_norm=float("nan")) for rank, proof in rows.items()}
     assert all(finding.ranks == () for finding in judged(rows))
 
 
 def test_of_two_ranks_none_is_named(golden):
     rows = proofs(2)
-    (found,) = judged(rows | {1: structs.replace(rows[1], handed=off(rows[1].handed))})
+    (found,) = judged(rows | {1: structs.replace(rows[1], input_sketch=off(rows[1].input_sketch))})
     assert (found.code, found.ranks) == ("TRN003.gradient", ())
     golden(found)
 
@@ -65,10 +66,10 @@ def test_of_two_ranks_none_is_named(golden):
 @pytest.mark.parametrize(("guilty", "witnesses"), [(0, False), (2, False), (1, True)])
 def test_who_hands_over_another_gradient_is_named_once(ranks, guilty, witnesses):
     # All get the mean, with the wrong part in it.
-    rows = {rank: structs.replace(proof, error=0.1) for rank, proof in proofs(ranks).items()}
+    rows = {rank: structs.replace(proof, gradient_error=0.1) for rank, proof in proofs(ranks).items()}
     own = rows[guilty]
-    told = {rank: off(sketch) for rank, sketch in own.witnessed.items()} if witnesses else own.witnessed
-    rows[guilty] = structs.replace(own, handed=off(own.handed), witnessed=told)
+    told = {rank: off(sketch) for rank, sketch in own.expected_sketches.items()} if witnesses else own.expected_sketches
+    rows[guilty] = structs.replace(own, input_sketch=off(own.input_sketch), expected_sketches=told)
     (found,) = judged(rows)
     assert (found.code, found.ranks, found.severity) == ("TRN003.gradient", (guilty,), Severity.ERROR)
 
@@ -76,16 +77,18 @@ def test_who_hands_over_another_gradient_is_named_once(ranks, guilty, witnesses)
 @pytest.mark.parametrize("error", [0.01, float("nan"), float("inf")])
 def test_a_gradient_that_is_not_that_of_one_process_is_told(error):
     rows = proofs(4)
-    rows[3] = structs.replace(rows[3], error=error)
+    rows[3] = structs.replace(rows[3], gradient_error=error)
     (found,) = judged(rows)
     assert (found.code, found.ranks) == ("TRN003.unequal", (3,))
-    (found,) = judged({rank: structs.replace(proof, error=error) for rank, proof in rows.items()})
+    (found,) = judged({rank: structs.replace(proof, gradient_error=error) for rank, proof in rows.items()})
     assert (found.code, found.ranks) == ("TRN003.unequal", ())
 
 
 def test_other_first_weights_explain_the_rest():
     rows = proofs(4)
-    rows[2] = structs.replace(rows[2], first_weights="b" * 64, error=0.5, handed=off(rows[2].handed))
+    rows[2] = structs.replace(
+        rows[2], first_weights="b" * 64, gradient_error=0.5, input_sketch=off(rows[2].input_sketch)
+    )
     (found,) = judged(rows)
     assert (found.code, found.ranks) == ("TRN003.weights", (2,))
 
@@ -186,7 +189,7 @@ def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
     # Their sum is the step.
     parts = ddp_step.columns(seen)[2]
     assert set(parts) == {f"{part}_seconds" for part in ("data", "forward", "backward", "optimizer", "wait")}
-    assert sum(parts.values()) in [pytest.approx(window.own + window.wait) for window in rows[2].steps.windows]
+    assert sum(parts.values()) in [pytest.approx(window.own_seconds + window.wait) for window in rows[2].steps.windows]
     assert ddp_step.figures(seen)["step.overlap_share"] == 0.5
 
 
@@ -202,7 +205,7 @@ def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
 def test_where_ranks_share_cores_no_rank_is_slow_for_lack_of_them(cpus, part, named):
     rows = {rank: Data(steps=own) for rank, own in steps(4, slow={2: part}).items()}
     seen: Seen[Data] = seen_of(ddp_step.CHECK, rows, ranks_per_node=4)
-    arrivals = {rank: structs.replace(own, cpus=cpus) for rank, own in seen.world.arrivals.items()}
+    arrivals = {rank: structs.replace(own, cpu_mask=cpus) for rank, own in seen.world.arrivals.items()}
     found = ddp_step.judge(with_arrivals(seen, arrivals))
     assert [own.ranks for own in found if own.code == "TRN003.straggler"] == named
 
@@ -213,8 +216,10 @@ def test_where_ranks_share_cores_no_rank_is_slow_for_lack_of_them(cpus, part, na
 def wrong(rows: dict[int, Proof], bad: set[int]) -> dict[int, Proof]:
     """These ranks compute each gradient wrongly, their own and those of others, each in its own way."""
     for rank in bad:
-        spoilt = {other: off(told, 0.5 + rank) for other, told in rows[rank].witnessed.items()}
-        rows[rank] = structs.replace(rows[rank], handed=off(rows[rank].handed, 0.5 + rank), witnessed=spoilt)
+        spoilt = {other: off(told, 0.5 + rank) for other, told in rows[rank].expected_sketches.items()}
+        rows[rank] = structs.replace(
+            rows[rank], input_sketch=off(rows[rank].input_sketch, 0.5 + rank), expected_sketches=spoilt
+        )
     return rows
 
 
@@ -223,7 +228,7 @@ def witnessed(ranks: int) -> dict[int, Proof]:
     found = {}
     for rank, proof in proofs(ranks).items():
         others = ((rank + way * ranks // 3) % ranks for way in (1, 2))
-        found[rank] = structs.replace(proof, witnessed={other: sketch_of(other) for other in others})
+        found[rank] = structs.replace(proof, expected_sketches={other: sketch_of(other) for other in others})
     return found
 
 
@@ -236,7 +241,9 @@ def test_the_neighbour_of_a_bad_host_is_not_blamed(ranks, bad):
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_a_witness_that_computes_wrongly_is_outvoted_by_the_rank_and_its_other_witness(golden, ranks):
     rows = witnessed(ranks)
-    rows[1] = structs.replace(rows[1], witnessed={other: off(told) for other, told in rows[1].witnessed.items()})
+    rows[1] = structs.replace(
+        rows[1], expected_sketches={other: off(told) for other, told in rows[1].expected_sketches.items()}
+    )
     (found,) = [finding for finding in judged(rows) if finding.code == "TRN003.gradient"]
     assert found.ranks == (1,)
     golden(found)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
-from ddpdiag.watch import WatchOptions
+from ddpdiag.watch import WatchArgs
 from ddpdiag.watch.judge import judge, missing_evidence, rank_groups
 from ddpdiag.watch.look import Helper, Look, RankState
 from ddpdiag.watch.report import Reporter, render
@@ -174,7 +174,7 @@ def test_a_report_shows_stacks_unless_quiet(golden, quiet):
 
 def test_a_note_is_shown_once_and_again_on_request():
     texts: list[str] = []
-    reporter = Reporter(WatchOptions(), texts.append)
+    reporter = Reporter(WatchArgs(), texts.append)
     for asked in (False, False, True):
         reporter.report(stalled(is_requested=asked, missing_evidence=("No stack of rank 0: refused.",)))
     assert ["refused" in text for text in texts] == [True, False, True]

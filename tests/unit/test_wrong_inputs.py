@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from ddpdiag.cli.app import app
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
-from ddpdiag.watch import WatchOptions
+from ddpdiag.watch import WatchArgs
 from ddpdiag.watch import command as watch
 
 
@@ -66,7 +66,7 @@ def test_a_share_that_is_no_number_is_refused(golden, name: str) -> None:
 
 def test_an_empty_command_cannot_be_watched(golden) -> None:
     with pytest.raises(UsageError) as command:
-        watch.run([""], WatchOptions())
+        watch.run([""], WatchArgs())
     golden(str(command.value))
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from ddpdiag.bandwidth import busbw
 from ddpdiag.bench.data import Data
 from ddpdiag.bench.workloads.sweep import SweepContext, sweep
-from ddpdiag.model.bench import Bench, RankRow
+from ddpdiag.model.bench import BenchRequest, RankRow
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
 from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_per_s
@@ -67,7 +67,7 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
             subject = f"{empty_data.collective} {empty_data.backend} {size_text(row.size_bytes)}"
             ctx.report(partial, f"{subject}: {rate_text(rate)}")
 
-    request, free_bytes = ctx.options.bench or Bench(), _free_bytes(ctx, device)
+    request, free_bytes = ctx.options.bench or BenchRequest(), _free_bytes(ctx, device)
     result = sweep(SweepContext(request, empty_data.collective, device, free_bytes, end, ctx.step, on_row))
     for _ in range(_MOMENTS_AT_END):
         ctx.step("copy in this rank's own memory")

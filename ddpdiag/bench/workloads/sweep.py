@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ddpdiag.bandwidth import Counts, counts
 from ddpdiag.bench.data import rank_row
 from ddpdiag.bench.workloads.operations import DTYPES, MissingCollective, Operation, prepare
-from ddpdiag.model.bench import Bench, RankRow
+from ddpdiag.model.bench import BenchRequest, RankRow
 from ddpdiag.text import size_text
 from ddpdiag.workloads.devices import synchronize
 
@@ -50,7 +50,7 @@ class SweepContext(NamedTuple):
     """The input of a sweep. `memory_bytes` are free for this rank. The sweep must end at `end` on the monotonic clock.
     It calls `announce_step` before each step, and `on_row` with each row as soon as the row is measured."""
 
-    bench: Bench
+    bench: BenchRequest
     collective: str
     device: torch.device
     memory_bytes: int
@@ -235,7 +235,7 @@ def has_time(size_bytes: int, last: tuple[int, float] | None, left_seconds: floa
     return left_seconds > seconds * max(1.0, size_bytes / size) * (_FIRST_CALL_FACTOR + MIN_CALLS)
 
 
-def affordable_calls(bench: Bench, seconds: float, left_seconds: float, ahead_ratio: float) -> tuple[int, int]:
+def affordable_calls(bench: BenchRequest, seconds: float, left_seconds: float, ahead_ratio: float) -> tuple[int, int]:
     """The numbers of untimed and of timed calls, of `seconds` each, that fit into a size's share of the time left."""
     affordable = math.floor(left_seconds / max(seconds, 1e-9) * max(1 / max(ahead_ratio, 1.0), _MIN_TIME_SHARE))
     if affordable >= bench.warmup_iters + bench.iters:

@@ -120,7 +120,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     params = {"backend": seen.world.backend, "phase": "inside"}
     env = fallback.job_workarounds(seen)
-    return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_after=fab001.LATE_AFTER),)
+    return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_factor=fab001.LATE_AFTER),)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
@@ -152,7 +152,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"It ended in round {len(seen.trials)}, {when}. On {count(left, 'host')} a slow or failing rank may be "
             "missing from this report.",
             fix=fix,
-            of_the_run=True,
+            is_about_run=True,
         )
     for ranks, state in found.items():
         yield from _of_host(seen, ranks, state)

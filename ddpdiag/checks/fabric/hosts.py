@@ -72,7 +72,7 @@ from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, EventKind, Finding, Kind, Matrix, Scalar, Severity, Trial
-from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.model.recording import SIGNAL_EVENTS
 from ddpdiag.model.trial import Context
 from ddpdiag.stats import samples
 from ddpdiag.text import begun, count, rate_text, share_text
@@ -171,7 +171,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         params["absent"] = " ".join(map(str, sorted(fabric.absent)))
     env = fallback.job_workarounds(seen)
     late = LATE_AFTER if step.phase is not Phase.VERIFY else None
-    return (new_trial(seen, groups=fabric.possible(step), params=params, env=env, may_fail=True, late_after=late),)
+    return (new_trial(seen, groups=fabric.possible(step), params=params, env=env, may_fail=True, late_factor=late),)
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
@@ -287,7 +287,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"It ended after {count(len(fabric.answers), 'round')}, {when}. A slow or failing host may be missing from "
             "this report.",
             fix=fix,
-            of_the_run=True,
+            is_about_run=True,
         )
         return
     found = state.diagnosis
@@ -537,9 +537,9 @@ def truncation_of(seen: Seen[D]) -> tuple[str, str]:
     A signal comes first, then lack of time, then lost ranks, since the first explains the others.
     """
     events = seen.recording.events
-    if any(event.kind in TOLD_TO_LEAVE for event in events):
+    if any(event.kind in SIGNAL_EVENTS for event in events):
         return "when a signal ended the run (RUN004)", "Run it again to the end."
-    if any(event.kind is EventKind.BUDGET for event in events) or any(trial.hurried for trial in seen.trials):
+    if any(event.kind is EventKind.BUDGET for event in events) or any(trial.is_shortened for trial in seen.trials):
         budget = seen.options.budget_seconds
         return f"when the time budget of {budget:g} s was used up", f"Run again with --budget {2 * budget:g}."
     if lost := sorted(e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None):

@@ -82,7 +82,9 @@ class FabricState:
     def _domains(self) -> Mapping[int, str]:
         """The leaf of each host: from the user's file, else from the ranks. Never from both, since names may differ."""
         arrivals = self._seen.world.arrivals
-        leaves = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
+        leaves = (
+            next((leaf for rank in ranks if (leaf := arrivals[rank].leaf_switch)), "") for ranks in self.fleet.ranks
+        )
         return self.given_domains or {unit: leaf for unit, leaf in enumerate(leaves) if leaf}
 
     @cached_property
@@ -136,7 +138,7 @@ def answers_of(seen: Seen[Data]) -> Iterator[Results]:
     for trial in seen.trials:
         by_rank = outcomes[trial.number]
         failed = {rank: outcome for rank, outcome in by_rank.items() if outcome.status is not Status.DONE}
-        cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
+        cut = (Status.SKIPPED, Status.HUNG) if trial.is_shortened else (Status.SKIPPED,)
         if len(by_rank) != sum(map(len, trial.groups)) or any(outcome.status in cut for outcome in failed.values()):
             return
         results: dict[tuple[int, ...], Reached] = {}
@@ -146,7 +148,7 @@ def answers_of(seen: Seen[Data]) -> Iterator[Results]:
                 continue
             # The worst outcome of the group. Ranks that the run stopped count only if no other rank failed.
             bad = [failed[rank] for rank in group if rank in failed]
-            worst = min([o for o in bad if not o.told] or bad, key=lambda o: _WORST_FIRST.index(o.status))
+            worst = min([o for o in bad if not o.interrupted] or bad, key=lambda o: _WORST_FIRST.index(o.status))
             results[group] = Reached(None, worst.status.value)
         yield results
 

@@ -143,13 +143,13 @@ def other_pids(unit: Unit) -> list[int]:
 
 def harmful_events(run: Compute) -> int:
     """The bits of harmful clock events that several readings during the products show."""
-    times = {bit: sum(bool((look.events or 0) & bit) for look in run.during) for bit in HARMFUL}
-    return sum(bit for bit, shown in times.items() if shown >= min(_LEAST_LOOKS, len(run.during)) > 0)
+    times = {bit: sum(bool((look.events or 0) & bit) for look in run.loads) for bit in HARMFUL}
+    return sum(bit for bit, shown in times.items() if shown >= min(_LEAST_LOOKS, len(run.loads)) > 0)
 
 
 def _median_load(run: Compute, name: str) -> float | None:
     """The median of a field of the GPU's loads during the products; None if it is not known."""
-    known = [value for look in run.during if (value := getattr(look, name)) is not None]
+    known = [value for look in run.loads if (value := getattr(look, name)) is not None]
     return median(known) if known else None
 
 
@@ -161,13 +161,13 @@ def measure(ctx: Context) -> Data:
     gpus = torch.cuda.device_count()
     if not gpus:
         # Other checks find out why there is none.
-        return Data(devices=(Compute(device="", unmeasured="torch shows no GPU to this rank"),))
+        return Data(devices=(Compute(device="", why_unmeasured="torch shows no GPU to this rank"),))
     # A host that is tested alone has no other rank for its other GPUs.
     chosen = range(gpus) if ctx.options.alone else (device_index(ctx.place.local_rank, gpus) or 0,)
     measured: list[Compute] = []
     for index in chosen:
         if measured and time.monotonic() > ctx.end - _RESERVE_SECONDS:
-            measured.append(Compute(device="", index=index, unmeasured=f"no time was left for GPU {index}"))
+            measured.append(Compute(device="", index=index, why_unmeasured=f"no time was left for GPU {index}"))
         else:
             measured.append(measure_rates(ctx, torch.device("cuda", index)))
     return Data(devices=tuple(measured))
@@ -275,8 +275,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield finding_of(seen, unit.card, fault)
     reasons: dict[str, list[int]] = defaultdict(list)
     for unit in units:
-        if unit.runs[-1].unmeasured:
-            reasons[unit.runs[-1].unmeasured].append(unit.rank)
+        if unit.runs[-1].why_unmeasured:
+            reasons[unit.runs[-1].why_unmeasured].append(unit.rank)
     for reason, ranks in reasons.items():
         yield seen.finding(
             "unmeasured",

@@ -83,7 +83,7 @@ def measure(ctx: Context) -> Data:
     try:
         # is_available() hides the error if CUDA does not start; this call raises it.
         torch.cuda.current_device()
-        ctx.timed("context", time.perf_counter() - begin)
+        ctx.add_timing("context", time.perf_counter() - begin)
         ctx.step("GPU properties")
         properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:

@@ -58,7 +58,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield from _other_runs(seen)
     yield from _world_sizes(seen)
     yield from _different_versions(seen)
-    if seen.recording.header.secret == "none":
+    if seen.recording.header.authentication == "none":
         yield seen.finding(
             "unauthenticated",
             "the ranks did not authenticate each other",
@@ -188,7 +188,7 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
                 "Under srun without torchrun set it in each task: `srun bash -c 'export LOCAL_RANK=$SLURM_LOCALID; "
                 "exec python train.py'`.",
             )
-    if ranks_without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
+    if ranks_without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].unset_variables]:
         is_crowded = host.gpus > 0 and len(host.ranks) > 1
         effect = " A script that does not read it puts all ranks on the first GPU." if is_crowded else ""
         yield seen.finding(

@@ -91,7 +91,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip this check if no rank runs in a Slurm job. This is no failure, even if the launch stage was requested."""
-    in_job = any(arrival.slurm for arrival in seen.world.arrivals.values())
+    in_job = any(arrival.slurm_step for arrival in seen.world.arrivals.values())
     return optional(None if in_job else "no rank runs in a job of Slurm")
 
 
@@ -122,7 +122,7 @@ def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
             fix=f"Start {seen.world.size} tasks: `srun --ntasks={seen.world.size} ...`. Or set the variables in each "
             "task, not in the batch script: `srun bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID "
             "WORLD_SIZE=$SLURM_STEP_NUM_TASKS; exec python train.py'`.",
-            of_the_run=True,
+            is_about_run=True,
         )
 
 
@@ -149,7 +149,7 @@ def _separate_torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
         evidence={"tasks": step.tasks, "hosts": step.hosts, "torchruns_that_met": torchruns},
         fix=f"Start one torchrun per host: `srun --nodes={step.hosts} --ntasks={step.hosts} torchrun {options} -m "
         "ddpdiag check`, and your script in the same way. Or start it without torchrun: `srun ddpdiag check`.",
-        of_the_run=True,
+        is_about_run=True,
     )
 
 
@@ -171,7 +171,7 @@ def _too_few_cpus(seen: Seen[Data]) -> Iterator[Finding]:
         evidence={"cpus": cpus, "cpus_per_task": requested[first]},
         fix=f"Give the option to srun as well: `srun --cpus-per-task={requested[first]} ...`. Or add this line to the "
         "batch script before srun: `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.",
-        of_the_run=True,
+        is_about_run=True,
     )
 
 
@@ -193,7 +193,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
         fix=f"Submit the job with a time limit that is at least {math.ceil(wanted - left)} s longer (`sbatch "
         "--time=HH:MM:SS`)." + ("" if is_too_late else " If this report is enough, there is nothing to do."),
-        of_the_run=True,
+        is_about_run=True,
     )
 
 

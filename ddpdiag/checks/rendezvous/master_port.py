@@ -205,7 +205,7 @@ def _not_listening(seen: Seen[Data], host: str, first: Data) -> Finding:
         "MASTER_PORT.",
         evidence={"port": first.port, "holder": first.holder, "host": host},
         fix=fix + (kill if pid.startswith("pid ") else ""),
-        of_the_run=True,
+        is_about_run=True,
     )
 
 

@@ -42,7 +42,7 @@ from ddpdiag.checks.matrix import Link, pair_matrix
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.rendezvous.links import AT_END, Data, Mesh, Subject, failure_word, lost_share, mesh_of, usual_rate
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Severity, Status, Trial
-from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.model.recording import SIGNAL_EVENTS
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
@@ -108,7 +108,7 @@ def measure(ctx: Context) -> Data:
     turn_lock = threading.Lock()
     listener = Listener(allowed_ports(ctx.options), turn_lock, end)
     openings = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
-    host_name = openings[ctx.group_rank].host
+    host_name = openings[ctx.group_rank].address
     is_one_address = offered is None or offered in (resolve(host_name, 0, _NAME_SECONDS) or ())
     local_addresses = {address for interface in known for address in interface.addresses}
     peers = []
@@ -117,7 +117,7 @@ def measure(ctx: Context) -> Data:
         # An address that this host also has (docker0's) is left out: the connection would lead to this host.
         address = "" if address in local_addresses else address
         if number != ctx.group_rank:
-            peer = Peer(rank=rank, number=number, offered=address, host=opening.host, port=int(port), token=token)
+            peer = Peer(rank=rank, number=number, offered=address, host=opening.address, port=int(port), token=token)
             peers.append(peer)
     cells = survey(peers, ctx.group_rank, listener, turn_lock, end, ctx.step, addresses=1 if is_one_address else 2)
     used_interfaces = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
@@ -241,7 +241,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     mesh = mesh_of(seen)
     yield from _failed_links(seen, mesh)
     # A run that a signal ends may lack the repetition, and a rate that was measured once may only show a busy host.
-    if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and seen.check.plan(seen)):
+    if not (any(event.kind in SIGNAL_EVENTS for event in seen.recording.events) and seen.check.plan(seen)):
         quality = LinkQuality(seen, mesh)
         yield from _slow_links(seen, mesh, quality)
         yield from _lossy_links(seen, mesh, quality)

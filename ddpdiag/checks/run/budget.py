@@ -21,7 +21,7 @@ from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.hosts import who_text
 from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
-from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.model.recording import SIGNAL_EVENTS
 from ddpdiag.text import begun, count
 
 FINDINGS = {
@@ -69,21 +69,21 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             if cause
             else f"Run again with --budget {2 * seen.options.budget_seconds:g}, or run fewer checks (--stage, "
             "--select).",
-            of_the_run=True,
+            is_about_run=True,
         )
     yield from _unfinished(seen)
     signalled = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
     signals = [e for e in events if e.kind is EventKind.SIGNAL]
     if signalled or signals:
-        first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
-        if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
+        first = next(e for e in events if e.kind in SIGNAL_EVENTS)
+        if any(e.detail == _CTRL_C for e in events if e.kind in SIGNAL_EVENTS):
             yield seen.finding(
                 "told",
                 "the run was interrupted",
                 f"Ctrl-C (SIGINT) ended it {first.seconds:.1f} s after the start. The report covers what was measured "
                 "before.",
                 severity=Severity.NOTE,
-                of_the_run=True,
+                is_about_run=True,
             )
             return
         name = _SIGNAL_NAMES.get(first.detail, "a signal")
@@ -96,7 +96,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             severity=Severity.ERROR,
             fix="If neither you nor a time limit (`scontrol show job $SLURM_JOB_ID`) ended the run, look in the "
             "launcher's output for a process that failed before: torchrun then ends all others.",
-            of_the_run=True,
+            is_about_run=True,
         )
 
 
@@ -111,9 +111,9 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
             continue
         reported.add(trial.code)
         first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=is_patient))
-        at_step = f" at '{first.at}'" if first.at else ""
+        at_step = f" at '{first.last_step}'" if first.last_step else ""
         is_first_use = is_starting(first, trial)
-        was_shortened = trial.hurried or is_first_use
+        was_shortened = trial.is_shortened or is_first_use
         state = "was still making progress" if goes_on(first, trial) else "was still busy"
         if is_first_use:
             state = "was still in its first use of the GPU or of NCCL, which may take 60 s on slow hosts,"
@@ -124,7 +124,7 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
             f"{trial.code} did not finish in time",
             f"Check {trial.code} timed out after {seconds:.1f} s{budget_text}. "
             f"{begun(who_text(seen, [first.rank]))} {state}{at_step}.",
-            evidence={"trial": trial.number, "last_step": first.at},
+            evidence={"trial": trial.number, "last_step": first.last_step},
             fix=(
                 f"Run again with `--budget {2 * seen.options.budget_seconds:g}`"
                 if was_shortened

@@ -123,15 +123,15 @@ def explained_finding(
 
 def _failure_text(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
     """Sentences on the failure of a blamed rank: the reason for the blame, its last step, and its process or error."""
-    at = f" at '{outcome.at}'" if outcome.at else ""
+    at = f" at '{outcome.last_step}'" if outcome.last_step else ""
     if blame.sides:
         return f"{begun(blame.why)}.{at and f' The last step of rank {outcome.rank} was{at[3:]}.'}"
     match outcome.status:
         case Status.HUNG:
             others = [o for o in outcomes if o.rank not in blame.ranks]
-            waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
-            beyond = f", that of the other ranks is '{waiting}'" if waiting and waiting != outcome.at else ""
-            steps = f" Its last step is '{outcome.at}'{beyond}." if at else ""
+            waiting = next((o.last_step for o in others if o.step_count == front(others)), "") if others else ""
+            beyond = f", that of the other ranks is '{waiting}'" if waiting and waiting != outcome.last_step else ""
+            steps = f" Its last step is '{outcome.last_step}'{beyond}." if at else ""
             if process := outcome.process:
                 steps += f" Its process (pid {process.pid}) is {state_text(process)}"
                 steps += " and survived SIGKILL" if process.survived else ""
@@ -156,9 +156,9 @@ def _error_line(outcome: Outcome) -> str:
 
 def _trial_evidence(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]]:
     """The rank's last step, its deadline in seconds, and the trial's number in the recording."""
-    first_use = is_first_use(outcome.at)
+    first_use = is_first_use(outcome.last_step)
     return {
-        "last_step": outcome.at,
+        "last_step": outcome.last_step,
         "deadline_seconds": round(trial.limit_seconds if first_use else trial.deadline_seconds, 1),
         "trial": trial.number,
     }

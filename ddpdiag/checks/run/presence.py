@@ -67,7 +67,7 @@ class Loss(NamedTuple):
     @property
     def host_answers(self) -> bool:
         """Whether the host answered a TCP connect after a loss."""
-        return any(event.answers for event in self.events.values())
+        return any(event.host_answered for event in self.events.values())
 
     @property
     def is_host_silent(self) -> bool:
@@ -110,7 +110,7 @@ def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
     for event in seen.recording.events:
         if event.kind is EventKind.LOST and event.rank is not None:
             known = events.setdefault(event.rank, event)
-            if event.answers is not None and not known.answers:
+            if event.host_answered is not None and not known.host_answered:
                 events[event.rank] = event
     hosts = dict(seen.world.hosts)
     for rank in events.keys() - seen.world.arrivals.keys():  # a single rank's own recording does not know the others
@@ -162,14 +162,14 @@ def _host_state_text(loss: Loss) -> str:
     """A sentence that says whether the host answers a TCP connect; empty if that is not known."""
     if loss.host_answers:
         return f" {loss.name} itself still answers a TCP connect, so only its processes ended."
-    if any(event.answers is False for event in loss.events.values()):
+    if any(event.host_answered is False for event in loss.events.values()):
         return f" {loss.name} itself does not answer a TCP connect."
     return ""
 
 
 def _fix(loss: Loss) -> str:
     """The steps to check the host and its network if it does not answer a TCP connect, else to check its processes."""
-    if any(event.answers is False for event in loss.events.values()) and not loss.host_answers:
+    if any(event.host_answered is False for event in loss.events.values()) and not loss.host_answers:
         return (
             f"Check that {loss.name} is up (`ping {quote(loss.name)}`), and its network there (`ip -br link`, `dmesg "
             f"-T`). Otherwise {leave_out([loss.name])}."

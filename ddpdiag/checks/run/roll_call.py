@@ -92,7 +92,7 @@ def _blamed_ranks(
     if any(event.kind is EventKind.MISMATCH for event in seen.recording.events):
         return (), " Ranks have different world sizes (LCH001), so the absent ranks may not exist: no rank is blamed."
     arrivals = seen.world.arrivals
-    if len(seen.world.hosts) != 1 or (0 in arrivals and arrivals[0].coordinator.startswith(_LOOPBACK)):
+    if len(seen.world.hosts) != 1 or (0 in arrivals and arrivals[0].master_addr.startswith(_LOOPBACK)):
         return absent, ""
     place = next(iter(seen.world.places.values()))
     only_host, per_host = place.host, place.local_world_size or 1

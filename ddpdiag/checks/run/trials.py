@@ -180,7 +180,7 @@ def _causes_of_trial(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -
     is_all_reduce = trial.code == all_reduce.CHECK.code and backend == seen.world.backend
     if is_all_reduce and fallback.found_workarounds(fallback_seen) and fallback_seen.findings:
         return fallback_seen.findings, True
-    if backend == "nccl" and {o.at for o in outcomes if o.status is Status.HUNG} == {COMMUNICATOR_STEP}:
+    if backend == "nccl" and {o.last_step for o in outcomes if o.status is Status.HUNG} == {COMMUNICATOR_STEP}:
         return tuple(found for found in seen.findings_of("LCH002") if found.code == "LCH002.process-group"), False
     return (), False
 

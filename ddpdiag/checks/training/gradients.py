@@ -51,7 +51,7 @@ def tolerance(proof: Proof) -> float:
 
 def _sketches_agree(first: Sketch, second: Sketch, proof: Proof) -> bool:
     """Whether two sketches of the gradient in `proof` agree. Each sum of a sketch is about as large as its norm."""
-    tolerated = tolerance(proof) * max(proof.norm, 1e-30)
+    tolerated = tolerance(proof) * max(proof.gradient_norm, 1e-30)
     return all(math.isfinite(a - b) and abs(a - b) <= tolerated for a, b in zip(first, second, strict=True))
 
 
@@ -60,14 +60,14 @@ def _gradient_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | N
     disagreements = {  # the checker computed another gradient for the rank than the rank passed to DDP
         (checker, rank)
         for checker, proof in proofs.items()
-        for rank, sketch in proof.witnessed.items()
-        if rank in proofs and not _sketches_agree(sketch, proofs[rank].handed, proof)
+        for rank, sketch in proof.expected_sketches.items()
+        if rank in proofs and not _sketches_agree(sketch, proofs[rank].input_sketch, proof)
     }
     if not disagreements:
         return None
     checkers_by_rank: dict[int, list[int]] = {rank: [] for rank in proofs}
     for checker, proof in proofs.items():
-        for rank in proof.witnessed:
+        for rank in proof.expected_sketches:
             checkers_by_rank.setdefault(rank, []).append(checker)
     suspects = {
         rank
@@ -120,8 +120,8 @@ def _gradient_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | N
 
 def _mean_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     """The finding about ranks on which DDP's gradient differs from that of one process with all images, or None."""
-    errors = {rank: proof.error for rank, proof in proofs.items()}
-    wrong_ranks = tuple(rank for rank, proof in proofs.items() if not proof.error <= tolerance(proof))
+    errors = {rank: proof.gradient_error for rank, proof in proofs.items()}
+    wrong_ranks = tuple(rank for rank, proof in proofs.items() if not proof.gradient_error <= tolerance(proof))
     if not wrong_ranks:
         return None
     worst = max((errors[rank] for rank in wrong_ranks), key=lambda error: error if math.isfinite(error) else math.inf)

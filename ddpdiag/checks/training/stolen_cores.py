@@ -82,7 +82,7 @@ def _machine_cores(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreU
 
 def cores_of(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
     """The indices of the cores on which these ranks may run."""
-    masks = {int(seen.world.arrivals[rank].cpus or "0", 16) for rank in ranks}
+    masks = {int(seen.world.arrivals[rank].cpu_mask or "0", 16) for rank in ranks}
     return {core for mask in masks for core in range(mask.bit_length()) if mask >> core & 1}
 
 

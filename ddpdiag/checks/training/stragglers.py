@@ -85,10 +85,10 @@ def find_stragglers(steps: Mapping[int, Steps], ratio: float, min_late_share: fl
     late_windows: dict[int, int] = dict.fromkeys(steps, 0)
     for index in range(count):
         windows_by_rank = {rank: rank_steps.windows[index] for rank, rank_steps in steps.items()}
-        work = median(window.own for window in windows_by_rank.values())
+        work = median(window.own_seconds for window in windows_by_rank.values())
         wait = median(window.wait for window in windows_by_rank.values())
         for rank, window in windows_by_rank.items():
-            late_windows[rank] += window.own > ratio * work and window.wait < wait
+            late_windows[rank] += window.own_seconds > ratio * work and window.wait < wait
     ranks = [rank for rank, windows in late_windows.items() if count and windows >= min_late_share * count]
     late = [_straggler(rank, steps, late_windows[rank] / count) for rank in ranks]
     stragglers = tuple(each for each in late if each.own_seconds - each.usual_seconds > _MIN_EXCESS_SECONDS)
@@ -98,14 +98,19 @@ def find_stragglers(steps: Mapping[int, Steps], ratio: float, min_late_share: fl
 def _straggler(rank: int, steps: Mapping[int, Steps], late_share: float) -> Straggler:
     peers = [peer for other, peer in steps.items() if other != rank]
     data_excess, compute_excess = (
-        _median_of(steps[rank], part) - median(_median_of(peer, part) for peer in peers) for part in ("data", "compute")
+        _median_of(steps[rank], part) - median(_median_of(peer, part) for peer in peers)
+        for part in ("data", "compute_seconds")
     )
     reason = Reason.DATA if data_excess > compute_excess else Reason.COMPUTE
     usual_core = median(_median_of(peer, "core_share") for peer in peers)
     if reason is Reason.COMPUTE and _median_of(steps[rank], "core_share") < _CORE_SHARE_RATIO * usual_core:
         reason = Reason.CORES
     return Straggler(
-        rank, reason, _median_of(steps[rank], "own"), median(_median_of(peer, "own") for peer in peers), late_share
+        rank,
+        reason,
+        _median_of(steps[rank], "own_seconds"),
+        median(_median_of(peer, "own_seconds") for peer in peers),
+        late_share,
     )
 
 
@@ -116,7 +121,7 @@ def _median_of(steps: Steps, figure: str) -> float:
 
 def typical_window(steps: Steps) -> Window:
     """The window whose step has the median length."""
-    return sorted(steps.windows, key=lambda window: window.own + window.wait)[len(steps.windows) // 2]
+    return sorted(steps.windows, key=lambda window: window.own_seconds + window.wait)[len(steps.windows) // 2]
 
 
 def median_step(steps: Mapping[int, Steps]) -> Window:

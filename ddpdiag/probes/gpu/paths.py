@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from ddpdiag.model.bench import Peer
+from ddpdiag.model.bench import PeerPath
 from ddpdiag.model.trial import NVML_STEP
 from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
 from ddpdiag.probes.gpu.nvml import Device, Gpu, NvmlError, opened_gpus, opened_nvml, sysfs_address
@@ -96,9 +96,9 @@ def gpu_paths(step: Callable[[str], None]) -> Paths:
         return Paths(error=str(error))
 
 
-def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
+def peers_of(uuid: str, others: Sequence[str]) -> dict[str, PeerPath]:
     """Query the paths from the GPU with this UUID to other GPUs; empty if NVML fails for one of them."""
-    peers: dict[str, Peer] = {}
+    peers: dict[str, PeerPath] = {}
     try:
         with opened_nvml() as pynvml:
             devices = {key: Device(pynvml.nvmlDeviceGetHandleByUUID(key)) for key in dict.fromkeys((uuid, *others))}
@@ -108,9 +108,9 @@ def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
             for other, device in devices.items():
                 statuses = [source.towards("nvmlDeviceGetP2PStatus", device, way) for way in (_READ, _WRITE)]
                 known = [status for status in statuses if status not in (None, P2P.UNKNOWN)]
-                peers[other] = Peer(
+                peers[other] = PeerPath(
                     nvlinks=_count(links[uuid], links[other], pcis[other]),
-                    level=source.towards("nvmlDeviceGetTopologyCommonAncestor", device),
+                    pcie_level=source.towards("nvmlDeviceGetTopologyCommonAncestor", device),
                     p2p=all(status == P2P.OK for status in known) if known else None,
                 )
     except (NvmlError, OSError):

@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from msgspec import Struct, structs
 
-from ddpdiag.model import Options
+from ddpdiag.model import RunOptions
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
     raise error
 
 
-def allowed_ports(options: Options) -> tuple[int, ...]:
+def allowed_ports(options: RunOptions) -> tuple[int, ...]:
     """The ports on which a store may listen: 0 for any, or the range of `--port-range` for sites with a firewall."""
     low, _, high = (options.port_range or "").partition("-")
     return tuple(range(int(low), int(high) + 1)) if low and high else (0,)

@@ -118,7 +118,8 @@ def page_of(report: Report, features: Sequence[Feature] = ()) -> Page:
     variables = "\n".join(shell_lines(report.workarounds))
     commands = (*([("The job needs these variables:", variables)] if variables else []), *exclude_lines(report))
     # Equal problems are shown once, with their number.
-    problems = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
+    counts = Counter(report.recording_problems)
+    problems = [text if times == 1 else f"{text} ({times:,} times)" for text, times in counts.items()]
     omitted = len(problems) - _NOTES_SHOWN
     closing = [f"{omitted:,} more notes are in the JSON report"] if omitted > 0 else []
     return Page(

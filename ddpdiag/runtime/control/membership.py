@@ -356,7 +356,7 @@ def world_size_event(new: Arrival) -> Event:
 
 def is_of_another_run(new: Arrival, rank_0_arrival: Arrival) -> bool:
     """Whether a process is in another Slurm job than rank 0, or on rank 0's host but of another user."""
-    jobs = {arrival.slurm.partition(".")[0] for arrival in (new, rank_0_arrival)}
+    jobs = {arrival.slurm_step.partition(".")[0] for arrival in (new, rank_0_arrival)}
     users = {new.user, rank_0_arrival.user} if new.host_id == rank_0_arrival.host_id else set()
     return (len(jobs) > 1 and "" not in jobs) or (len(users) > 1 and "" not in users)
 
@@ -364,8 +364,8 @@ def is_of_another_run(new: Arrival, rank_0_arrival: Arrival) -> bool:
 def describe_process(arrival: Arrival) -> str:
     """A process in words, such as "user ann, pid 17 on n1, job 7 of Slurm, started 12 s before"."""
     parts = [f"user {arrival.user}" if arrival.user else "", f"pid {arrival.pid} on {arrival.place.host}"]
-    parts += [f"job {arrival.slurm} of Slurm"] if arrival.slurm else []
-    parts += [f"started {arrival.up_seconds:.0f} s before"] if arrival.up_seconds is not None else []
+    parts += [f"job {arrival.slurm_step} of Slurm"] if arrival.slurm_step else []
+    parts += [f"started {arrival.process_age_seconds:.0f} s before"] if arrival.process_age_seconds is not None else []
     return printable(", ".join(filter(None, parts)))
 
 

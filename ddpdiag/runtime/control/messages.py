@@ -4,8 +4,8 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from ddpdiag import __version__
-from ddpdiag.model import Arrival, Options, Outcome, Place, Trial
-from ddpdiag.model.trial import Opening
+from ddpdiag.model import Arrival, Outcome, Place, RunOptions, Trial
+from ddpdiag.model.trial import BarrierResult
 
 # The largest regular message is an outcome with a stack dump, some 100 kB.
 MAX_MESSAGE_BYTES = 4 << 20
@@ -77,7 +77,7 @@ class Start(Struct, frozen=True, tag=True):
     """
 
     place: Place
-    options: Options
+    options: RunOptions
     nonce: str = ""
 
 
@@ -117,7 +117,7 @@ class BarrierOpen(Struct, frozen=True, tag=True):
     trial: int
     host: str
     offer: str
-    peers: tuple[Opening, ...] = ()
+    peers: tuple[BarrierResult, ...] = ()
 
 
 class Ack(Struct, frozen=True, tag=True):

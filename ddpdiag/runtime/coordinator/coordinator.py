@@ -8,7 +8,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, SkipKind, Stage
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.codec import extend
-from ddpdiag.judgement.selection import selected
+from ddpdiag.judgement.selection import is_selected
 from ddpdiag.model import (
     IMPORT_STEP,
     Arrival,
@@ -23,8 +23,8 @@ from ddpdiag.model import (
     Status,
     Trial,
 )
-from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
-from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
+from ddpdiag.model.news import CheckBegan, CheckProgress, Listener, RunStarted
+from ddpdiag.model.recording import SIGNAL_EVENTS, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
 from ddpdiag.runtime.control.messages import Ack, BarrierReached, MessageToRank0, PartialData, Shutdown, Stop
 from ddpdiag.runtime.coordinator.dispatch import (
@@ -94,7 +94,7 @@ class Coordinator:
 
     def _gather(self, wait_seconds: float) -> None:
         size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
-        self._send_news(Started(budget_seconds=budget_seconds))
+        self._send_news(RunStarted(budget_seconds=budget_seconds))
         self._membership.gather(
             min(wait_seconds, budget_seconds - DEADLINES.reserve),
             lambda left: self._progress.report_wait(self._membership.arrivals, size, left),
@@ -125,7 +125,7 @@ class Coordinator:
 
     def late_signal(self) -> int | None:
         """The signal by which a rank was asked to end after all trials, which no event records, or None."""
-        return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
+        return None if any(event.kind in SIGNAL_EVENTS for event in self._recording.events) else self._membership.signal
 
     def check_not_lost(self) -> None:
         self._membership.check_not_lost()
@@ -139,7 +139,7 @@ class Coordinator:
         return self._membership.gone_ranks | self._ranks_without_torch
 
     def _run_checks(self) -> None:
-        measuring_checks = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
+        measuring_checks = [c for c in self._checks if c.measure is not None and is_selected(c, self._header.options)]
         self._last_checks = [check for check in measuring_checks if check.last_seconds is not None]
         # Plain checks are first: they run while the fork servers import torch.
         first_checks = [c for c in measuring_checks if c.last_seconds is None or c.plan(self._seen(c))]
@@ -176,7 +176,7 @@ class Coordinator:
         seen, reserved_seconds = self._seen(check, is_last=is_last), self._seconds_for_last_checks()
         needed_seconds = check.last_seconds(seen) if is_last and check.last_seconds and check.plan(seen) else 0.0
         if needed_seconds and (reason := reason_too_late(self._left_seconds(reserved_seconds), needed_seconds)):
-            self._write_line(Skip(code=check.code, reason=reason, grounds=False))
+            self._write_line(Skip(code=check.code, reason=reason, is_inapplicable=False))
             return
         self._send_news(CheckBegan(code=check.code, name=check.name))
         while trials := check.plan(
@@ -185,7 +185,7 @@ class Coordinator:
             for trial in trials:
                 if gone_ranks := self._unable_ranks.intersection(trial.ranks):
                     reason = f"{ranks_text(sorted(gone_ranks))} can take no further part"
-                    self._write_line(Skip(code=check.code, reason=reason, grounds=False))
+                    self._write_line(Skip(code=check.code, reason=reason, is_inapplicable=False))
                     return
                 self._run_trial(trial, reserved_seconds)
 
@@ -210,11 +210,11 @@ class Coordinator:
         if reason is not None and reason.kind in (SkipKind.INAPPLICABLE, SkipKind.OPTIONAL):
             return reason.skip(check, seen.options)
         if not world.living:
-            return Skip(code=check.code, reason="no rank can take part", grounds=False)
+            return Skip(code=check.code, reason="no rank can take part", is_inapplicable=False)
         missing_ranks = sorted(set(range(world.size)).difference(world.living))
         if check.scope is Scope.WORLD and missing_ranks:
             reason_text = f"it needs all {world.size} ranks, and {ranks_text(missing_ranks)} cannot take part"
-            return Skip(code=check.code, reason=reason_text, grounds=False)
+            return Skip(code=check.code, reason=reason_text, is_inapplicable=False)
         return reason.skip(check, seen.options) if reason is not None else None
 
     def _world(self) -> World:
@@ -266,7 +266,7 @@ class Coordinator:
             case PartialData(number, data, text) if number == dispatched.trial.number:
                 dispatched.partial_data[rank] = data
                 if rank == dispatched.first_rank:
-                    self._send_news(Progressed(text=text))
+                    self._send_news(CheckProgress(text=text))
             case Outcome() as outcome if outcome.rank == rank:
                 self._membership.send(rank, Ack(outcome.trial))
                 if outcome.trial == dispatched.trial.number and rank in dispatched.pending_ranks:
@@ -283,7 +283,7 @@ class Coordinator:
         else:
             dispatched.mark_failed(outcome.rank)
         self._torch_is_imported |= dispatched.trial.kind is Kind.TORCH and not dispatched.pending_ranks
-        if outcome.at == IMPORT_STEP and outcome.status is not Status.DONE:
+        if outcome.last_step == IMPORT_STEP and outcome.status is not Status.DONE:
             self._ranks_without_torch.add(outcome.rank)
 
     def _open_barrier(self, dispatched: DispatchedTrial, ranks: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from msgspec import Raw, structs
 from ddpdiag.checks.api import Stage
 from ddpdiag.model import Arrival, Event, EventKind, Kind, Outcome, Status, Trial, news
 from ddpdiag.model.recording import Line
-from ddpdiag.model.trial import COMMUNICATOR_STEP, NOTHING, Opening
+from ddpdiag.model.trial import COMMUNICATOR_STEP, NO_DATA, BarrierResult
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
 from ddpdiag.runtime.deadlines import DEADLINES, HEARTBEAT_SECONDS_PER_RANK
 from ddpdiag.runtime.supervisor.processes import signal_name
@@ -79,7 +79,7 @@ class DispatchedTrial:
             group = self.trial.groups[index]
             reached_at = address_lookup(group, arrivals)
             exchanging = group if self._is_exchange else ()
-            peers = tuple(Opening(reached_at(peer), self._offers[peer]) for peer in exchanging)
+            peers = tuple(BarrierResult(reached_at(peer), self._offers[peer]) for peer in exchanging)
             self._barriers[index] = BarrierOpen(self.trial.number, reached_at(group[0]), self._offers[group[0]], peers)
         return self._barriers[index]
 
@@ -101,8 +101,8 @@ class DispatchedTrial:
             rank=rank,
             status=status,
             error=error,
-            told=told,
-            so_far=self.partial_data.get(rank, NOTHING),
+            interrupted=told,
+            partial_data=self.partial_data.get(rank, NO_DATA),
             seconds=self.age_seconds(),
         )
 
@@ -129,7 +129,7 @@ class DispatchedTrial:
 
     def has_late_groups(self) -> bool:
         """Whether half of the groups ended so long ago that the unfinished groups count as late."""
-        times, half = self.trial.late_after, -(-len(self.trial.groups) // 2)
+        times, half = self.trial.late_factor, -(-len(self.trial.groups) // 2)
         if times is None or len(self._group_seconds) < half or len(self.trial.groups) < _MIN_GROUPS_TO_COMPARE:
             return False
         return self.age_seconds() > max(DEADLINES.late_group, times * self._group_seconds[half - 1])
@@ -152,7 +152,7 @@ def address_lookup(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> C
         remote = other if arrival.host == first.host else first  # the first rank of another host
         if remote is None:
             return "127.0.0.1"
-        return remote.coordinator if arrival.host == arrivals[0].host else arrival.address
+        return remote.master_addr if arrival.host == arrivals[0].host else arrival.address
 
     return reached_at
 
@@ -235,7 +235,7 @@ def numbered_trial(
         trial,
         number=number,
         deadline_seconds=deadline,
-        hurried=hurried,
+        is_shortened=hurried,
         begin_seconds=begin_seconds,
         first_use_seconds=min(trial.first_use_seconds, left_seconds - deadline, _MAX_FIRST_USE_SHARE * left_seconds),
     )
@@ -266,18 +266,18 @@ class ProgressReporter:
     def report_wait(self, joined_ranks: Collection[int], world_size: int, left_seconds: float) -> None:
         if self._is_due():
             missing = _missing_ranks(joined_ranks, world_size)
-            self._send_news(news.Waiting(came=len(joined_ranks), missing=missing, left_seconds=left_seconds))
+            self._send_news(news.WaitingForRanks(joined=len(joined_ranks), missing=missing, left_seconds=left_seconds))
 
     def report_gathered(self, arrivals: Mapping[int, Arrival], world_size: int) -> None:
         hosts = {arrival.host for arrival in arrivals.values()}
         missing = _missing_ranks(arrivals, world_size)
-        self._send_news(news.Gathered(ranks=len(arrivals), hosts=len(hosts), missing=missing))
+        self._send_news(news.RanksGathered(ranks=len(arrivals), hosts=len(hosts), missing=missing))
 
     def report_event(self, line: Line) -> None:
         """Report a signal to end or a lost rank, once for each kind, because the end of a job affects all ranks."""
         if isinstance(line, Event) and line.kind not in self._reported_kinds and (text := _event_text(line)):
             self._reported_kinds.add(line.kind)
-            self._send_news(news.Happened(text=text))
+            self._send_news(news.RunEvent(text=text))
 
     def set_stages(self, stages: Iterable[Stage]) -> None:
         """Set the stages that will run. A stage that runs in several parts occurs once for each part."""
@@ -294,13 +294,17 @@ class ProgressReporter:
         failed = tuple(dict.fromkeys(outcome.code for outcome in outcomes if outcome.status is not Status.DONE))
         ran = any(isinstance(line, Trial) for line in lines)
         status: news.StageStatus = "failed" if failed else "cut short" if cut else "done" if ran else "skipped"
-        more = self._parts_left[stage] > 0
-        self._send_news(news.StageEnded(name=stage.value, status=status, seconds=seconds, failed=failed, more=more))
+        will_continue = self._parts_left[stage] > 0
+        self._send_news(
+            news.StageEnded(
+                name=stage.value, status=status, seconds=seconds, failed=failed, will_continue=will_continue
+            )
+        )
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """Report that a trial was sent. `importing`: it may have to wait for the import of torch."""
         self._reported_at = self._clock()  # nothing is shown if all ranks answer within a second
-        self._send_news(news.TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
+        self._send_news(news.TrialBegan(deadline_seconds=trial.limit_seconds, imports_torch=importing))
 
     def report_pending(self, dispatched: DispatchedTrial, arrivals: Mapping[int, Arrival]) -> None:
         if not self._is_due():
@@ -308,7 +312,7 @@ class ProgressReporter:
         awaited_ranks = tuple(sorted(dispatched.awaited_ranks()))
         hosts = tuple(dict.fromkeys(arrivals[rank].place.host for rank in awaited_ranks if rank in arrivals))
         ranks, done = dispatched.size, dispatched.done_count
-        self._send_news(news.Pending(ranks=ranks, done=done, awaited=awaited_ranks, hosts=hosts))
+        self._send_news(news.TrialPending(ranks=ranks, done=done, awaited=awaited_ranks, hosts=hosts))
 
 
 def _missing_ranks(joined: Collection[int], world_size: int) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ def own_arrival(place: Place) -> Arrival:
         gpus=visible_gpus(os.environ, proc_root(os.environ)),
         pci_gpus=pci_gpus(sys_root(os.environ)),
         nonce=secrets.token_hex(4),
-        cpus=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
+        cpu_mask=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
     )
 
 

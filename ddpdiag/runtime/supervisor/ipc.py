@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct, field
 
-from ddpdiag.model import Collective, Options, Place, Status, Trial
+from ddpdiag.model import Collective, Place, RunOptions, Status, Trial
 from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, PartialData
 
 
@@ -25,7 +25,7 @@ class Task(Struct, frozen=True, tag=True):
 
     place: Place
     trial: Trial
-    options: Options
+    options: RunOptions
     scratch: str
     env: dict[str, str | None]
     end: float

@@ -12,7 +12,7 @@ import zmq
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Trial
+from ddpdiag.model import Event, EventKind, Kind, Outcome, Place, RunOptions, Trial
 from ddpdiag.model.trial import refused_override
 from ddpdiag.probes.host.programs import with_home
 from ddpdiag.runtime.control import messages
@@ -46,7 +46,7 @@ class Supervisor(TrialRunner):
         record: Record,
         *,
         signals: Signals | None = None,
-        trains_model: Callable[[Options], bool] = lambda _options: True,
+        trains_model: Callable[[RunOptions], bool] = lambda _options: True,
         rank_0_answers: Callable[[], bool | None] = lambda: None,
     ) -> None:
         super().__init__(place, str(record.scratch))
@@ -237,7 +237,7 @@ class Supervisor(TrialRunner):
         self._record.write(loss)
         if self.running_trial is not None:
             self.expire(self.running_trial, told=True)
-        self._record.write(structs.replace(loss, answers=self._rank_0_answers()))
+        self._record.write(structs.replace(loss, host_answered=self._rank_0_answers()))
 
 
 def _describe_survivor(child: Child) -> str:

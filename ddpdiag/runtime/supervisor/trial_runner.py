@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
-from ddpdiag.model.trial import NOTHING, is_first_use
+from ddpdiag.model import IMPORT_STEP, Kind, Outcome, Place, ProcessState, RunOptions, Status, Trial
+from ddpdiag.model.trial import NO_DATA, is_first_use
 from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, PartialData, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES, frozen_seconds
@@ -34,7 +34,7 @@ class RunningTrial:
         self.log_start = worker.log.size()
         self.is_barrier_open = False
         self.barrier_reached: BarrierReached | None = None
-        self.partial_data = NOTHING
+        self.partial_data = NO_DATA
         worker.page.write(0, "")  # the worker is idle, and the page still holds the last step of the previous trial
         self._rank = rank
 
@@ -65,18 +65,18 @@ class RunningTrial:
         return structs.replace(
             self._outcome(answer.status, now),
             data=answer.data,
-            so_far=NOTHING if answer.status is Status.DONE else self.partial_data,
+            partial_data=NO_DATA if answer.status is Status.DONE else self.partial_data,
             error=answer.error,
             detail=answer.detail,
             timings=answer.timings,
             collectives=answer.collectives,
-            no_collectives=answer.no_collectives,
+            why_no_collectives=answer.no_collectives,
         )
 
     def hung_outcome(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
         """The outcome at the deadline, or when rank 0 ends the trial (`told`); `at` is the step of a hanging start."""
-        outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
-        return outcome if at is None else structs.replace(outcome, step=0, at=at)
+        outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, interrupted=told)
+        return outcome if at is None else structs.replace(outcome, step_count=0, last_step=at)
 
     def died_outcome(self, how: str, log: str, now: float) -> Outcome:
         """The outcome of a trial whose worker ended without an answer."""
@@ -86,7 +86,7 @@ class RunningTrial:
         """The outcome of a trial whose worker could not start, because the process that imports torch has ended."""
         last = log.splitlines()[-1] if log else ""
         status, error = (Status.RAISED, last) if code == 1 and last else (Status.DIED, describe_end(code))
-        return structs.replace(self._outcome(status, now), step=0, at=IMPORT_STEP, error=error, detail=log)
+        return structs.replace(self._outcome(status, now), step_count=0, last_step=IMPORT_STEP, error=error, detail=log)
 
     def _outcome(self, status: Status, now: float) -> Outcome:
         step, at = self.worker.page.read()
@@ -95,9 +95,9 @@ class RunningTrial:
             code=self.trial.code,
             rank=self._rank,
             status=status,
-            step=step,
-            at=at,
-            so_far=self.partial_data,
+            step_count=step,
+            last_step=at,
+            partial_data=self.partial_data,
             seconds=now - self.begin,
         )
 
@@ -110,7 +110,7 @@ class TrialRunner(ABC):
 
     def __init__(self, place: Place, scratch: str) -> None:
         self.place = place
-        self.options = Options()
+        self.options = RunOptions()
         self.running_trial: RunningTrial | None = None
         self.workers: dict[Kind, WorkerProcess] = {}
         self._ending_processes: list[Child] = []  # killed processes that held a GPU and have not ended yet
@@ -215,7 +215,7 @@ class TrialRunner(ABC):
         stacks = evidence.stacks
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
         outcome = structs.replace(outcome, process=process, collectives=evidence.collectives)
-        outcome = structs.replace(outcome, no_collectives=evidence.no_collectives)
+        outcome = structs.replace(outcome, why_no_collectives=evidence.no_collectives)
         self._finish(running_trial, outcome)
 
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:

@@ -15,8 +15,8 @@ from typing import NoReturn
 import msgspec
 
 from ddpdiag import codec
-from ddpdiag.model import Kind, Options, Place, Status, Trial
-from ddpdiag.model.trial import BARRIER_STEP, CONTEXT_STEP, NVML_STEP, Context, Opening, is_first_use
+from ddpdiag.model import Kind, Place, RunOptions, Status, Trial
+from ddpdiag.model.trial import BARRIER_STEP, CONTEXT_STEP, NVML_STEP, BarrierResult, Context, is_first_use
 from ddpdiag.probes.gpu.nvml import is_exclusive
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, PartialData
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -42,7 +42,7 @@ class WorkerContext:
     def __init__(self, task: Task, channel: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place
         self.trial: Trial = task.trial
-        self.options: Options = task.options
+        self.options: RunOptions = task.options
         self.group = task.trial.group_of(task.place.rank)
         self.scratch = task.scratch
         self.end = task.end
@@ -66,7 +66,7 @@ class WorkerContext:
             self._first_use_left -= more
             self.end += more
         if self._step_label.startswith(NVML_STEP):
-            self.timed(NVML_STEP, now - self._step_began_at)
+            self.add_timing(NVML_STEP, now - self._step_began_at)
         self._step_label, self._step_began_at = label, now
         self._step_count += 1
         self._page.write(self._step_count, label)
@@ -75,15 +75,15 @@ class WorkerContext:
         partial = PartialData(self.trial.number, msgspec.Raw(codec.encode(data)), text)
         send_framed(self._channel, msgspec.json.encode(partial))
 
-    def timed(self, name: str, seconds: float) -> None:
+    def add_timing(self, name: str, seconds: float) -> None:
         self.timings[name] = self.timings.get(name, 0.0) + seconds
 
-    def barrier(self, offer: str = "") -> Opening:
+    def barrier(self, offer: str = "") -> BarrierResult:
         """Wait for all ranks of the group. Returns the address and offer of its first rank."""
         barrier = self._wait_at_barrier(offer)
-        return Opening(barrier.host, barrier.offer)
+        return BarrierResult(barrier.host, barrier.offer)
 
-    def exchange(self, offer: str) -> tuple[Opening, ...]:
+    def exchange(self, offer: str) -> tuple[BarrierResult, ...]:
         """Wait for all ranks of the group. Returns the address and offer of each of them."""
         return self._wait_at_barrier(offer, is_exchange=True).peers
 
@@ -94,7 +94,7 @@ class WorkerContext:
         barrier = _receive(self._channel)
         if not isinstance(barrier, BarrierOpen):
             os._exit(0)  # the supervisor has closed the channel
-        self.timed("gate", time.monotonic() - begin)
+        self.add_timing("gate", time.monotonic() - begin)
         self.step("gate is open")
         return barrier
 

@@ -174,8 +174,8 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
 
 
 def failed_outcomes(seen: Seen[Copies]) -> tuple[Outcome, ...]:
-    """Outcomes of ranks that failed, without ranks that the run itself stopped (`told`)."""
-    return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.told)
+    """Outcomes of ranks that failed, without ranks that the run itself stopped (`interrupted`)."""
+    return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.interrupted)
 
 
 def failure_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
@@ -205,9 +205,9 @@ def was_making_progress(seen: Seen[Copies], outcome: Outcome) -> bool:
 
 def _failure_finding(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
     host = seen.world.host_of(outcome.rank)
-    step = copies.with_nvml_indices(outcome.at) if copies is not None else outcome.at
-    gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
-    is_pair = len(gpus) == 2 and "host" not in outcome.at
+    step = copies.with_nvml_indices(outcome.last_step) if copies is not None else outcome.last_step
+    gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.last_step)))) if copies is not None else ()
+    is_pair = len(gpus) == 2 and "host" not in outcome.last_step
     what = f"'{step}'" if step else "copying between GPUs"
     verb = _VERBS[outcome.status]
     gpus_text = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
@@ -294,7 +294,7 @@ def unmeasured_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) ->
             hosts=(name,) if jobs_left > 0 else (),
             evidence={"done": copies.done, "of": copies.jobs},
             fix=fix,
-            of_the_run=True,
+            is_about_run=True,
         )
 
 

@@ -178,7 +178,7 @@ def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome
     return not outcomes.keys() >= set(trial.ranks) or any(
         o.status is Status.SKIPPED
         or (o.status is Status.UNHEARD and o.rank in seen.world.out)
-        or (o.status is Status.HUNG and trial.hurried and not o.told)
+        or (o.status is Status.HUNG and trial.is_shortened and not o.interrupted)
         for o in outcomes.values()
     )
 
@@ -190,7 +190,7 @@ def _result_of(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) 
     failed_groups = tuple(group for group in trial.groups if not right_ranks.issuperset(group))
     # The worst outcome of the failed groups, without ranks that the run itself stopped.
     group_outcomes = [outcomes[rank] for group in failed_groups for rank in group if rank in outcomes]
-    not_stopped = [outcome for outcome in group_outcomes if not outcome.told and outcome.status in _WORST_FIRST]
+    not_stopped = [outcome for outcome in group_outcomes if not outcome.interrupted and outcome.status in _WORST_FIRST]
     worst = min(not_stopped, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
     rates = [busbw("all_reduce", row.bytes, row.seconds.median, row.ranks) for row in rows.values()]
     return Result(

@@ -88,7 +88,7 @@ def _unrelated_error(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
     if shared is not None:
         return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
     # Errors have several lines: NCCL's message follows torch's.
-    errors = [o.error for o in failed if not o.told and not is_echo(o)]
+    errors = [o.error for o in failed if not o.interrupted and not is_echo(o)]
     lines = [next((line for line in error.split("\n") if _is_unrelated_error(line)), None) for error in errors]
     return lines[0] or "" if lines and None not in lines else ""
 

@@ -1,0 +1,110 @@
+"""The judgement of each check of a run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from ddpdiag.checks.api import Check, Contribution, Seen, Stage
+from ddpdiag.checks.findings import Effect, FindingSpec
+from ddpdiag.checks.world import World
+from ddpdiag.judgement.ending import RecordingForms
+from ddpdiag.judgement.selection import is_selected
+from ddpdiag.model import Finding, Severity, Skip
+
+
+class CheckJudgement(Struct, frozen=True, kw_only=True):
+    """The judgement of one check. `unreadable` is a sentence, if this version cannot read the recorded data."""
+
+    check: Check[Any]
+    findings: tuple[Finding, ...] = ()
+    contribution: Contribution = Contribution()
+    skip: Skip | None = None
+    unreadable: str = ""
+
+    def not_seen_findings(self) -> Iterator[Finding]:
+        """The findings about something that could not be checked. With such a finding the verdict is never FIT."""
+        return (finding for finding in self.findings if self.effect_of(finding) is Effect.NOT_SEEN)
+
+    def slowing_findings(self) -> Iterator[Finding]:
+        """The warnings that name a host or rank that slows the job down."""
+        warnings = (finding for finding in self.findings if finding.severity is Severity.WARNING)
+        return (each for each in warnings if self._declared(each).slows and (each.ranks or each.hosts))
+
+    def effect_of(self, finding: Finding) -> Effect:
+        """The declared effect of a finding on the verdict."""
+        return self._declared(finding).effect
+
+    def _declared(self, finding: Finding) -> FindingSpec:
+        return self.check.explained(finding.code.partition(".")[2])
+
+
+Judgements = Sequence[CheckJudgement]
+
+
+def judge_checks(world: World, forms: RecordingForms, checks: Sequence[Check[Any]]) -> tuple[CheckJudgement, ...]:
+    """Judge each check that was selected for the run, and the checks of the run as a whole (Stage.RUN)."""
+    header = forms.recording.header
+    known = header.checks or [check.code for check in checks]
+    chosen = [
+        check
+        for check in checks
+        if check.stage is Stage.RUN or (check.code in known and is_selected(check, header.options))
+    ]
+    kept: dict[str, tuple[Finding, ...]] = {}
+    judgements: list[CheckJudgement] = []
+    for check in chosen:
+        sections = tuple(each.contribution.section for each in judgements if each.contribution.section is not None)
+        judgements.append(_judge_check(Seen(world, check, forms.established, kept=kept, sections=sections)))
+    return _with_excuses(judgements)
+
+
+def _judge_check(seen: Seen[Any]) -> CheckJudgement:
+    check = seen.check
+    skip = _skip_of(seen)
+    try:
+        return CheckJudgement(check=check, findings=seen.findings, contribution=check.report(seen), skip=skip)
+    except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
+        why = f"{check.code} was not judged: this version of ddpdiag cannot read its recorded data ({error})"
+        return CheckJudgement(check=check, unreadable=why)
+
+
+def _map_findings(judgement: CheckJudgement, change: Callable[[Finding], Finding]) -> CheckJudgement:
+    """Apply `change` to each finding of the check, including findings that are shown under other stages."""
+    concerns = tuple(concern._replace(finding=change(concern.finding)) for concern in judgement.contribution.concerns)
+    return structs.replace(
+        judgement,
+        findings=tuple(map(change, judgement.findings)),
+        contribution=structs.replace(judgement.contribution, concerns=concerns) if concerns else judgement.contribution,
+    )
+
+
+def _with_excuses(judgements: Judgements) -> tuple[CheckJudgement, ...]:
+    """Turn each error into a warning if the `excuse` of a check says that the error does not concern the job."""
+    excuses = [each.contribution.excuse for each in judgements if each.contribution.excuse is not None]
+
+    def downgrade(finding: Finding) -> Finding:
+        if finding.severity is not Severity.ERROR:
+            return finding
+        reason = next(filter(None, (_excuse_text(excuse, finding) for excuse in excuses)), None)
+        if reason is None:
+            return finding
+        return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {reason}")
+
+    return tuple(_map_findings(each, downgrade) for each in judgements)
+
+
+def _excuse_text(excuse: Callable[[Finding], str | None], finding: Finding) -> str | None:
+    try:
+        return excuse(finding)
+    except (ValueError, ArithmeticError, LookupError):  # this version cannot read the data that the excuse needs
+        return None
+
+
+def _skip_of(seen: Seen[Any]) -> Skip | None:
+    """The skip of the check, or None. It is recorded, except for a check that measures nothing, which decides now."""
+    check = seen.check
+    reason = check.skip(seen) if check.measure is None else None
+    if reason is not None:
+        return reason.skip(check, seen.options)
+    return next((skip for skip in seen.recording.skips if skip.code == check.code), None)
