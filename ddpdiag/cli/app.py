@@ -64,10 +64,7 @@ def ddpdiag(
 
 
 def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
-    """Return a decorator that registers a function as a command. Its docstring becomes the help text.
-
-    `lines` are examples of command lines, `settings` are click's settings of the command.
-    """
+    """Decorator: register a function as a command, with its docstring as the help text and `lines` as examples."""
 
     def register(body: Body) -> Body:
         # Rich breaks lines at the terminal's width, but keeps the line ends of paragraphs as well.

@@ -47,10 +47,7 @@ def run(
     bench: BenchRequest | None = None,
     train: TrainRequest | None = None,
 ) -> int:
-    """Take part in a run as one rank, or start all ranks of this host, and return the exit code.
-
-    Raises UsageError if an option cannot be used. `bench` and `train` request a benchmark or a training by strategies.
-    """
+    """Take part in a run as one rank, or start all ranks of this host, and return the exit code."""
     _require_utf8("--run-id", launch_args.run_id)
     _require_utf8("--backend", check_args.backend)
     check_backend(check_args.backend)
@@ -107,10 +104,7 @@ def _display(place: Place, outputs: Outputs, *, is_whole_world: bool) -> Listene
 
 
 def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], int | None]) -> tuple[int, str]:
-    """Judge the run, write and show the report, and return the exit code and the sentence of the verdict.
-
-    A signal that arrives meanwhile changes only the exit code.
-    """
+    """Judge, write and show the report, and return exit code and sentence. A late signal changes only the exit code."""
     report = with_signal(judge(assemble(lines), all_checks()), late_signal())
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)

@@ -54,10 +54,7 @@ def guarded(call: Callable[[], int | None]) -> int:
 
 
 def with_variable(sentence: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Put the name of the environment variable before a sentence that begins with an option which the variable set.
-
-    Any other sentence is returned unchanged. `words` are the words of the command line.
-    """
+    """If a variable, not `words` (the command line), set the option at the sentence's start, put its name before it."""
     option = re.match(r"--[a-z-]+", sentence)
     variable = f"DDPDIAG_{option[0][2:].replace('-', '_').upper()}" if option is not None else ""
     if option is None or variable not in environment:
@@ -90,10 +87,7 @@ def complain(sentence: str) -> None:
 
 
 def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
-    """Return standard input, from which the caller reads a `kind` of file, such as "log".
-
-    If it is a terminal, a hint is printed. UsageError if it is closed.
-    """
+    """Return standard input, to read a `kind` of file. Prints a hint for a terminal; UsageError if it is closed."""
     if sys.stdin is None:
         raise UsageError(f"standard input is closed; give the {kind}'s name, or pipe the {kind} in")
     if sys.stdin.isatty() and not quiet:
@@ -102,10 +96,7 @@ def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null for closed standard streams (`>&-`).
-
-    Otherwise the next socket would get descriptor 1, and libraries that print would write into it.
-    """
+    """Open /dev/null for closed standard streams: else a socket would get descriptor 1, to which libraries print."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -123,8 +114,7 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def _flush() -> None:
-    """Flush standard output. Raises BrokenPipeError if the reader closed the pipe. Other errors are ignored, since they
-    were reported when the output was written."""
+    """Flush standard output. Raises BrokenPipeError if the reader closed the pipe. Others were reported before."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -40,10 +40,7 @@ class Page(NamedTuple):
 
 
 def page_text(page: Page, *, finding_text: str = "", width: int, color: bool) -> str:
-    """The page as text for a terminal. Examples and tables are not wrapped.
-
-    `finding_text` explains one finding of the check, and is shown before the other paragraphs.
-    """
+    """The page as text for a terminal. `finding_text`, which explains one finding, is the first paragraph."""
     width = max(width, _MIN_WIDTH)
     paragraphs = page.paragraphs
     if page.settings:
@@ -81,10 +78,7 @@ def _fill(part: str, width: int) -> str:
 
 
 def _is_preformatted(paragraph: str) -> bool:
-    """Whether a paragraph is a table or an example, whose lines must be kept.
-
-    Its lines are indented or begin with "* ", "|" or "$ ". In a list, lines that continue an item are indented by two.
-    """
+    """Whether a paragraph is a table or an example, whose lines are kept. In a list, items are indented by two."""
     lines = paragraph.split("\n")
     is_list = any(line.startswith("- ") for line in lines)
     prefixes = ("   " if is_list else " ", "* ", "|", "$ ")
@@ -143,10 +137,7 @@ def code_of(name: str) -> str | None:
 
 
 def manual_page(code: str, *, width: int, color: bool) -> str:
-    """The page of a check or a rule, as text. UsageError for an unknown code.
-
-    The code of a finding (`TRN001.diverged`) gives the page of its check, with the explanation of the finding first.
-    """
+    """The page of a check, of a finding's check (`TRN001.diverged`) or of a rule. UsageError for an unknown code."""
     if code.upper().startswith("LNT"):
         from ddpdiag.lint.rules import rule_of
 

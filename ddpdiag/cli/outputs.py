@@ -86,10 +86,7 @@ class Outputs(DisplayArgs):
     details: bool = option(False, "Show all checks, and lists in full.", panel=DISPLAY)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
-        """Raise UsageError if an output file cannot be written or would overwrite one of `inputs`.
-
-        Call this before anything is measured.
-        """
+        """Raise UsageError, before measuring, if an output file cannot be written or would overwrite an input."""
         from ddpdiag.render.files import check_writable
 
         if self.html is not None:

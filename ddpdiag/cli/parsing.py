@@ -132,10 +132,7 @@ def _parameter(declared: "Field[Any]") -> Parameter:
 
 
 def _value(declared: "Field[Any]", value: object, typed_before: Mapping[str, object]) -> object:
-    """The parsed value of an option; a tuple if the option may be repeated. UsageError if it cannot be parsed.
-
-    An option that was not typed has the value in `typed_before`, else the default.
-    """
+    """The parsed value of an option. An option that was not typed has the value in `typed_before`, else its default."""
     if value is None or value == []:
         return typed_before.get(declared.name, declared.default)
     typed = tuple(value) if isinstance(value, list) else value

@@ -199,10 +199,7 @@ def _check_code(finding: Finding) -> str:
 
 
 def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:
-    """Pair the same findings of both runs. None stands for a finding that one run lacks.
-
-    If several findings are the same but for numbers in their titles, those with the highest severity are paired first.
-    """
+    """Pair the same findings of both runs, the gravest first. None stands for a finding that one run lacks."""
     for was, now in _grouped(old, new, lambda each: (each.code, each.ranks, each.hosts, each.gpus, each.links)):
         if len(was) <= 1 and len(now) <= 1:
             yield from zip_longest(was, now)

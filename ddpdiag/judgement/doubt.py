@@ -24,10 +24,7 @@ def doubt_of(world: World, recording: Recording, judgements: Judgements, stages:
 
 
 def _interruption(world: World, recording: Recording, judgements: Judgements, stages: Sequence[StageSummary]) -> str:
-    """A clause about the time and check at which Ctrl-C ended the run; empty if it did not.
-
-    Example: "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); no problems found in launch, host".
-    """
+    """A clause about the time and the check at which Ctrl-C ended the run; empty if Ctrl-C did not end it."""
     seconds = ctrl_c_seconds(recording)
     if seconds is None:
         return ""
@@ -65,10 +62,7 @@ def _missing_evidence(world: World, recording: Recording, judgements: Judgements
 
 
 def _ranks_without_lines(world: World, recording: Recording) -> Sequence[int]:
-    """The ranks without any line or, if every rank has a line, the ranks without an outcome in a trial of theirs.
-
-    Rank 0 records an outcome for each rank of a trial, so a missing outcome means that the recording is incomplete.
-    """
+    """The ranks without any line or, if there are none, the ranks without an outcome in one of their trials."""
     known = world.arrivals.keys() | {event.rank for event in recording.events}
     if unknown := list(islice((rank for rank in range(world.size) if rank not in known), _MAX_LISTED_RANKS)):
         return unknown

@@ -57,10 +57,7 @@ def _stage_summary(
     run_findings: Sequence[Finding],
     waited: float,
 ) -> StageSummary:
-    """Summarize a stage from the judgements of its checks and from the findings of RUN001 to RUN004 about the stage.
-
-    `waited` is the time in seconds for which the run waited for ranks that never joined.
-    """
+    """Summarize a stage. `waited` is the time in seconds for which the run waited for ranks that never joined."""
     status, detail = _status(judgements, recording, outcomes), ""
     findings = [*(finding for each in judgements for finding in each.findings), *run_findings]
     severities = {finding.severity for finding in findings}
@@ -90,8 +87,7 @@ def trials_seconds(outcomes: Iterable[Outcome]) -> float:
 
 
 def _status(judgements: Judgements, recording: Recording, outcomes: OutcomesByCode) -> str:
-    """The status of a stage: the first that applies of error, a failed status of a trial, interrupted, warning, part
-    (some checks did not run), done, skipped."""
+    """The first to apply: error, a trial's failure, interrupted, warning, part (some did not run), done, skipped."""
     severities = {f.severity for each in judgements for f in each.findings}
     if Severity.ERROR in severities:
         return "error"

@@ -78,10 +78,7 @@ def _section_failed(fatal: Sequence[Finding], section: Section) -> str:
 
 
 def exit_code(recording: Recording, code: ExitCode) -> int:
-    """The exit code of the signal that ended the run, or `code` if no signal ended it.
-
-    Ctrl-C ended the run even if a rank was lost.
-    """
+    """The exit code of the signal that ended the run, else `code`. Ctrl-C ended it even if a rank was lost."""
     signals = [e.detail for e in recording.events if e.kind in SIGNAL_EVENTS]
     if str(int(signal.SIGINT)) in signals:
         return ExitCode.INTERRUPTED

@@ -45,10 +45,7 @@ def option(
 
 
 def completion(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a function that lists the completions of a typed text to one of the words.
-
-    Of a comma-separated text the last part is completed.
-    """
+    """Return a function that completes a typed text, or its part after the last comma, to the words."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")

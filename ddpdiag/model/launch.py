@@ -26,8 +26,7 @@ def _parse_ports(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchArgs:
-    """The command-line options on the launch. They say which rank this process is or which ranks it starts, and how
-    ranks find each other. An option that was not typed is None."""
+    """The options that say which rank this process is or which ranks it starts, and how ranks find each other."""
 
     nproc_per_node: int | str | None = option(
         None,

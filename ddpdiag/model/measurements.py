@@ -134,10 +134,7 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU at one moment, as NVML reports it: the clock of its processors (`sm_hz`) and its temperature.
-
-    `events` are the bits of nvmlClocksEventReasons.
-    """
+    """A GPU at one moment, as NVML reports it. `sm_hz` is its clock, `events` the bits of nvmlClocksEventReasons."""
 
     sm_hz: float | None = None
     events: int | None = None

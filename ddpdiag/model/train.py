@@ -48,10 +48,7 @@ _PANEL = "What is trained"
 
 
 def _parse_strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
-    """Parse comma-separated names of strategies. Each strategy is returned once, in the order of the names.
-
-    "all" means all strategies. UsageError for an unknown name.
-    """
+    """Parse comma-separated names of strategies, and drop repetitions. "all" means all strategies."""
     known = {strategy.value: strategy for strategy in Strategy}
     names = [name.strip().lower().replace("_", "-") for text in texts for name in text.split(",")]
     if "all" in names:
@@ -120,10 +117,7 @@ class StrategyRow(Struct, frozen=True, kw_only=True):
 
 
 class TrainReport(Struct, frozen=True, kw_only=True):
-    """The judged results of all strategies, one in each row. `batch_size` is at least the number of ranks.
-
-    `tolerance` is the largest accepted `deviation` of a strategy.
-    """
+    """The judged results of all strategies. `tolerance` is the largest accepted `deviation` of a strategy."""
 
     request: TrainRequest
     batch_size: int

@@ -89,8 +89,7 @@ class Kind(Enum):
 
 
 class Status(Enum):
-    """The way in which a trial ended on one rank. UNHEARD: rank 0 received no outcome. SKIPPED: ended before it could
-    succeed or fail."""
+    """How a trial ended on one rank. UNHEARD: rank 0 received no outcome. SKIPPED: ended before success or failure."""
 
     DONE = "done"
     RAISED = "raised"

@@ -227,10 +227,7 @@ def simulate(
 def _with_trials(
     fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int, begin: float
 ) -> tuple[Recording, float]:
-    """Simulate the planned trials, which begin `begin` seconds after the start of the run.
-
-    Returns the recording with these trials and their outcomes, and the time at which the last trial ends.
-    """
+    """Simulate trials from the time `begin` on. Returns the recording with them, and the time at which they end."""
     trials, outcomes = [*known.trials], [*known.outcomes]
     for trial in planned:
         numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
