@@ -1,4 +1,4 @@
-"""ddpdiag shows if an allocation can train with DistributedDataParallel, how fast, and if not, what is at fault."""
+"""ddpdiag shows whether an allocation can train with DistributedDataParallel and how fast, or else what is at fault."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Finding", "Report", "Severity", "UsageError", "Verdict", "__version__", "check", "explain_text", "judge"]
-_HOMES = {
+_MODULE_OF = {
     **dict.fromkeys(("check", "explain_text", "judge"), "ddpdiag.api"),
     **dict.fromkeys(("Finding", "Report", "Severity", "Verdict"), "ddpdiag.model"),
     "UsageError": "ddpdiag.errors",
@@ -18,10 +18,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name of the Python API at its first use. Every command imports this package, and few need the API."""
-    if name not in _HOMES:
+    """Import a name of the Python API at its first use, because most commands import this package without the API."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'ddpdiag' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

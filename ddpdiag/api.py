@@ -1,4 +1,4 @@
-"""The Python API, for notebooks and launch scripts.
+"""The Python API of ddpdiag, for notebooks and launch scripts.
 
     import ddpdiag
 
@@ -24,30 +24,32 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.judgement.reading import read_report
 from ddpdiag.model import Report
-from ddpdiag.probes.host.programs import python_command, with_home
+from ddpdiag.probes.host.programs import python_command, with_package_path
 
 
 def check(*, nproc_per_node: int | str | None = None, **options: str | float | bool | Sequence[str] | None) -> Report:
-    """Run `ddpdiag check` in a subprocess, for this host or this rank of an allocation, and return its report.
+    """Run `ddpdiag check` in a subprocess, for this host or as one rank of a launcher, and return the report.
 
     The options are those of `ddpdiag check`: `check(stage=["rendezvous", "collective"], budget=30, strict=True)`.
-    Raises UsageError for wrong options. Raises RuntimeError, with what the subprocess printed, if it wrote no report:
-    of the ranks of a launcher only rank 0 writes one.
+    Raises UsageError for wrong options. Raises RuntimeError with the subprocess's standard error if there is no report,
+    as on all ranks of a launcher but rank 0.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
-        given = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
-        path = Path(str(given["json"]))
-        words = [word for name, value in given.items() for word in _option_words(option_name(name), value)]
-        command = python_command("ddpdiag", "check", "--quiet", *words)
-        code, printed = _run_to_end(command)
-        if path.exists():
-            return decode(path.read_bytes(), Report, least=SMALLEST_NUMBER)
+        all_options = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
+        report_path = Path(str(all_options["json"]))
+        arguments = [
+            word for name, value in all_options.items() for word in _option_arguments(option_name(name), value)
+        ]
+        command = python_command("ddpdiag", "check", "--quiet", *arguments)
+        code, stderr_text = _run_to_end(command)
+        if report_path.exists():
+            return decode(report_path.read_bytes(), Report, min_magnitude=SMALLEST_NUMBER)
     if code == ExitCode.USAGE:
-        raise UsageError(printed.strip().removeprefix("ddpdiag: "))
-    raise RuntimeError(f"ddpdiag check exited with {code} and wrote no report: {readable(printed.strip())}")
+        raise UsageError(stderr_text.strip().removeprefix("ddpdiag: "))
+    raise RuntimeError(f"ddpdiag check exited with {code} and wrote no report: {readable(stderr_text.strip())}")
 
 
-def _option_words(option: str, value: object) -> list[str]:
+def _option_arguments(option: str, value: object) -> list[str]:
     match value:
         case None | False:
             return []
@@ -59,23 +61,23 @@ def _option_words(option: str, value: object) -> list[str]:
 
 
 def _run_to_end(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command to its end. Returns its exit code and its standard error. Ctrl-C is passed on to the command."""
-    null, env = subprocess.DEVNULL, with_home(os.environ)
+    """Run a command to its end. Returns its exit code and standard error. Ctrl-C also interrupts the command."""
+    null, env = subprocess.DEVNULL, with_package_path(os.environ)
     with subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, text=True, env=env) as process:
         try:
-            printed = process.communicate()[1]
+            stderr_text = process.communicate()[1]
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
             process.communicate()
             raise
-        return process.returncode, printed
+        return process.returncode, stderr_text
 
 
 def judge(path: str | Path) -> Report:
-    """Judge a recording (`--record`), or read a JSON report (`--json`). Raises UsageError for any other file."""
+    """Judge a recording (a file of `--record`), or read a JSON report (of `--json`). UsageError for any other file."""
     return read_report(str(path))
 
 
 def explain_text(text: str) -> Explanation:
-    """Explain an error text or a log. `sightings` are the known error texts in it, the first cause first."""
+    """Explain an error text or a log. The result's `sightings` are its known errors, the first cause first."""
     return explain_log([text.encode("utf-8", "surrogateescape")], "")

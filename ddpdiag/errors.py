@@ -1,11 +1,11 @@
-"""The errors that ddpdiag explains, and the exit code of each.
+"""The errors that ddpdiag explains in one sentence, and the exit code of each.
 
-    UserError            base: one sentence for the user, no traceback
-    +-- UsageError       2: wrong option, variable or file; nothing was run
-    +-- Unwritten        the verdict's, 3 for FIT: the run was judged, and an output could not be written
-    +-- RunLost          3: this rank could not take part, or lost rank 0, so nothing is known
+    UserError                base class: one sentence for the user, no traceback
+    +-- UsageError           2: wrong option, variable or file; nothing was run
+    +-- OutputNotWritten     the verdict's code, but 3 for FIT: the run was judged, and an output could not be written
+    +-- RunLost              3: this rank could not take part, or lost its connection to rank 0
 
-Everything else that reaches the CLI edge is our own bug and ends with 4.
+Every other exception that reaches the CLI is a bug of ddpdiag and ends it with exit code 4.
 """
 
 import signal
@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
     @classmethod
     def of_signal(cls, signum: int) -> "ExitCode":
-        """The exit code after a signal that ends ddpdiag: INTERRUPTED after SIGINT, TERMINATED after any other one."""
+        """The exit code after a signal that ends ddpdiag: INTERRUPTED for SIGINT, TERMINATED for any other signal."""
         return cls.INTERRUPTED if signum == signal.SIGINT else cls.TERMINATED
 
 
@@ -41,8 +41,8 @@ class UsageError(UserError):
     """Wrong input. The sentence says what is wrong, in which option, variable or file, and what was expected."""
 
 
-class Unwritten(UserError):
-    """An output could not be written after a run. The exit code is the verdict's, but UNKNOWN instead of FIT."""
+class OutputNotWritten(UserError):
+    """An output could not be written after a run. The exit code is the verdict's, but UNKNOWN if the verdict is FIT."""
 
     def __init__(self, sentence: str, verdict_code: int) -> None:
         super().__init__(sentence)
@@ -50,18 +50,18 @@ class Unwritten(UserError):
 
 
 class AbsentBackend(Exception):
-    """The installed torch does not have the backend. A worker raises this, and it becomes the trial's outcome."""
+    """The installed torch does not have the backend. A worker raises this error, and the trial's outcome records it."""
 
 
 class RunLost(UserError):
-    """The run went on without this rank, or ended without rank 0; `exit_code` is this rank's exit code."""
+    """The run continued without this rank, or this rank lost rank 0. `exit_code` is the exit code of this rank."""
 
     def __init__(self, sentence: str, exit_code: int = ExitCode.UNKNOWN) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: "; did you mean nccl?". Empty if no known word is similar."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Text to append to a sentence about an unknown word: "; did you mean nccl?". Empty if no known word is similar."""
     spelled = {each.lower(): each for each in known}
     return "".join(f"; did you mean {spelled[each]}?" for each in get_close_matches(word.lower(), spelled, n=1))

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import Counts, algbw, busbw
+from ddpdiag.bandwidth import MessageSize, algbw, busbw
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Trial
 from ddpdiag.model.bench import BenchRow, Limits, RankRow
@@ -18,7 +18,7 @@ from ddpdiag.stats import quantile
 
 
 def rank_row(
-    counts: Counts,
+    counts: MessageSize,
     dtype: str,
     seconds: Sequence[float],
     wrong: int | None,

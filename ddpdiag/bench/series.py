@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ddpdiag.bandwidth import Bound, bound, busbw
+from ddpdiag.bandwidth import Bound, busbw, lowest_bound
 from ddpdiag.bench.data import Data, Sweep
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
 from ddpdiag.comparison import median_without
 from ddpdiag.model.bench import BenchRank, BenchRow, Bottleneck, RankRow, Series
 from ddpdiag.stats import quantile
-from ddpdiag.text import rate_text, reached_text, share_text, size_text, time_text, times_text
+from ddpdiag.text import rate_text, share_of_expected_text, share_text, size_text, time_text, times_text
 
 
 def series_of_sweep(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) -> Iterator[Series]:
@@ -29,7 +29,7 @@ def series_of_sweep(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) ->
     hosts = ranks_by_host(seen, sweep.trial.ranks)
     limits = {rank: data.limits for rank, data in sweep.data_by_rank.items()}
     # With fewer cores than ranks, ranks wait for a core, and do not reach a limit of the machine.
-    limit = bound(sweep.collective, sweep.backend, hosts, limits) if judged.core_shortage is None else None
+    limit = lowest_bound(sweep.collective, sweep.backend, hosts, limits) if judged.core_shortage is None else None
     slow_ranks = {
         f"rank {rank} on {seen.world.host_of(rank)}": why for rank, why in judged.reasons_by_slow_rank.items()
     }
@@ -118,11 +118,11 @@ def assess(
     rate, share = f"{rate_text(peak.busbw_bytes_per_s)} busbw at {size_text(peak.size_bytes)}", _share(peak, limit)
     if limit is None or share is None:
         return Bottleneck.UNKNOWN, f"{subject}: {rate}; what this hardware should reach is not known."
-    reached = reached_text(peak.busbw_bytes_per_s, limit.busbw_bytes_per_s).removesuffix(" expected")
+    reached = share_of_expected_text(peak.busbw_bytes_per_s, limit.busbw_bytes_per_s).removesuffix(" expected")
     compared = f"{rate}, {reached} expected ({limit.source})"
-    if share >= (GOOD_COPY_SHARE if limit.part is Bottleneck.COPY else GOOD_SHARE):
+    if share >= (GOOD_COPY_SHARE if limit.bottleneck is Bottleneck.COPY else GOOD_SHARE):
         copies = "copies on this host's CPU" if host_count == 1 else "copies on the hosts' CPUs"
-        return limit.part, f"{subject} is bound by {_BOTTLENECK_NAMES.get(limit.part, copies)}: {compared}."
+        return limit.bottleneck, f"{subject} is bound by {_BOTTLENECK_NAMES.get(limit.bottleneck, copies)}: {compared}."
     if limit.network_unknown:
         why = "the limit may be the network between the hosts, whose cards do not report their speed"
     elif peak is largest and largest.size_bytes < _LARGE_ENOUGH_BYTES:

@@ -22,7 +22,7 @@ from ddpdiag.checks.posted import Lag, in_words, lag, split
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import FORK_STEP, IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, COMMUNICATOR_STEP, is_first_use
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 
 # Texts by which gloo, NCCL and c10d's store report that another rank ended (torch 2.6-2.15), in addition to the cards
 # with Role.ECHO. In a log some of them name a cause or a missing rank, but here the outcomes of all ranks are known.
@@ -230,7 +230,7 @@ def _posted_fewer(case: _Case) -> Blame | None:
 
 
 def _elsewhere(case: _Case) -> Blame | None:
-    odd = odd_ones_out(case.frames)
+    odd = find_odd_ranks(case.frames)
     guilty = {*odd.ranks} - case.waiting if odd is not None else ()
     return case.hung_blame(guilty, "it is at another place in the code than the others") if guilty else None
 

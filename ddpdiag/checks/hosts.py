@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Finding
-from ddpdiag.stats import Odd
+from ddpdiag.stats import OddRanks
 from ddpdiag.text import fold_hosts, fold_ranks
 
 D = TypeVar("D")
@@ -105,9 +105,9 @@ def left_out(seen: Seen[Any], most: int, what: str, tried: str) -> Iterator[Find
         )
 
 
-def odd_text(odd: Odd, missing: str, where: Callable[[Sequence[int]], str] = ranks_text) -> str:
+def odd_text(odd: OddRanks, missing: str, where: Callable[[Sequence[int]], str] = ranks_text) -> str:
     """Values with their ranks, the most common last: "a on rank 3, but b on ranks 0-2". `missing` replaces None."""
-    groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
+    groups = sorted(odd.by_value.items(), key=lambda group: len(group[1]))
     parts = [f"{missing if value is None else value} on {where(ranks)}" for value, ranks in groups]
     shown = parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:]
     return ", ".join(shown[:-1]) + (", but " if len(shown) > 1 else "") + shown[-1]

@@ -6,7 +6,7 @@ from typing import Any
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.stats import Odd
+from ddpdiag.stats import OddRanks
 
 
 def no_majority(blamed: Sequence[object], subject: str = "rank") -> str:
@@ -17,7 +17,7 @@ def no_majority(blamed: Sequence[object], subject: str = "rank") -> str:
 def odd_finding(
     seen: Seen[Any],
     word: str,
-    odd: Odd,
+    odd: OddRanks,
     title: str,
     message: str,
     *,
@@ -30,7 +30,7 @@ def odd_finding(
 
     The default for `evidence` is the value of each group of ranks.
     """
-    values = {ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()}
+    values = {ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.by_value.items()}
     return seen.finding(
         word,
         title,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.model import Collective
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import count, size_text
 
 Traces = Mapping[int, Sequence[Collective]]
@@ -62,9 +62,9 @@ def split(traces: Traces) -> Split | None:
             if not collective.p2p:
                 posted[collective.group, collective.seq][rank] = collective
     for _, by_rank in sorted(posted.items(), key=lambda item: (item[0][1], item[0][0])):
-        odd = odd_ones_out({rank: _call(collective) for rank, collective in by_rank.items()})
+        odd = find_odd_ranks({rank: _call(collective) for rank, collective in by_rank.items()})
         if odd is not None:
-            groups = sorted(odd.groups.values(), key=lambda ranks: (len(ranks), ranks))
+            groups = sorted(odd.by_value.values(), key=lambda ranks: (len(ranks), ranks))
             return Split(odd.ranks, tuple((by_rank[ranks[0]], ranks) for ranks in groups))
     return None
 

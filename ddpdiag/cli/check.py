@@ -18,7 +18,7 @@ from ddpdiag.cli.edge import complain, guarded, too_many_files
 from ddpdiag.cli.options import CheckArgs
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
-from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
+from ddpdiag.errors import ExitCode, OutputNotWritten, UsageError, did_you_mean
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.ending import with_signal
 from ddpdiag.judgement.reading import read_baseline
@@ -29,7 +29,7 @@ from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
 from ddpdiag.model.train import TrainRequest
-from ddpdiag.probes.gpu.visibility import visible_gpus
+from ddpdiag.probes.gpu.visibility import visible_gpu_count
 from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.files import Display, display_of
 from ddpdiag.render.progress import SilentListener, listener
@@ -108,7 +108,7 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
     report = with_signal(judge(assemble(lines), all_checks()), late_signal())
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)
-    except (Unwritten, OSError, ValueError) as error:
+    except (OutputNotWritten, OSError, ValueError) as error:
         sentence = too_many_files(error) or str(error)
         complain(sentence)  # the verdict does not change, and all ranks still receive it
         # The code must not be 0, because a script may need the file.
@@ -122,14 +122,14 @@ def read_own_launch(args: LaunchArgs) -> Launch:
         os.environ,
         args,
         host=readable(socket.gethostname()),
-        gpus=visible_gpus(os.environ, proc_root(os.environ)),
+        gpus=visible_gpu_count(os.environ, proc_root(os.environ)),
         cores=os.cpu_count() or 1,
         unique_id=secrets.token_hex(6),
     )
 
 
 def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs, outputs: Outputs) -> RunOptions:
-    gpus = visible_gpus(os.environ, proc_root(os.environ)) if check_args.backend.strip().lower() != "gloo" else 0
+    gpus = visible_gpu_count(os.environ, proc_root(os.environ)) if check_args.backend.strip().lower() != "gloo" else 0
     budget = check_args.budget if check_args.budget is not None else _default_budget(launch, gpus=gpus)
     is_rank_0 = launch.place.rank == 0
     # Only rank 0 queries the scheduler for the remaining time of the job.
@@ -224,7 +224,7 @@ def check_backend(name: str) -> None:
     wanted = name.strip().lower()
     if wanted in _BACKENDS or (wanted and ":" in wanted) or (wanted and entry_points(group="torch.backends")):
         return
-    near = nearest(wanted, _BACKENDS)
+    near = did_you_mean(wanted, _BACKENDS)
     raise UsageError(f"--backend {name}: expected a backend that torch knows, such as nccl or gloo{near}")
 
 
@@ -236,7 +236,7 @@ def refuse_nccl_without_gpus(backend: str) -> None:
 
 def nccl_without_gpus(backend: str) -> str | None:
     """The reason why nccl cannot run on this host, with a fix. None for another backend, or if a GPU is visible."""
-    if backend.strip().lower() != "nccl" or visible_gpus(os.environ, proc_root(os.environ)):
+    if backend.strip().lower() != "nccl" or visible_gpu_count(os.environ, proc_root(os.environ)):
         return None
     build = torch_version()
     if build is not None and build.endswith("+cpu"):

@@ -10,7 +10,7 @@ from inspect import cleandoc
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpdiag.errors import UsageError, nearest
+from ddpdiag.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from ddpdiag.checks.api import Check
@@ -149,7 +149,7 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
     try:
         finding_text = f"{word}: {check.explained(word.lower()).text}" if word else ""
     except KeyError:
-        known = f"expected {', '.join(check.findings)}{nearest(word.lower(), check.findings)}"
+        known = f"expected {', '.join(check.findings)}{did_you_mean(word.lower(), check.findings)}"
         raise UsageError(f"{check.code}.{word.lower()}: unknown finding of {check.code}; {known}") from None
     return page_text(_page_of_check(check), finding_text=finding_text, width=width, color=color)
 

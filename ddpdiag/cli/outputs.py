@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
 from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option, option_name
-from ddpdiag.errors import Unwritten, UsageError
+from ddpdiag.errors import OutputNotWritten, UsageError
 
 if TYPE_CHECKING:
     from ddpdiag.model import Report
@@ -43,9 +43,9 @@ def file_option(content: "Content", help: str, *names: str, panel: str = FILES, 
 
 
 def as_json(report: "Report", _lines: "Iterable[Line]", _path: str) -> str:
-    from ddpdiag.codec import pretty
+    from ddpdiag.codec import indented_json
 
-    return pretty(report)
+    return indented_json(report)
 
 
 def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
@@ -263,7 +263,7 @@ def publish(
     except UsageError as error:
         failed.append(str(error))
     if failed:
-        raise Unwritten("; ".join(failed), report.exit_code)
+        raise OutputNotWritten("; ".join(failed), report.exit_code)
 
 
 def show(text: str, stream: TextIO | None) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from ddpdiag.cli.options import option_name, variable_of
-from ddpdiag.errors import UsageError, nearest
+from ddpdiag.errors import UsageError, did_you_mean
 
 R = TypeVar("R")
 
@@ -155,7 +155,7 @@ def usage_sentence(error: Exception, program: str) -> str:
     message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     if context is not None and (command := re.match(r"No such command '(.*?)'", message)) is not None:
-        message = f"no such command: {command[1]}{nearest(command[1], context.command.list_commands(context))}"
+        message = f"no such command: {command[1]}{did_you_mean(command[1], context.command.list_commands(context))}"
     unknown = getattr(error, "option_name", None)
     if unknown in _UNSUPPORTED_FLAGS and context and any("--minbytes" in p.opts for p in context.command.params):
         return f"{unknown}: ddpdiag does not have this flag of nccl-tests: {_UNSUPPORTED_FLAGS[unknown]}"

@@ -15,7 +15,7 @@ from itertools import zip_longest
 
 from msgspec import Struct
 
-from ddpdiag.comparison import MIN_CORE_SHARE, Change, Direction, changed_facts, compared_figures, lowest_core_share
+from ddpdiag.comparison import MIN_CORE_SHARE, Change, Direction, compare_facts, compare_figures, lowest_core_share
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict
 
@@ -66,7 +66,7 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
         if was != now:
             changes.append(Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}"))
     if old.snapshot is not None and new.snapshot is not None:
-        changes += changed_facts(old.snapshot.facts, new.snapshot.facts)
+        changes += compare_facts(old.snapshot.facts, new.snapshot.facts)
     changes.sort(key=lambda change: _ORDER.index(change.direction))
     # Without compared figures, or if the verdict of the new run is UNKNOWN, a regression may have been missed.
     code = ExitCode.FIT if count and new.verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
@@ -124,7 +124,7 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
         which = "first" if old.snapshot is None else "second"
         text = f"figures were not compared: the {which} report has none"
         return 0, (Change(direction=Direction.UNJUDGED, name="figures", text=text),)
-    return compared_figures(old.snapshot, new.snapshot)
+    return compare_figures(old.snapshot, new.snapshot)
 
 
 _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)

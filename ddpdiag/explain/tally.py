@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.explain.card import Card, Role
 from ddpdiag.explain.lines import Origin
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 
 # The name of a log that is read from standard input.
 STANDARD_INPUT = "standard input"
@@ -128,8 +128,8 @@ class Tally:
     def first_difference(self) -> tuple[int | None, tuple[tuple[Call, tuple[int, ...]], ...]]:
         """The first number under which ranks name different collectives, and these with their ranks; else None, ()."""
         for (_, work), calls in sorted(self.calls_by_work.items(), key=lambda item: item[0][1]):
-            if (odd_ranks := odd_ones_out(calls)) is not None:
-                ranks_by_call = {calls[ranks[0]]: ranks for ranks in odd_ranks.groups.values()}
+            if (odd_ranks := find_odd_ranks(calls)) is not None:
+                ranks_by_call = {calls[ranks[0]]: ranks for ranks in odd_ranks.by_value.values()}
                 return work, tuple(sorted(ranks_by_call.items(), key=lambda side: (len(side[1]), side[1])))
         return None, ()
 

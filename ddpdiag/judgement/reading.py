@@ -44,7 +44,7 @@ def read_run(path: str) -> Recording | Report:
             + (f": its schema is {readable(schema)!r}" if schema else "")
         )
     try:
-        return decode(data, Report, least=SMALLEST_NUMBER)
+        return decode(data, Report, min_magnitude=SMALLEST_NUMBER)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{name}: not a report that this version of ddpdiag can read: {error}") from error
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.checks.registry import BY_WHOLE_CODE
-from ddpdiag.errors import UsageError, nearest
+from ddpdiag.errors import UsageError, did_you_mean
 from ddpdiag.model import RunOptions
 
 # A sentence lists at most this many names.
@@ -55,7 +55,7 @@ def _require_known(option: str, names: Iterable[str], known: Sequence[str], word
 def _expected(name: str, known: Sequence[str], word: str) -> str:
     """The end of an error message: all known names if there are few, else those similar to `name`."""
     if len(known) <= _MAX_LISTED:
-        near = nearest(name, known) if len(known) > 1 else ""
+        near = did_you_mean(name, known) if len(known) > 1 else ""
         return f"expected {', '.join(known)}{near}" if known else "there is none"
     similar = get_close_matches(name, known, n=3)
     meant = f"did you mean {', '.join(similar)}? " if similar else ""

@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.outputs import LintArgs, is_one_file, show, terminal_style
 from ddpdiag.codec import encode, read_bytes, readable
-from ddpdiag.errors import ExitCode, UsageError, nearest
+from ddpdiag.errors import ExitCode, UsageError, did_you_mean
 from ddpdiag.lint import Rule
 from ddpdiag.lint.analysis import Analysis
 from ddpdiag.lint.rules import all_rules
@@ -94,7 +94,7 @@ def select_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ..
     for option, names in (("--select", selected), ("--ignore", excluded)):
         for name in names:
             if not name or not any(code.startswith(name) for code in codes):
-                known = f"expected {codes[0]} to {codes[-1]}, or a prefix{nearest(name, codes)}"
+                known = f"expected {codes[0]} to {codes[-1]}, or a prefix{did_you_mean(name, codes)}"
                 raise UsageError(f"{option} {name}: unknown code of a lint rule; {known}")
     return tuple(
         rule

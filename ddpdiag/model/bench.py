@@ -13,7 +13,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from ddpdiag.errors import UsageError, nearest
+from ddpdiag.errors import UsageError, did_you_mean
 from ddpdiag.model.declared import option
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
@@ -71,7 +71,7 @@ def _names_parser(known: Sequence[str], aliases: Mapping[str, str] = {}) -> Call
         names = tuple(dict.fromkeys(aliases.get(word, word) for word in words))
         for name in names:
             if not name or (known and name not in known):
-                raise UsageError(f"expected {', '.join(known or ('a name',))}{nearest(name, known)}")
+                raise UsageError(f"expected {', '.join(known or ('a name',))}{did_you_mean(name, known)}")
         return names
 
     return parse

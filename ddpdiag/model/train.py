@@ -10,7 +10,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from ddpdiag.errors import UsageError, nearest
+from ddpdiag.errors import UsageError, did_you_mean
 from ddpdiag.model.declared import option
 
 # The number of blocks of the network (strategies.workloads.trainer). A rank of a pipeline has one block or more.
@@ -55,7 +55,7 @@ def _parse_strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
         return tuple(Strategy)
     for name in names:
         if name not in known:
-            raise UsageError(f"expected {', '.join(known)} or all{nearest(name, known)}")
+            raise UsageError(f"expected {', '.join(known)} or all{did_you_mean(name, known)}")
     return tuple(dict.fromkeys(known[name] for name in names))
 
 

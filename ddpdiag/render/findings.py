@@ -15,7 +15,7 @@ from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.render.blocks import Block, Code, Column, Fold, Items, Table, Text
 from ddpdiag.render.page import DETAIL_ROWS_SHOWN, Page, one_line
 from ddpdiag.render.shell import shell_lines
-from ddpdiag.text import fold_hosts, fold_ranks, label, left_out, listed, quantity
+from ddpdiag.text import fold_hosts, fold_ranks, label, listed, omitted_text, quantity
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
@@ -177,7 +177,7 @@ def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iter
         for line in lines[:max_lines]:
             head, mark, rest = one_line(line).partition(": ")
             page.write(rest or head, style="dim", indent=6, lead=head + mark if rest else "", lead_style="dim")
-        if more := left_out(len(lines), max_lines):
+        if more := omitted_text(len(lines), max_lines):
             page.write(more.strip(), style="dim", indent=6)
 
 
@@ -233,7 +233,7 @@ def value_text(name: str, value: Value, limit: int | None = None) -> str:
     if value is None:
         return "not known"
     if isinstance(value, list) and value:
-        return ", ".join(value_text(name, item) for item in value[:limit]) + left_out(len(value), limit)
+        return ", ".join(value_text(name, item) for item in value[:limit]) + omitted_text(len(value), limit)
     return one_line(quantity(name, value))
 
 

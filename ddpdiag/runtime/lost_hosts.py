@@ -8,7 +8,7 @@ from msgspec import structs
 
 from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
-from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
+from ddpdiag.probes.net.tcp_connect import is_loopback, resolve, responds
 from ddpdiag.runtime.deadlines import DEADLINES
 
 # A host answers even for a closed port. If a firewall opens only some ports, that of ssh is the most likely one.
@@ -51,4 +51,4 @@ def _add_answer(line: Line, arrivals: Mapping[int, Arrival], replies: Mapping[tu
 def _any_address_answers(addresses: Sequence[str], port: int) -> bool | None:
     """Whether one of the first two addresses answers, or None if none of them is on another host."""
     remote = [address for address in addresses[:_MAX_ADDRESSES] if address and not is_loopback(address)]
-    return any(answers(address, (port, _SSH_PORT), DEADLINES.host_answer) for address in remote) if remote else None
+    return any(responds(address, (port, _SSH_PORT), DEADLINES.host_answer) for address in remote) if remote else None

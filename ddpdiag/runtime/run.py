@@ -23,7 +23,7 @@ from ddpdiag.judgement.selection import is_selected
 from ddpdiag.model import Arrival, Header, Place, RunOptions
 from ddpdiag.model.news import Joined, Listener, LookingForRank0
 from ddpdiag.model.recording import Line
-from ddpdiag.probes.host.environment import job_and_step
+from ddpdiag.probes.host.environment import job_step_id
 from ddpdiag.probes.host.kernel import age_seconds
 from ddpdiag.probes.host.programs import user_name, write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
@@ -319,7 +319,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         agent_store=run.launch.agent_store,
         unset_variables=run.launch.unset_variables,
         leaf_switch=leaf_switch(os.environ, place.host),
-        slurm_step=job_and_step(os.environ),
+        slurm_step=job_step_id(os.environ),
         user=user_name(os.geteuid()),
         process_age_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()),
     )

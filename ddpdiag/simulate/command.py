@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.outputs import Outputs, progress_counter, publish
 from ddpdiag.codec import disassemble
-from ddpdiag.errors import UsageError, nearest
+from ddpdiag.errors import UsageError, did_you_mean
 from ddpdiag.judgement import judge
 from ddpdiag.model import Recording, RunOptions
 from ddpdiag.simulate import SimulateArgs
@@ -48,6 +48,6 @@ def _parse_faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
     for word in words:
         kind, colon, count = word.partition(":")
         if kind not in known or (colon and not (count.isdigit() and int(count) > 0)):
-            near = "" if kind in known else nearest(kind, known)
+            near = "" if kind in known else did_you_mean(kind, known)
             raise UsageError(f"--fault {word}: expected KIND or KIND:COUNT, with {', '.join(known)} as KIND{near}")
         yield Fault(kind), int(count) if colon else 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Raw, json, structs
 
-from ddpdiag.bandwidth import factor
+from ddpdiag.bandwidth import busbw_factor
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric import hosts as fab001
@@ -279,7 +279,7 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
                 )
             continue
         local_ranks = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
-        seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, local_ranks)
+        seconds = _BYTES * busbw_factor("all_reduce", len(group)) / fleet.rate(hosts, local_ranks)
         samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
         # msgspec's encode is faster than the codec's, which is needed only for nan and infinity.
         data = Raw(json.encode(Data(len(group), _BYTES, samples)))

@@ -12,7 +12,7 @@ from ddpdiag.cli import check
 from ddpdiag.cli.check import check_backend, refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckArgs
 from ddpdiag.cli.outputs import Outputs, progress_counter, show, terminal_style
-from ddpdiag.codec import pretty
+from ddpdiag.codec import indented_json
 from ddpdiag.errors import UsageError
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import TrainRequest
@@ -70,7 +70,7 @@ def compare_launchers(launch_args: LaunchArgs, train: TrainRequest, options: Che
     width, colored = terminal_style(stream, outputs.color)
     try:
         if json is not None:
-            files.write(json, pretty(report))
+            files.write(json, indented_json(report))
     finally:  # the table is shown even if the file cannot be written
         page = Page(color=colored, width=width)
         paint(page, launcher_blocks(report))

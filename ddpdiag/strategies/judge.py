@@ -12,7 +12,7 @@ from ddpdiag.checks.known_errors import cause_of
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.train import Strategy, StrategyRow, StrategyStatus, TrainReport
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.strategies.trainings import (
     Data,
     batch_size_of,
@@ -285,12 +285,12 @@ def _different_weights(run: StrategyRun) -> tuple[tuple[str, ...], tuple[int, ..
         ("began", {rank: data.start_checksum for rank, data in run.data.items() if data.start_checksum}),
         ("ended", {rank: data.end_checksum for rank, data in run.data.items() if data.end_checksum}),
     ):
-        odd = odd_ones_out(values)
+        odd = find_odd_ranks(values)
         if odd is not None and odd.ranks:
             sentences.append(f"{ranks_text(odd.ranks).capitalize()} {word} with other parameters than most ranks.")
             return tuple(sentences), odd.ranks
         if odd is not None:
-            sentences.append(f"The ranks {word} with {len(odd.groups)} different sets of parameters.")
+            sentences.append(f"The ranks {word} with {len(odd.by_value)} different sets of parameters.")
     return tuple(sentences), ()
 
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 from ddpdiag.checks.known_errors import known_error, with_meaning
 from ddpdiag.codec import decode, encode
 from ddpdiag.model.train import StrategyStatus
-from ddpdiag.probes.host.programs import python_command, with_home
+from ddpdiag.probes.host.programs import python_command, with_package_path
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Log, Signals, describe_end, die_with_parent, signal_process
 from ddpdiag.strategies.launchers import LauncherRow, LaunchMethod, RankTimes, Training
@@ -149,7 +149,7 @@ class LauncherComparison:
 
     def _run(self, to_start: Sequence[Command], out: Path, limit_seconds: float) -> tuple[StrategyStatus, str]:
         """Run the commands for at most `limit_seconds`, then end all processes. Returns the outcome and its reason."""
-        env = environment(with_home(os.environ), folder=self._folder)
+        env = environment(with_package_path(os.environ), folder=self._folder)
         log = Log()
         processes: list[subprocess.Popen[bytes]] = []
         in_time, reason = True, ""

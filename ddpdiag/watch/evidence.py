@@ -32,7 +32,7 @@ from msgspec import Struct
 from ddpdiag.codec import read_bytes
 from ddpdiag.probes.collectives import BUFFER_NAMES, TraceDump, read_dump
 from ddpdiag.probes.host.kernel import PROC, read_int, read_pairs
-from ddpdiag.probes.host.programs import run_bounded
+from ddpdiag.probes.host.programs import run_until
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.05
@@ -111,17 +111,17 @@ def dump_stacks(program: str, pid: int, end: float) -> Stacks:
 
 def _dump_once(program: str, pid: int, end: float) -> Stacks:
     try:
-        completed = run_bounded([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
+        completed = run_until([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
     except OSError as error:
         return Stacks(why_missing=f"py-spy could not be started: {error.strerror or error}")
     if completed is None:
         return Stacks(why_missing=_TOO_LATE)
     if completed.code != 0:
-        is_refused = re.search(r"ermission [dD]enied|EPERM|not permitted", completed.err) is not None
-        first = next((line.strip() for line in completed.err.splitlines() if line.strip()), "it failed")
+        is_refused = re.search(r"ermission [dD]enied|EPERM|not permitted", completed.stderr) is not None
+        first = next((line.strip() for line in completed.stderr.splitlines() if line.strip()), "it failed")
         return Stacks(is_refused=is_refused, why_missing=f"py-spy: {first.removeprefix('Error: ')[:_MAX_CHARACTERS]}")
     try:
-        threads = _threads_decoder.decode(completed.out)
+        threads = _threads_decoder.decode(completed.stdout)
         main = next((thread for thread in threads if thread.os_thread_id == pid), None)
         others = tuple(_frames(thread) for thread in threads if thread is not main and thread.frames)
         if main is None or not main.frames:

@@ -16,7 +16,7 @@ from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.posted import in_words, lag, last, split
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun
 from ddpdiag.watch.look import Activity, Look, RankState, subject
 from ddpdiag.watch.processes import LAUNCHERS
@@ -277,14 +277,14 @@ def _ranks_elsewhere(look: Look) -> Finding | None:
     """Name ranks that are at another place in the code than most ranks, if no rank is known to wait."""
     known = look.ranks_doing(Activity.ELSEWHERE, Activity.MAY_WAIT, Activity.LOADING)
     places = {rank: look.by_rank[rank].place for rank in known}
-    odd = odd_ones_out(places) if len(known) == len(look.ranks) else None
+    odd = find_odd_ranks(places) if len(known) == len(look.ranks) else None
     if odd is None or not odd.ranks:
         return None
     others = tuple(rank for rank in places if rank not in odd.ranks)
     return _finding(
         "odd",
         f"{subject(odd.ranks, 'is', 'are')} elsewhere in the code than the others",
-        f"{begun(subject(others, 'is', 'are'))} in {odd.usual}), "
+        f"{begun(subject(others, 'is', 'are'))} in {odd.majority}), "
         f"{subject(odd.ranks, 'is', 'are')} not{look.where_text(odd.ranks)}.",
         _ELSEWHERE_FIX,
         odd.ranks,
@@ -295,9 +295,9 @@ def _all_waiting(look: Look) -> Finding | None:
     waiting = look.ranks_doing(Activity.WAITING)
     if not waiting or len(waiting) != len(look.ranks):
         return None
-    odd = odd_ones_out({state.rank: state.call for state in look.ranks})
+    odd = find_odd_ranks({state.rank: state.call for state in look.ranks})
     if odd is not None:
-        parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in odd.groups.items()]
+        parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in odd.by_value.items()]
         return _finding(
             "paths",
             "the ranks wait in different collectives",

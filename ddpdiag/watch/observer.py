@@ -17,9 +17,9 @@ from msgspec import structs
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.nvml import GpuUse
-from ddpdiag.probes.gpu.visibility import holds_gpu, nvidia_gpus
-from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, process_state
-from ddpdiag.probes.host.programs import python_command, run_bounded, with_home
+from ddpdiag.probes.gpu.visibility import holds_gpu, openable_gpus
+from ddpdiag.probes.host.kernel import cpu_ticks, proc_root, process_state, runnable_seconds
+from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
 from ddpdiag.runtime.supervisor.hang_evidence import MAX_FRAMES, MAX_THREAD_FRAMES, MAX_THREADS, first_frames
 from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
 from ddpdiag.watch.look import Helper, Look, RankState
@@ -105,7 +105,7 @@ class Observer:
         use_measured_at = time.monotonic() + _USE_SECONDS
         # Reading the memory of a process may hang behind a lock of that process, so readers have a time limit.
         pool = ThreadPoolExecutor(max_workers=min(_MAX_READERS, len(ranks) + 2))
-        gpu_reader = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
+        gpu_reader = pool.submit(read_gpu_uses, end) if openable_gpus(proc_root(os.environ)) else None
         trace_reader = pool.submit(self._traces, end)
         py_spy = find_py_spy()
         stack_readers = {rank: pool.submit(stacks_of, py_spy, process.pid, end) for rank, process in ranks.items()}
@@ -186,15 +186,17 @@ class _Use(NamedTuple):
 
 def _use_of(pid: int) -> _Use:
     ticks = cpu_ticks(pid)
-    seconds = core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
+    seconds = runnable_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
     return _Use(time.monotonic(), seconds, process_state(pid))
 
 
 def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """Read the use of all GPUs in a subprocess until `end` (time.monotonic). If that fails, the text says why."""
     try:
-        completed = run_bounded(python_command("ddpdiag.probes.gpu.nvml"), end, env=with_home(os.environ))
-        return ((), "NVML did not respond in time") if completed is None else (_gpus_decoder.decode(completed.out), "")
+        completed = run_until(python_command("ddpdiag.probes.gpu.nvml"), end, env=with_package_path(os.environ))
+        return (
+            ((), "NVML did not respond in time") if completed is None else (_gpus_decoder.decode(completed.stdout), "")
+        )
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
 

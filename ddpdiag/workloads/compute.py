@@ -12,7 +12,7 @@ from msgspec import structs
 from ddpdiag.model import Depth
 from ddpdiag.model.measurements import Compute, GpuLoad
 from ddpdiag.model.trial import CONTEXT_STEP, Context
-from ddpdiag.probes.gpu.health import Watched, watched
+from ddpdiag.probes.gpu.health import GpuMonitor, gpu_monitor
 from ddpdiag.workloads.devices import describe, first_line, synchronize
 
 
@@ -54,7 +54,7 @@ def measure_rates(ctx: Context, device: torch.device) -> Compute:
         pid=os.getpid(),
     )
     on_device: AbstractContextManager[object] = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
-    with on_device, watched(description.uuid) as watched_gpu, torch.no_grad():
+    with on_device, gpu_monitor(description.uuid) as watched_gpu, torch.no_grad():
         try:
             if reason := start_cublas(device):
                 return structs.replace(result, why_unmeasured=reason)
@@ -83,7 +83,7 @@ def start_cublas(device: torch.device) -> str:
     return ""
 
 
-def _add_product_rates(ctx: Context, device: torch.device, gpu: Watched, result: Compute) -> Compute:
+def _add_product_rates(ctx: Context, device: torch.device, gpu: GpuMonitor, result: Compute) -> Compute:
     """Return `result` with the rate of each batch of products and the GPU's load during it."""
     # Tensor cores multiply bf16 from Ampere on.
     has_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)

@@ -18,7 +18,7 @@ from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.paths import peers_of
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.kernel import proc_root, sys_root
-from ddpdiag.probes.net.adapters import route_out
+from ddpdiag.probes.net.adapters import outgoing_card
 
 # Device types of two backends. Others use the first type that they are registered for; gloo is registered for GPUs too.
 _DEVICE_TYPES = {"nccl": "cuda", "gloo": "cpu"}
@@ -79,7 +79,7 @@ def link_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     `overrides` are environment variables to ignore, because they were set for an experiment only.
     """
     env = {name: value for name, value in os.environ.items() if name not in set(overrides)}
-    nic = route_out("nccl" if device.type == "cuda" else "gloo", env, sys_root(os.environ))
+    nic = outgoing_card("nccl" if device.type == "cuda" else "gloo", env, sys_root(os.environ))
     limits = Limits()
     if nic is not None:
         limits = Limits(

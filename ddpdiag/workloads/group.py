@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
-from ddpdiag.probes.host.shared_files import open_private_folder, unfit_for_url
+from ddpdiag.probes.host.shared_files import open_private_folder, unusable_url_character
 from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.collectives import connect
 from ddpdiag.workloads.devices import choose_device
@@ -263,7 +263,7 @@ def _agree_on_new_file(ctx: Context, nonce: str) -> str:
     path = Path(ctx.barrier(str(folder.absolute() / name) if ctx.group_rank == 0 else "").offer)
     if nonce:
         return f"/proc/self/fd/{open_private_folder(path.parent)}/{path.name}"
-    if unfit_for_url(str(path)) is None:
+    if unusable_url_character(str(path)) is None:
         return str(path)
     return f"/proc/self/fd/{os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)}/{path.name}"
 

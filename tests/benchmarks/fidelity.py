@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
-from ddpdiag.bandwidth import counts
+from ddpdiag.bandwidth import rounded_size
 from ddpdiag.bench.workloads.operations import prepare
 from ddpdiag.bench.workloads.sweep import time_calls, time_one_by_one
 from ddpdiag.model.bench import parse_size
@@ -64,7 +64,7 @@ def plain_loop() -> Callable[[torch.Tensor, int], list[float]]:
 
 def alternate(wanted: int, calls: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of `calls` calls each: ours, the plain loop's, and its copy's."""
-    sizes = counts("all_reduce", wanted, 4, dist.get_world_size())
+    sizes = rounded_size("all_reduce", wanted, 4, dist.get_world_size())
     operation = prepare("all_reduce", "float", sizes, device)
     (buffer,) = operation.buffers  # one for all: where memory lies makes a difference, too
     loop, again = plain_loop(), plain_loop()

@@ -82,9 +82,9 @@ def _work(tensor) -> None:
 
 def look() -> None:
     from ddpdiag.codec import encode
-    from ddpdiag.probes.gpu.health import look
+    from ddpdiag.probes.gpu.health import read_gpus
 
-    sys.stdout.buffer.write(encode(look(lambda step: None)))
+    sys.stdout.buffer.write(encode(read_gpus(lambda step: None)))
 
 
 def rank() -> None:
@@ -107,11 +107,11 @@ def rank() -> None:
 
 
 def _tell_when_silent(last: list[float]) -> None:
-    from ddpdiag.probes.collectives import posted
+    from ddpdiag.probes.collectives import posted_collectives
 
     while time.monotonic() - last[0] < SILENT_SECONDS:
         time.sleep(0.1)
-    traces = posted()
+    traces = posted_collectives()
     told = {"traces": None if traces is None else [repr(own) for own in traces]}
     print(json.dumps(told), flush=True)
     os._exit(0)

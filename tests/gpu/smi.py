@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.health import GpuReading, Health
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 # What moves between two looks: degrees, and counters of links that recover.
@@ -59,7 +59,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def differences(look: Look, document: str) -> list[str]:
+def differences(look: GpuReading, document: str) -> list[str]:
     """Where the two differ; a field that nvidia-smi does not have ("N/A") must be None of ours."""
     try:
         root = ElementTree.fromstring(document)

@@ -23,7 +23,7 @@ from smi import differences
 
 from ddpdiag.checks.failure_evidence import last_words
 from ddpdiag.codec import decode
-from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.health import GpuReading
 from ddpdiag.probes.gpu.kernel_log import kernel_log, kmsg_path
 from ddpdiag.probes.gpu.nvml import enumerate_gpus, gpu_uses
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -180,7 +180,7 @@ def test_4_each_field_of_the_gpus_beside_nvidia_smi(runs: Runs, state: str) -> N
         load.wait_until(lambda: is_ready(load), 90)
     job = runs.start(ACTS, "look")
     job.wait(60)
-    look, document = decode(job.stdout.encode(), Look), nvidia_smi("-q", "-x")
+    look, document = decode(job.stdout.encode(), GpuReading), nvidia_smi("-q", "-x")
     runs.field.keep_text(f"look-{state}.json", job.stdout)
     if document is None:
         runs.step.facts["nvidia-smi"] = "not there, or it fails"

@@ -11,7 +11,7 @@ from jobs import CHECK
 
 from ddpdiag.checks.registry import by_code
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.gpu.health import look
+from ddpdiag.probes.gpu.health import read_gpus
 from ddpdiag.probes.gpu.nvml import enumerate_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpus")]
@@ -73,7 +73,7 @@ def test_gpus_are_those_of_nvidia_smi():
 
 def test_health_is_that_of_nvidia_smi():
     fields = ("uuid", "pci.bus_id", "driver_version", "pcie.link.width.current", "pcie.link.gen.max")
-    found = look(lambda step: None)
+    found = read_gpus(lambda step: None)
     assert found.error is None
     for gpu, (uuid, pci, driver, width, generation) in zip(found.gpus, nvidia_smi(*fields), strict=True):
         assert (gpu.uuid, found.driver) == (uuid, driver)
@@ -85,7 +85,7 @@ def test_error_counters_are_those_of_nvidia_smi():
     fields = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "power.limit", "compute_mode")
     modes = {"Default": 0, "Prohibited": 2, "Exclusive_Process": 3}
     pending = {"No": False, "0": False, "Yes": True, "1": True}
-    for gpu, (errors, remap, watts, mode) in zip(look(print).gpus, nvidia_smi(*fields), strict=True):
+    for gpu, (errors, remap, watts, mode) in zip(read_gpus(print).gpus, nvidia_smi(*fields), strict=True):
         if errors.isdigit():
             assert gpu.memory.uncorrected == int(errors)
         if remap in pending:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import LAST, posted
+from ddpdiag.probes.collectives import MAX_COLLECTIVES, posted_collectives
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def group():
 
 def test_what_a_group_posts_is_read_back_with_its_sizes(group):
     before = time.time()
-    assert posted(before) == ()
-    for size in range(1, LAST + 3):
+    assert posted_collectives(before) == ()
+    for size in range(1, MAX_COLLECTIVES + 3):
         dist.all_reduce(torch.ones(size, 2))
     dist.barrier()
-    *_, reduced, barrier = posted(before)
-    upto = LAST + 2
+    *_, reduced, barrier = posted_collectives(before)
+    upto = MAX_COLLECTIVES + 2
     assert reduced == Collective(seq=upto, name="gloo:all_reduce", elements=2 * upto, dtype="Float", group="0")
-    assert (barrier.seq, barrier.name) == (LAST + 3, "gloo:barrier")
-    assert len(posted(before)) == LAST
-    assert posted(time.time()) == (), "the next trial does not see it"
+    assert (barrier.seq, barrier.name) == (MAX_COLLECTIVES + 3, "gloo:barrier")
+    assert len(posted_collectives(before)) == MAX_COLLECTIVES
+    assert posted_collectives(time.time()) == (), "the next trial does not see it"

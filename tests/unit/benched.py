@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Raw, structs
 from seen import world_of
 
-from ddpdiag.bandwidth import counts
+from ddpdiag.bandwidth import rounded_size
 from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Data, rank_row
 from ddpdiag.checks.api import Seen, new_trial
@@ -45,7 +45,11 @@ def data_of(
         extremes = [min(call) for call in calls], [max(call) for call in calls]
         rows.append(
             rank_row(
-                counts(collective, size, 4, ranks), "float", clock(rank, size), (wrong or {}).get(size, 0), extremes
+                rounded_size(collective, size, 4, ranks),
+                "float",
+                clock(rank, size),
+                (wrong or {}).get(size, 0),
+                extremes,
             )
         )
     values = {

@@ -4,7 +4,7 @@ from msgspec import structs
 from seen import seen_of
 
 from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.probes.gpu.health import Clocks, Health, Look, MemoryErrors
+from ddpdiag.probes.gpu.health import Clocks, GpuReading, Health, MemoryErrors
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink
 
 LINKS = tuple(NvLink(number=number, up=True, errors=0) for number in range(18))
@@ -38,7 +38,7 @@ def host_of(sick=None, *, host=0, count=8, driver="580.1"):
     """One host's GPUs; `sick` maps an index to what differs there."""
     changes = dict(sick or {})
     gpus = tuple(healthy(index, host, **changes.get(index, {})) for index in range(count))
-    return Look(driver=driver, gpus=gpus)
+    return GpuReading(driver=driver, gpus=gpus)
 
 
 def seen(*looks, **world):

@@ -13,7 +13,7 @@ from ddpdiag.model import Arrival, Outcome, Recording, RunOptions, Status
 from ddpdiag.model.recording import Header
 from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh import Cell
-from ddpdiag.probes.net.mesh_listener import KIB, LARGE
+from ddpdiag.probes.net.mesh_listener import KIB, LARGE_SIZE
 from ddpdiag.probes.net.tcp_connect import Reach
 
 Link = tuple[int, int]
@@ -40,7 +40,7 @@ def cell(peer: int, **more: object) -> Cell:
     usual = {
         "reach": Reach.ACCEPTED,
         "address": f"10.0.0.{peer + 1}",
-        "passed_bytes": LARGE,
+        "passed_bytes": LARGE_SIZE,
         "bytes_per_s": 1e9,
         "segments": 10_000,
         "retransmitted": 0,

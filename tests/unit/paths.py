@@ -4,7 +4,7 @@ from msgspec import structs
 from seen import seen_of, together
 
 from ddpdiag.checks.p2p.paths import CHECK, Data
-from ddpdiag.probes.gpu.iommu import Bridge, Slot, Surroundings
+from ddpdiag.probes.gpu.iommu import Bridge, PcieTopology, Slot
 from ddpdiag.probes.gpu.nvml import Gpu
 from ddpdiag.probes.gpu.paths import GpuPath, Level, Paths
 
@@ -45,7 +45,7 @@ def around(count=4, *, acs=0, ports=(), roots=(), **facts):
     addresses = dict.fromkeys(address for slot in slots for address in slot.bridges)
     bridges = [Bridge(address, REDIRECTS if address in on else acs) for address in addresses]
     own = {"virtual": False, "slots": tuple(slots), "bridges": tuple(bridges)}
-    return Surroundings(**(own | facts))
+    return PcieTopology(**(own | facts))
 
 
 def translating(count=4, **facts):

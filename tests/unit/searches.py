@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Raw, structs
 from seen import seen_of
 
-from ddpdiag.bandwidth import factor
+from ddpdiag.bandwidth import busbw_factor
 from ddpdiag.checks.api import Check, Seen
 from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.rendezvous import methods
@@ -41,6 +41,6 @@ def searched(
 def _outcome(trial: Trial, rank: int, group: Sequence[int], rate: float | None) -> Outcome:
     if rate is None:
         return Outcome(trial=trial.number, code=trial.code, rank=rank, status=Status.HUNG)
-    seconds = _BYTES * factor("all_reduce", len(group)) / rate
+    seconds = _BYTES * busbw_factor("all_reduce", len(group)) / rate
     data = Raw(encode(Data(len(group), _BYTES, samples([seconds]))))
     return Outcome(trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data)

@@ -10,7 +10,7 @@ from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.speed import CHECK, Data
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
-from ddpdiag.probes.net.nccl_log import Hop, Log
+from ddpdiag.probes.net.nccl_log import Hop, NcclLog
 from ddpdiag.stats import Samples
 
 GB = 1e9
@@ -46,7 +46,7 @@ def transport_of(rank, size, on_host, *, kind="P2P", name="CUMEM", links=H100, l
     )
     hop = hop_of(rank, size, on_host, kind, name)
     hop = structs.replace(hop, name=network) if network and hop.kind == "NET" else hop
-    told = Log(hops=(hop,), settings=settings) if log else None
+    told = NcclLog(hops=(hop,), settings=settings) if log else None
     host, index = divmod(rank, on_host)
     return transport.Data(log=told, gpu_uuid=uuid_of(index, host), links=links, ports=ports)
 

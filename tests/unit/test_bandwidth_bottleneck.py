@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth import Bound, busbw, factor
+from ddpdiag.bandwidth import Bound, busbw, busbw_factor
 from ddpdiag.bench.series import assess
 from ddpdiag.model.bench import BenchRow, Bottleneck
 
@@ -43,7 +43,7 @@ def assessed(
 ) -> tuple[Bottleneck, str]:
     """An all-reduce of 8 ranks along a line: bus bandwidth of an endless message, and seconds of an empty one."""
     backend = "gloo" if bound and bound.part is Bottleneck.COPY else "nccl"
-    rate = endless / factor("all_reduce", 8)
+    rate = endless / busbw_factor("all_reduce", 8)
     hosts = more.pop("hosts", 2 if bound and bound.part is Bottleneck.NIC else 1)
     return assess([row(size, latency + size / rate, backend) for size in sizes], bound, host_count=hosts, **more)
 

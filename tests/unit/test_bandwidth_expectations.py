@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.bandwidth import bound
+from ddpdiag.bandwidth import lowest_bound
 from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits, PeerPath
 
 # The machine may be busy.
@@ -49,7 +49,7 @@ def with_rails(rate: float, *, hosts: int = 2) -> dict[int, Limits]:
 
 def test_a_slow_rank_does_not_lower_what_is_asked_of_all() -> None:
     slow = Limits(copy_bytes_per_s=1e9, loopback_bytes_per_s=0.2e9)
-    assert bound("all_reduce", "gloo", world(3), {**same(CPU, 3), 1: slow}) == bound(
+    assert lowest_bound("all_reduce", "gloo", world(3), {**same(CPU, 3), 1: slow}) == lowest_bound(
         "all_reduce", "gloo", world(3), same(CPU, 3)
     )
 
@@ -74,7 +74,7 @@ BOUNDS = {
 
 @pytest.mark.parametrize(("backend", "hosts", "limits", "part", "busbw"), BOUNDS.values(), ids=BOUNDS)
 def test_the_slowest_part_bounds_an_all_reduce(golden, backend, hosts, limits, part, busbw) -> None:
-    found = bound("all_reduce", backend, hosts, limits)
+    found = lowest_bound("all_reduce", backend, hosts, limits)
     assert found is not None
     assert found.part.name == part
     assert found.busbw_bytes_per_s == pytest.approx(busbw)
@@ -106,7 +106,7 @@ def trays(*domains: str | None) -> dict[int, Limits]:
 )
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
 def test_hosts_in_one_domain_of_nvlinks_are_not_bound_by_their_cards(golden, collective, domains, part, busbw) -> None:
-    found = bound(collective, "nccl", world(*[4] * len(domains)), trays(*domains))
+    found = lowest_bound(collective, "nccl", world(*[4] * len(domains)), trays(*domains))
     assert found is not None
     assert (found.part, found.network_unknown) == (part, False)
     assert found.busbw_bytes_per_s == pytest.approx(busbw)
@@ -116,8 +116,8 @@ def test_hosts_in_one_domain_of_nvlinks_are_not_bound_by_their_cards(golden, col
 
 def test_ranks_that_alternate_between_hosts_share_the_card() -> None:
     limits = same(card(CPU, 0.125e9), 4)
-    together = bound("all_reduce", "gloo", {"a": (0, 1), "b": (2, 3)}, limits)
-    apart = bound("all_reduce", "gloo", {"a": (0, 2), "b": (1, 3)}, limits)
+    together = lowest_bound("all_reduce", "gloo", {"a": (0, 1), "b": (2, 3)}, limits)
+    apart = lowest_bound("all_reduce", "gloo", {"a": (0, 2), "b": (1, 3)}, limits)
     assert together is not None
     assert apart is not None
     assert apart.busbw_bytes_per_s == pytest.approx(together.busbw_bytes_per_s / 2)
@@ -125,12 +125,12 @@ def test_ranks_that_alternate_between_hosts_share_the_card() -> None:
 
 def test_all_ports_of_infiniband_are_counted_one_by_one() -> None:
     """Every rank sees all of them under one name: 8 ports of 400 Gbit/s are 8 cards, not one of 3200 Gbit/s."""
-    found = bound("all_reduce", "nccl", world(8, 8), same(infiniband(H100, 8, 25e9), 16))
-    assert found == bound("all_reduce", "nccl", world(8, 8), with_rails(25e9))
+    found = lowest_bound("all_reduce", "nccl", world(8, 8), same(infiniband(H100, 8, 25e9), 16))
+    assert found == lowest_bound("all_reduce", "nccl", world(8, 8), with_rails(25e9))
 
 
 def test_a_neighbour_gets_what_one_port_carries(golden) -> None:
-    found = bound("send_recv", "nccl", world(8, 8), same(infiniband(H100, 8, 50e9), 16))
+    found = lowest_bound("send_recv", "nccl", world(8, 8), same(infiniband(H100, 8, 50e9), 16))
     assert found is not None
     assert found.part is Bottleneck.NIC
     assert found.busbw_bytes_per_s == pytest.approx(0.92 * 50e9)
@@ -138,10 +138,10 @@ def test_a_neighbour_gets_what_one_port_carries(golden) -> None:
 
 
 def test_a_network_of_unknown_speed_is_told_from_a_known_one() -> None:
-    unknown = bound("all_reduce", "nccl", world(1, 1), same(H100, 2))
-    half = bound("all_reduce", "nccl", world(1, 1), {0: H100, 1: card(H100, 50e9)})
-    known = bound("all_reduce", "nccl", world(1, 1), same(card(H100, 50e9), 2))
-    alone = bound("all_reduce", "nccl", world(2), same(H100, 2))
+    unknown = lowest_bound("all_reduce", "nccl", world(1, 1), same(H100, 2))
+    half = lowest_bound("all_reduce", "nccl", world(1, 1), {0: H100, 1: card(H100, 50e9)})
+    known = lowest_bound("all_reduce", "nccl", world(1, 1), same(card(H100, 50e9), 2))
+    alone = lowest_bound("all_reduce", "nccl", world(2), same(H100, 2))
     assert [found and found.network_unknown for found in (unknown, half, known, alone)] == [True, True, False, False]
 
 
@@ -192,7 +192,7 @@ INSIDE = {
 @pytest.mark.parametrize(("limits", "paths", "processor", "busbw"), INSIDE.values(), ids=INSIDE)
 def test_the_weakest_place_of_a_ring_bounds_it(golden, limits, paths, processor, busbw) -> None:
     own = on_one_host(limits, paths, processor)
-    found = bound("all_reduce", "nccl", world(len(own)), own)
+    found = lowest_bound("all_reduce", "nccl", world(len(own)), own)
     assert found is not None
     assert found.busbw_bytes_per_s == pytest.approx(busbw)
     golden(found.source)
@@ -200,7 +200,7 @@ def test_the_weakest_place_of_a_ring_bounds_it(golden, limits, paths, processor,
 
 def test_an_all_to_all_sends_more_out_of_its_host_than_a_ring() -> None:
     """2 hosts of 8: each rank sends 8 of its 16 parts away, so a host 8 x S/2, while S x 15/16 counts."""
-    found = bound("all_to_all", "nccl", world(8, 8), with_rails(25e9))
+    found = lowest_bound("all_to_all", "nccl", world(8, 8), with_rails(25e9))
     assert found is not None
     seconds_per_byte = 8 * 0.5 / 200e9
     assert found.busbw_bytes_per_s == pytest.approx(0.92 * (15 / 16) / seconds_per_byte)
@@ -219,7 +219,7 @@ def test_an_all_to_all_sends_more_out_of_its_host_than_a_ring() -> None:
     ],
 )
 def test_where_nothing_is_known_nothing_is_expected(backend, hosts, limits) -> None:
-    assert bound("all_reduce", backend, hosts, limits) is None
+    assert lowest_bound("all_reduce", backend, hosts, limits) is None
 
 
 rates = st.none() | st.floats()
@@ -253,7 +253,7 @@ limits = st.builds(
     st.dictionaries(st.integers(0, 15), limits, max_size=16),
 )
 def test_any_limits_are_read(collective: str, backend: str, sizes: list[int], limits: dict[int, Limits]) -> None:
-    found = bound(collective, backend, world(*sizes), limits)
+    found = lowest_bound(collective, backend, world(*sizes), limits)
     if found is not None:
         assert found.busbw_bytes_per_s >= 0
         assert found.source.isascii()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bandwidth import Counts, algbw, busbw, counts, factor
+from ddpdiag.bandwidth import MessageSize, algbw, busbw, busbw_factor, rounded_size
 from ddpdiag.model.bench import COLLECTIVES
 
 # The machine may be busy.
@@ -49,39 +49,39 @@ def test_rows_that_nccl_tests_printed(size: int, microseconds: float, algbw_gb: 
 def test_every_collective_has_a_number_by_hand_and_an_unknown_one_is_an_error() -> None:
     assert set(BY_HAND) == set(COLLECTIVES)
     with pytest.raises(ValueError, match="gather_all"):
-        factor("gather_all", 2)
+        busbw_factor("gather_all", 2)
 
 
 @pytest.mark.parametrize(
     ("collective", "wanted", "ranks", "expected"),
     [
-        ("all_reduce", 1024, 8, Counts(1024, 256, 256, 256)),
-        ("all_reduce", 1023, 8, Counts(1020, 255, 255, 255)),
-        ("broadcast", 8, 3, Counts(8, 2, 2, 2)),
-        ("reduce", 2, 2, Counts(4, 1, 1, 1)),
-        ("send_recv", 0, 2, Counts(4, 1, 1, 1)),
-        ("all_gather", 1024, 8, Counts(1024, 32, 32, 256)),
-        ("reduce_scatter", 1024, 8, Counts(1024, 32, 256, 32)),
-        ("all_to_all", 1024, 8, Counts(1024, 32, 256, 256)),
+        ("all_reduce", 1024, 8, MessageSize(1024, 256, 256, 256)),
+        ("all_reduce", 1023, 8, MessageSize(1020, 255, 255, 255)),
+        ("broadcast", 8, 3, MessageSize(8, 2, 2, 2)),
+        ("reduce", 2, 2, MessageSize(4, 1, 1, 1)),
+        ("send_recv", 0, 2, MessageSize(4, 1, 1, 1)),
+        ("all_gather", 1024, 8, MessageSize(1024, 32, 32, 256)),
+        ("reduce_scatter", 1024, 8, MessageSize(1024, 32, 256, 32)),
+        ("all_to_all", 1024, 8, MessageSize(1024, 32, 256, 256)),
         # 341 bytes a rank are 85 floats, and 84 of them end at 16 bytes.
-        ("all_gather", 1024, 3, Counts(1008, 84, 84, 252)),
+        ("all_gather", 1024, 3, MessageSize(1008, 84, 84, 252)),
         # nccl-tests would move nothing.
-        ("all_gather", 8, 2, Counts(8, 1, 1, 2)),
-        ("all_to_all", 8, 8, Counts(32, 1, 8, 8)),
-        ("reduce_scatter", 24, 2, Counts(24, 3, 6, 3)),
+        ("all_gather", 8, 2, MessageSize(8, 1, 1, 2)),
+        ("all_to_all", 8, 8, MessageSize(32, 1, 8, 8)),
+        ("reduce_scatter", 24, 2, MessageSize(24, 3, 6, 3)),
         # As reduce_scatter_perf printed them on 8 GPUs.
-        ("reduce_scatter", 128, 8, Counts(128, 4, 32, 4)),
-        ("reduce_scatter", 512, 8, Counts(512, 16, 128, 16)),
+        ("reduce_scatter", 128, 8, MessageSize(128, 4, 32, 4)),
+        ("reduce_scatter", 512, 8, MessageSize(512, 16, 128, 16)),
     ],
 )
-def test_what_a_size_of_floats_comes_to(collective: str, wanted: int, ranks: int, expected: Counts) -> None:
-    assert counts(collective, wanted, 4, ranks) == expected
+def test_what_a_size_of_floats_comes_to(collective: str, wanted: int, ranks: int, expected: MessageSize) -> None:
+    assert rounded_size(collective, wanted, 4, ranks) == expected
 
 
 @relaxed
 @given(collectives, sizes, elements, worlds)
 def test_buffers_are_never_empty_and_hold_the_size(collective: str, wanted: int, element: int, ranks: int) -> None:
-    got = counts(collective, wanted, element, ranks)
+    got = rounded_size(collective, wanted, element, ranks)
     assert min(got.count, got.send, got.receive) >= 1
     assert max(got.send, got.receive) * element == got.size_bytes
-    assert counts(collective, got.size_bytes, element, ranks) == got
+    assert rounded_size(collective, got.size_bytes, element, ranks) == got

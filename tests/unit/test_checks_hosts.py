@@ -6,7 +6,7 @@ from seen import seen_of
 
 from ddpdiag.checks.hosts import answers_by_host, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import CHECK, Data
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 
 
 def test_runs_of_ranks_are_joined_and_what_is_left_out_is_counted_by_rank_and_not_by_range(golden):
@@ -31,7 +31,7 @@ def test_many_ranks_stay_one_line(ranks):
 
 
 def test_the_odd_value_comes_first_and_the_usual_one_last(golden):
-    odd = odd_ones_out({0: "a", 1: "a", 2: "b", 3: None, 4: "a", 5: "a"})
+    odd = find_odd_ranks({0: "a", 1: "a", 2: "b", 3: None, 4: "a", 5: "a"})
     golden(odd_text(odd, missing="unset"))
 
 

@@ -21,8 +21,8 @@ from ddpdiag.cli.check import _absolute_path
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.options import Color, split_at_commas
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal_style
-from ddpdiag.codec import disassemble, encode, pretty, read_recording
-from ddpdiag.errors import ExitCode, Unwritten, UsageError
+from ddpdiag.codec import disassemble, encode, indented_json, read_recording
+from ddpdiag.errors import ExitCode, OutputNotWritten, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.reading import read_report
 from ddpdiag.judgement.selection import validate
@@ -143,7 +143,7 @@ def test_a_quiet_run_whose_json_is_on_standard_output_prints_nothing_else(capsys
 
 @pytest.mark.parametrize("stream", [Full(), closed(), None], ids=["full", "closed", "none"])
 def test_a_report_that_cannot_be_shown_is_explained(golden, stream: io.TextIOBase | None) -> None:
-    with pytest.raises(Unwritten) as caught:
+    with pytest.raises(OutputNotWritten) as caught:
         shown_on(stream)
     assert caught.value.exit_code == ExitCode.UNKNOWN  # of a run that is FIT
     golden(str(caught.value))
@@ -244,7 +244,7 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("layout", [encode, pretty])
+@pytest.mark.parametrize("layout", [encode, indented_json])
 def test_a_report_is_shown_again_as_its_recording_would_be(written: Path, capsys, golden, layout) -> None:
     report = read_report(str(written))
     text = layout(report)

@@ -72,7 +72,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 )
 def test_a_number_that_no_machine_has_and_deep_nesting_are_refused(loss: bytes) -> None:
     with pytest.raises(DecodeError):
-        decode(b'{"loss": ' + loss + b"}", Sample, least=SMALLEST_NUMBER)
+        decode(b'{"loss": ' + loss + b"}", Sample, min_magnitude=SMALLEST_NUMBER)
 
 
 FLOATS = st.floats().filter(

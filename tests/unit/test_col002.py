@@ -7,7 +7,7 @@ from benched import FAST, SIZES, benched, data_of, steady
 from msgspec import structs
 from seen import skip_text, unseen, with_arrivals, world_of
 
-from ddpdiag.bandwidth import counts
+from ddpdiag.bandwidth import rounded_size
 from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Data, rank_row
 from ddpdiag.bench.judge import bench_report, summary_text
@@ -219,6 +219,6 @@ def test_one_rank_alone_has_no_ground():
 
 
 def test_the_figures_of_calls():
-    row = rank_row(counts("broadcast", 8, 4, 2), "float", [1.0, 2.0, 3.0, 4.0], None)
+    row = rank_row(rounded_size("broadcast", 8, 4, 2), "float", [1.0, 2.0, 3.0, 4.0], None)
     assert (row.min_seconds, row.median_seconds, row.mean_seconds, row.calls) == (1.0, 2.5, 2.5, 4)
     assert (row.cv, row.lag_seconds) == (pytest.approx(1.118034 / 2.5), None)

@@ -15,15 +15,15 @@ from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.run import baseline as cmp001
-from ddpdiag.codec import pretty, read_recording
+from ddpdiag.codec import indented_json, read_recording
 from ddpdiag.compare import command as rendering
 from ddpdiag.compare.command import run
 from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import (
     Change,
     Direction,
-    compared_figures,
-    shift,
+    compare_figures,
+    figure_shift,
 )
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge, world_of
@@ -55,7 +55,7 @@ def snapshot(*figures: Figure, busy: float | None = 1.0, **changed) -> Snapshot:
 
 
 def changes(old: Snapshot, new: Snapshot, direction: Direction = Direction.REGRESSION) -> list[Change]:
-    return [change for change in compared_figures(old, new)[1] if change.direction is direction]
+    return [change for change in compare_figures(old, new)[1] if change.direction is direction]
 
 
 @cache
@@ -88,7 +88,7 @@ def of(old: Report, new: Report) -> Comparison:
 @pytest.mark.parametrize(("then", "now"), [(0.5, 1.0), (None, None)])
 def test_times_on_busy_or_unchecked_cores_are_not_judged(golden, then, now) -> None:
     old, new = snapshot(steps(), busy=then), snapshot(steps(1.5), busy=now)
-    count, (change,) = compared_figures(old, new)
+    count, (change,) = compare_figures(old, new)
     assert (count, change.direction) == (0, Direction.UNJUDGED)
     golden(change.text)
 
@@ -134,29 +134,32 @@ SPREAD = (80e-6, 105e-6, 144e-6)
     ],
 )
 def test_figures_must_be_apart_and_far(sampling, old, new, is_beyond) -> None:
-    assert shift(world(old, sampling), world(new, sampling)).is_beyond is is_beyond
+    assert figure_shift(world(old, sampling), world(new, sampling)).is_significant is is_beyond
 
 
 def test_a_single_value_is_reported_and_not_judged(golden) -> None:
     def rate(value: float) -> Snapshot:
         return snapshot(world((value,), Sampling.SINGLE, is_rate=True))
 
-    assert compared_figures(rate(1000.0), rate(800.0))[1] == ()
-    (change,) = compared_figures(rate(1000.0), rate(400.0))[1]
+    assert compare_figures(rate(1000.0), rate(800.0))[1] == ()
+    (change,) = compare_figures(rate(1000.0), rate(400.0))[1]
     assert (change.direction, change.ratio) == (Direction.NEUTRAL, 2.5)
     golden(change.text)
 
 
 @pytest.mark.parametrize("values", [(), (0.0,) * 5, (float("nan"),) * 5, (-1.0,) * 5, (1.0,) * 4])
 def test_what_is_no_measurement_is_not_compared(values: tuple[float, ...]) -> None:
-    assert shift(world(QUIET), world(values)) is None
+    assert figure_shift(world(QUIET), world(values)) is None
 
 
 @relaxed
 @given(st.lists(seconds, min_size=5, max_size=12), st.lists(seconds, min_size=5, max_size=12))
 def test_the_other_way_round_it_is_the_opposite(one: list[float], other: list[float]) -> None:
-    there, back = shift(world(tuple(one)), world(tuple(other))), shift(world(tuple(other)), world(tuple(one)))
-    assert there.is_beyond is back.is_beyond
+    there, back = (
+        figure_shift(world(tuple(one)), world(tuple(other))),
+        figure_shift(world(tuple(other)), world(tuple(one))),
+    )
+    assert there.is_significant is back.is_significant
     assert there.ratio == pytest.approx(1 / back.ratio)
 
 
@@ -199,7 +202,7 @@ def curve(bandwidth: float = 1e9, *, latency: float = 1e-4, cv: float = 0.01, si
     ],
 )
 def test_benchmarks_are_compared_beyond_noise_and_on_equal_hardware(golden, old, new, direction) -> None:
-    found = compared_figures(snapshot(series=(old,)), snapshot(series=(new,)))[1]
+    found = compare_figures(snapshot(series=(old,)), snapshot(series=(new,)))[1]
     assert [change.direction for change in found] == [direction] * (direction is not None)
     golden(*(change.text for change in found))
 
@@ -211,13 +214,13 @@ def test_any_points_are_compared(old: list, new: list) -> None:
         curve(points=tuple(BenchPoint(size_bytes=s, busbw_bytes_per_s=rate, cv=cv) for s, rate, cv in points))
         for points in (old, new)
     )
-    for change in compared_figures(snapshot(series=(was,)), snapshot(series=(now,)))[1]:
+    for change in compare_figures(snapshot(series=(was,)), snapshot(series=(now,)))[1]:
         assert change.direction is not Direction.REGRESSION or change.new < change.old
 
 
 def test_another_world_is_not_compared(golden) -> None:
     other = snapshot(steps(), shape={"ranks": "4 ranks"})
-    count, (change,) = compared_figures(snapshot(steps()), other)
+    count, (change,) = compare_figures(snapshot(steps()), other)
     assert (count, change.direction) == (0, Direction.UNJUDGED)
     golden(change.text)
 
@@ -371,7 +374,7 @@ def test_a_report_without_figures_says_what_to_give(golden) -> None:
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     """The same run, as a recording and as a JSON report."""
     path = tmp_path / "report.json"
-    path.write_text(pretty(recorded()))
+    path.write_text(indented_json(recorded()))
     return HEALTHY, path
 
 
@@ -383,7 +386,7 @@ def test_a_recording_and_a_report_may_be_mixed(golden, runs, capsys) -> None:
 
 def test_json_and_markdown_say_the_same(golden, runs, tmp_path, capsys) -> None:
     worse = tmp_path / "worse.json"
-    worse.write_text(pretty(report(verdict=Verdict.UNFIT, sentence="<b>@all</b>")))
+    worse.write_text(indented_json(report(verdict=Verdict.UNFIT, sentence="<b>@all</b>")))
     assert run(str(runs[0]), str(worse), json=str(tmp_path / "c.json"), markdown=str(tmp_path / "c.md")) == 1
     golden(" ".join(capsys.readouterr().out.rpartition("\n\n")[2].split()))
     assert json.loads((tmp_path / "c.json").read_text())["changes"][0]["direction"] == "regression"
@@ -445,7 +448,7 @@ def test_a_baseline_of_another_world_is_not_compared() -> None:
 
 def test_the_manual_page_states_the_limits_of_the_code(golden) -> None:
     sentences = re.findall(r"\b[^.]* %[^.]*", " ".join(cmp001.CHECK.manual.partition("Sources")[0].split()))
-    ratios = (limits.ACROSS_RATIO, limits.SUMMARY_RATIO, limits.SINGLE_RATIO)
+    ratios = (limits.REPEATS_RATIO, limits.SUMMARY_RATIO, limits.SINGLE_RATIO)
     shares = (*(ratio - 1 for ratio in ratios), limits.MIN_CORE_SHARE)
     stated = [int(number) for sentence in sentences for number in re.findall(r"(\d+) %", sentence)]
     assert stated == [round(100 * share) for share in shares]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model.launch import LaunchArgs
-from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, expanded, tasks_per_node
+from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, expand_hosts, tasks_per_node
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Launch, places, worker_variables
 from ddpdiag.runtime.launchers.slurm import first_host, node_name, task_hosts
@@ -372,7 +372,7 @@ def test_tasks_per_node_are_expanded():
     ],
 )
 def test_a_list_of_hosts_is_expanded_in_slurms_order(nodelist, hosts):
-    assert " ".join(expanded(nodelist)) == hosts
+    assert " ".join(expand_hosts(nodelist)) == hosts
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from seen import seen_of, skip_text, together
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.counters import CHECK
 from ddpdiag.model import RunOptions, Severity, Status
-from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.health import GpuReading, Health
 from ddpdiag.probes.gpu.links import Fabric
-from ddpdiag.probes.gpu.nvml import Broken
+from ddpdiag.probes.gpu.nvml import BrokenState
 
 WORLD = {"size": 8, "ranks_per_node": 8, "gpus": 8}
 
@@ -46,8 +46,8 @@ RISES = (
     ("remap-pending", Severity.ERROR, "reset", memory(remap_pending=True)),
     ("remap-failed", Severity.ERROR, "isolate", memory(remap_failed=True)),
     ("retirement-pending", Severity.ERROR, "reset", memory(retirement_pending=True)),
-    ("reset-required", Severity.ERROR, "reset", {"broken": Broken.RESET_REQUIRED}),
-    ("lost", Severity.ERROR, "reboot", {"broken": Broken.LOST}),
+    ("reset-required", Severity.ERROR, "reset", {"broken": BrokenState.RESET_REQUIRED}),
+    ("lost", Severity.ERROR, "reboot", {"broken": BrokenState.LOST}),
     ("sram", Severity.ERROR, "isolate", memory(sram_threshold_exceeded=True)),
     ("recovery", Severity.ERROR, "reset", {"recovery_action": 1}),
     ("recovery", Severity.ERROR, "reboot", {"recovery_action": 2}),
@@ -103,7 +103,7 @@ def test_a_gpu_that_was_lost_before_is_left_to_gpu001():
 
 
 def test_a_second_look_that_fails_is_unknown_and_not_healthy(golden):
-    (finding,) = judged(host_of(), Look(error="Unknown Error"))
+    (finding,) = judged(host_of(), GpuReading(error="Unknown Error"))
     assert (finding.code, finding.severity, finding.gpus) == ("GPU010.unreadable", Severity.WARNING, ())
     golden(finding)
 
@@ -118,8 +118,11 @@ def test_a_second_look_that_hung_is_left_to_run003():
     ("before", "after"),
     [
         pytest.param(
-            {rank: Look(gpus=(healthy(rank),)) for rank in range(8)},
-            {rank: Look(gpus=(healthy(rank, **memory(uncorrected=1) if rank == 5 else {}),)) for rank in range(8)},
+            {rank: GpuReading(gpus=(healthy(rank),)) for rank in range(8)},
+            {
+                rank: GpuReading(gpus=(healthy(rank, **memory(uncorrected=1) if rank == 5 else {}),))
+                for rank in range(8)
+            },
             id="each rank sees one",
         ),
         pytest.param(
@@ -171,7 +174,7 @@ def test_who_saw_gpus_asks_them_again():
 
 
 def test_who_saw_none_does_not_and_the_reason_is_told(golden):
-    assert planned({0: host_of(), 8: Look(error="gone")}, size=16)[0] == [(0,)]
-    groups, reason = planned({0: Look(error="gone")})
+    assert planned({0: host_of(), 8: GpuReading(error="gone")}, size=16)[0] == [(0,)]
+    groups, reason = planned({0: GpuReading(error="gone")})
     assert groups == []
     golden(reason)

@@ -9,9 +9,9 @@ from seen import seen_of, skip_text, together
 from ddpdiag.checks.gpu import clocks as clocks_check
 from ddpdiag.checks.gpu import devices, memory_errors, nvlink, nvswitch, other_users, pcie_link, present
 from ddpdiag.model import RunOptions, Severity
-from ddpdiag.probes.gpu.health import Clocks, Health, Look, MemoryErrors, Process
+from ddpdiag.probes.gpu.health import Clocks, GpuReading, Health, MemoryErrors, Process
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink
-from ddpdiag.probes.gpu.nvml import Broken, Enumeration, ListedGpu
+from ddpdiag.probes.gpu.nvml import BrokenState, Enumeration, ListedGpu
 
 MODULES = (memory_errors, pcie_link, clocks_check, nvlink, nvswitch, other_users)
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -58,13 +58,13 @@ SICK = {
     "recovery reboot": ("GPU007.recovery", ERROR, "reboot", {"recovery_action": 2}),
     "recovery drain and reset": ("GPU007.recovery", ERROR, "reset", {"recovery_action": 4}),
     "recovery unknown": ("GPU007.recovery", WARNING, "monitor", {"recovery_action": 99}),
-    "reset required": ("GPU007.reset-required", ERROR, "reset", {"broken": Broken.RESET_REQUIRED}),
-    "lost": ("GPU007.lost", ERROR, "reboot", {"broken": Broken.LOST}),
+    "reset required": ("GPU007.reset-required", ERROR, "reset", {"broken": BrokenState.RESET_REQUIRED}),
+    "lost": ("GPU007.lost", ERROR, "reboot", {"broken": BrokenState.LOST}),
     "recovery explains the code": (
         "GPU007.recovery",
         ERROR,
         "reset",
-        {"recovery_action": 1, "broken": Broken.RESET_REQUIRED},
+        {"recovery_action": 1, "broken": BrokenState.RESET_REQUIRED},
     ),
     "process of another job": ("GPU008.in-use", WARNING, "none", FOREIGN),
     "process beside a desktop": ("GPU008.in-use", WARNING, "none", FOREIGN | {"has_graphics": True}),
@@ -99,8 +99,8 @@ SILENT = {
     "some remaps": host_of({5: memory(remaps=511)}),
     "some corrected errors": host_of({5: memory(corrected=20_000_000)}),
     "no counts": host_of({5: memory(uncorrected=None, sram_uncorrected=None, corrected=None)}),
-    "no ECC": Look(gpus=(healthy(0, memory=MemoryErrors()),)),
-    "not opened, which GPU001 reports": Look(gpus=(Health(index=0, error="GPU is lost"),)),
+    "no ECC": GpuReading(gpus=(healthy(0, memory=MemoryErrors()),)),
+    "not opened, which GPU001 reports": GpuReading(gpus=(Health(index=0, error="GPU is lost"),)),
     "full width of any generation": host_of({5: pcie(generation_max=4, replays=9999)}),
     "narrow for the whole model": all_alike(pcie(width=8)),
     "no link": host_of({5: {"pcie": PcieLink()}}),
@@ -153,8 +153,8 @@ def test_a_gpu_that_two_ranks_saw_is_one_finding():
 
 
 def test_nothing_that_can_be_read_is_unknown(golden):
-    (gone,) = found(Look(error="Driver Not Loaded"))
-    (mute,) = found(Look(gpus=(Health(index=0, uuid="GPU-1", name="NVIDIA T400"),)))
+    (gone,) = found(GpuReading(error="Driver Not Loaded"))
+    (mute,) = found(GpuReading(gpus=(Health(index=0, uuid="GPU-1", name="NVIDIA T400"),)))
     assert gone.code == mute.code == "GPU003.unreadable"
     golden(gone, mute)
 

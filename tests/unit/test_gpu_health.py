@@ -18,8 +18,8 @@ from ddpdiag.codec import decode
 from ddpdiag.model import Severity
 from ddpdiag.model.bench import PeerPath
 from ddpdiag.model.measurements import GpuLoad
-from ddpdiag.probes.gpu.health import Look, tells_recovery
-from ddpdiag.probes.gpu.nvml import Broken, Enumeration
+from ddpdiag.probes.gpu.health import GpuReading, reports_recovery
+from ddpdiag.probes.gpu.nvml import BrokenState, Enumeration
 from ddpdiag.probes.gpu.paths import Level, Paths
 from ddpdiag.watch.observer import read_gpu_uses
 
@@ -40,9 +40,9 @@ SILENT = (
 LOOK = """
 import sys
 from ddpdiag.codec import encode
-from ddpdiag.probes.gpu.health import look
+from ddpdiag.probes.gpu.health import read_gpus
 for _ in range(int(sys.argv[1])):
-    found = encode(look(lambda step: print(step, file=sys.stderr, flush=True)))
+    found = encode(read_gpus(lambda step: print(step, file=sys.stderr, flush=True)))
 print(found.decode())
 """
 ENUMERATE = """
@@ -61,8 +61,8 @@ print(ending.poll() is not None, "; ".join(steps).replace(str(ending.pid), "PID"
 LOAD = """
 import sys
 from msgspec.json import encode
-from ddpdiag.probes.gpu.health import watched
-with watched(None if sys.argv[1] == "none" else sys.argv[1]) as gpu:
+from ddpdiag.probes.gpu.health import gpu_monitor
+with gpu_monitor(None if sys.argv[1] == "none" else sys.argv[1]) as gpu:
     print(encode((gpu.load(), gpu.pids())).decode())
 """
 PATHS = """
@@ -101,8 +101,8 @@ def run(libraries):
 def looked(run):
     """What the probe sees through the stand-in of that name."""
 
-    def look(name: str, times: int = 1) -> Look:
-        return decode(run(name, LOOK, str(times)).stdout.encode(), Look)
+    def look(name: str, times: int = 1) -> GpuReading:
+        return decode(run(name, LOOK, str(times)).stdout.encode(), GpuReading)
 
     return look
 
@@ -119,7 +119,7 @@ def test_an_exclusive_gpu_is_waited_for_until_the_killed_process_has_ended(run, 
     assert run(name, WAIT).stdout.strip() == waited
 
 
-def findings(look: Look) -> list:
+def findings(look: GpuReading) -> list:
     seen = seen_of(by_code("GPU003"), {0: look}, size=8, ranks_per_node=8, gpus=8)
     return [finding for check in CHECKS for finding in check.judge(seen.of(check))]
 
@@ -200,7 +200,7 @@ def test_what_an_older_card_or_driver_lacks_is_none_and_the_rest_is_read(looked)
     [("570.86.15", True), ("590.1", True), ("1000.1", True), ("565.57.01", False), ("", False), (None, False)],
 )
 def test_the_recovery_action_is_asked_from_driver_570_on(driver, tells):
-    assert tells_recovery(driver) is tells
+    assert reports_recovery(driver) is tells
 
 
 def test_what_an_older_driver_says_in_that_field_is_not_taken_for_it(looked):
@@ -209,7 +209,7 @@ def test_what_an_older_driver_says_in_that_field_is_not_taken_for_it(looked):
 
 def test_a_gpu_that_needs_a_reset_says_so_in_its_codes(looked):
     look = looked("reset-required")
-    assert [gpu.broken for gpu in look.gpus] == [None] * 5 + [Broken.RESET_REQUIRED] + [None] * 2
+    assert [gpu.broken for gpu in look.gpus] == [None] * 5 + [BrokenState.RESET_REQUIRED] + [None] * 2
 
 
 def test_a_lost_gpu_does_not_hide_the_others(looked):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ddpdiag.probes.host.programs import holder_of, span_text, user_name
+from ddpdiag.probes.host.programs import duration_text, port_user, user_name
 from ddpdiag.probes.net.tcp_connect import free_port
 
 SCRIPT = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)"
@@ -19,7 +19,7 @@ def holder_text(*arguments, **variables):
     command = [sys.executable, "-c", f"{SCRIPT}; sys.stdin.read()", *arguments]
     env = {**os.environ, **variables}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
-        text = holder_of(int(process.stdout.readline())) or ""
+        text = port_user(int(process.stdout.readline())) or ""
         process.communicate("")
     assert text.startswith(f"pid {process.pid} (")
     return text
@@ -27,13 +27,13 @@ def holder_text(*arguments, **variables):
 
 def test_the_holder_of_a_port_is_named_even_if_it_only_connects(golden):
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        texts = [holder_of(own.getsockname()[1]) or "" for own in (server, client)]
+        texts = [port_user(own.getsockname()[1]) or "" for own in (server, client)]
     assert all(text.startswith(f"pid {os.getpid()} (") for text in texts)
     golden(*(re.sub(r"\d+ \(.*\)", "PID (...)", text) for text in texts))
 
 
 def test_a_free_port_has_no_holder():
-    assert holder_of(free_port()) is None
+    assert port_user(free_port()) is None
 
 
 def test_a_holders_secrets_are_not_shown():
@@ -53,4 +53,4 @@ def test_a_job_name_that_is_no_plain_text_is_not_shown():
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (90, "1.5 min"), (7200, "2.0 h"), (172_800, "2.0 d")])
 def test_ages_are_told_in_their_own_unit(seconds, text):
-    assert span_text(seconds) == text
+    assert duration_text(seconds) == text

@@ -6,7 +6,7 @@ from seen import seen_of
 from ddpdiag.checks.host.limits import CHECK, Data
 from ddpdiag.checks.hosts import GIB
 from ddpdiag.model import Severity
-from ddpdiag.probes.host.limits import Limits, Share
+from ddpdiag.probes.host.limits import LimitUse, ResourceLimits
 
 
 def found(*rows, **world):
@@ -14,7 +14,7 @@ def found(*rows, **world):
 
 
 def rank(nofile: int | None = 65536, memlock: int | None = None, nproc: int | None = None, **more):
-    return Data(limits=Limits(nofile=nofile, memlock=memlock, nproc=nproc), **more)
+    return Data(limits=ResourceLimits(nofile=nofile, memlock=memlock, nproc=nproc), **more)
 
 
 LITTLE_LOCKED = 8 << 20
@@ -43,7 +43,7 @@ def test_limits_that_do_no_harm_are_silent(rows, per_node, words):
     [
         (rank(nofile=1024), "HST004.open-files", 64),
         (rank(memlock=LITTLE_LOCKED, rdma=("mlx5_0",)), "HST004.locked-memory", 1),
-        (rank(tasks=Share(512, 500)), "HST004.processes", 1),
+        (rank(tasks=LimitUse(512, 500)), "HST004.processes", 1),
         (rank(nproc=1000, user_processes=999), "HST004.processes", 1),
         (Data(limits=None), "HST004.unreadable", 1),
         (rank(nproc=1000), "HST004.unreadable", 1),

@@ -14,8 +14,8 @@ from ddpdiag.checks.host.network_ports import CHECK, Readings, allowed_rise, por
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.rendezvous import interfaces, links
 from ddpdiag.model import RunOptions, Severity, Status
-from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
-from ddpdiag.probes.net.interfaces import Interface, Wanted
+from ddpdiag.probes.net.adapters import NetworkReading, PortCounters
+from ddpdiag.probes.net.interfaces import Ifnames, Interface
 from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
@@ -38,11 +38,11 @@ def nic(name="eth0", *, below=(), up=True, **counters):
 
 def rail(name="mlx5_0:1", *, up=True, taken=True, below=(), **counters):
     own = RDMA_COUNTERS | counters
-    return PortCounters(name=name, rdma=True, pci="0000:1b:00.0", up=up, taken=taken, below=below, counters=own)
+    return PortCounters(name=name, rdma=True, pci="0000:1b:00.0", up=up, used_by_nccl=taken, below=below, counters=own)
 
 
 def host(*ports, route="eth0", damaged=0, segments=1000):
-    return NetworkLook(
+    return NetworkReading(
         seconds=100.0, ports=ports or (nic(),), route=route, tcp={"InSegs": segments, "InCsumErrors": damaged}
     )
 
@@ -115,7 +115,7 @@ def test_a_change_of_a_port_names_its_host(golden, change):
 def test_an_interface_without_a_route_is_used_where_the_library_chooses_it():
     addresses = (Interface(name="eth0", addresses=("10.0.0.1",)), Interface(name="ib0", addresses=("10.1.0.1",)))
     data = interfaces.Data(
-        interfaces=addresses, own_addresses=(), variables=Wanted("ib0", None), source_address="10.0.0.1"
+        interfaces=addresses, own_addresses=(), variables=Ifnames("ib0", None), source_address="10.0.0.1"
     )
     before, after = host(nic(), nic("ib0")), host(nic(), nic("ib0", carrier_down_count=2))
     assert only(judged({1: before}, {1: after}, chosen={1: data}))[:2] == ("link-down", Severity.ERROR)
@@ -238,7 +238,7 @@ PORTS = st.lists(
 
 
 def pair(before, after):
-    looks = NetworkLook(seconds=5.0, ports=before), NetworkLook(seconds=35.0, ports=after)
+    looks = NetworkReading(seconds=5.0, ports=before), NetworkReading(seconds=35.0, ports=after)
     return Readings(*looks, frozenset(("eth0", "mlx5_0:1")))
 
 
@@ -267,7 +267,7 @@ def test_one_rank_of_each_host_looks_first():
 
 
 def test_a_rank_that_saw_counters_looks_again_once():
-    begun = seen_of(CHECK, {0: host(), 1: NetworkLook(seconds=1.0), 2: host()}, params={"towards": "x"}, **THREE)
+    begun = seen_of(CHECK, {0: host(), 1: NetworkReading(seconds=1.0), 2: host()}, params={"towards": "x"}, **THREE)
     assert CHECK.plan(begun) == ()
     (trial,) = CHECK.plan(finally_(begun))
     assert (trial.groups, trial.params) == (((0,), (2,)), {"towards": "x"})
@@ -284,7 +284,7 @@ def test_a_host_alone_is_looked_at_unless_it_has_no_rdma(golden):
 
 
 def test_hosts_that_show_nothing_are_said_so(golden):
-    blind = finally_(seen_of(CHECK, dict.fromkeys(range(3), NetworkLook(seconds=1.0)), **THREE))
+    blind = finally_(seen_of(CHECK, dict.fromkeys(range(3), NetworkReading(seconds=1.0)), **THREE))
     assert CHECK.plan(blind) == ()
     golden(skip_text(CHECK, blind))
 

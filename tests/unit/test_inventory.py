@@ -14,12 +14,12 @@ from ddpdiag.checks.host import cores, limits, memory, rdma_ports
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.rendezvous import interfaces as rdz003
-from ddpdiag.codec import pretty, read_recording
+from ddpdiag.codec import indented_json, read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model.report import INVENTORY, HostKind
 from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu
 from ddpdiag.probes.net.adapters import Port
-from ddpdiag.probes.net.interfaces import Interface, Wanted
+from ddpdiag.probes.net.interfaces import Ifnames, Interface
 from ddpdiag.render import html, markdown
 from ddpdiag.render.terminal import render
 
@@ -77,7 +77,7 @@ def test_the_network_is_the_interface_that_the_job_uses():
     data = rdz003.Data(
         interfaces=(eth,),
         own_addresses=("10.0.0.1",),
-        variables=Wanted(gloo=None, nccl=None),
+        variables=Ifnames(gloo=None, nccl=None),
         source_address="10.0.0.1",
     )
     assert parts(rdz003.CHECK, data, ranks=4) == {"network": "eth0 (100 Gbit/s)"}
@@ -116,4 +116,4 @@ def test_the_inventory_is_in_all_formats():
     report = fit(inventory=two_kinds())
     assert f"- 3 hosts (n\\[0-2\\]): 8 x {H100}" in markdown.render(report)
     assert html.render(report).count(H100) == 2
-    assert [kind["hosts"] for kind in json.loads(pretty(report))["inventory"]] == [["n0", "n1", "n2"], ["n3"]]
+    assert [kind["hosts"] for kind in json.loads(indented_json(report))["inventory"]] == [["n0", "n1", "n2"], ["n3"]]

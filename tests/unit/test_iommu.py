@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from ddpdiag.probes.gpu.iommu import (
     Bridge,
-    Surroundings,
+    PcieTopology,
     acs_control,
     on_local_cores,
     processor_maker,
-    surroundings,
+    read_pcie_topology,
 )
 
 ACS, AER = 0x000D, 0x0001
@@ -105,18 +105,18 @@ def board(folder: Path, *, domain: str | None = "DMA-FQ", flags: str = "fpu vme"
     return proc, sys
 
 
-def around(folder: Path, **facts) -> Surroundings:
-    return surroundings(list(PATHS), *board(folder, **facts))
+def around(folder: Path, **facts) -> PcieTopology:
+    return read_pcie_topology(list(PATHS), *board(folder, **facts))
 
 
 def test_bridges_between_two_gpus_are_those_above_one_of_them(tmp_path):
     on, off = config((0x100, ACS, 0)), config((0x100, ACS, 0), acs=0)
     found = around(tmp_path, root=on, up=off, a=on, b=off)
     assert found.slot(GPU_A).bridges == (ROOT, UP, DOWN_A)
-    assert found.between(GPU_A, GPU_B) == (Bridge(DOWN_A, RR_CR_UF), Bridge(DOWN_B, 0))
-    assert [bridge.address for bridge in found.between(GPU_A, GPU_C)] == [ROOT, UP, DOWN_A, OTHER_ROOT]
+    assert found.bridges_between(GPU_A, GPU_B) == (Bridge(DOWN_A, RR_CR_UF), Bridge(DOWN_B, 0))
+    assert [bridge.address for bridge in found.bridges_between(GPU_A, GPU_C)] == [ROOT, UP, DOWN_A, OTHER_ROOT]
     assert (found.share_a_bridge(GPU_A, GPU_B), found.share_a_bridge(GPU_A, GPU_C)) == (True, False)
-    assert found.between("0000:99:00.0", None) == ()
+    assert found.bridges_between("0000:99:00.0", None) == ()
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_a_virtual_machine_shows_itself(tmp_path):
     assert around(tmp_path / "guest", flags="fpu hypervisor").virtual is True
     proc, sys = board(tmp_path / "arm")
     (proc / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n")
-    assert surroundings([], proc, sys).virtual is None
-    assert surroundings([], proc, sys).processor == "ARM"
+    assert read_pcie_topology([], proc, sys).virtual is None
+    assert read_pcie_topology([], proc, sys).processor == "ARM"
     (sys / "hypervisor").mkdir()
     (sys / "hypervisor/type").write_text("xen\n")
-    assert surroundings([], proc, sys).virtual is True
+    assert read_pcie_topology([], proc, sys).virtual is True
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_memory_for_a_gpu_is_allocated_on_the_cores_of_its_node(tmp_path, node, 
 
 def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):
     proc, sys = board(tmp_path)
-    assert surroundings([], proc, sys).processor is None
+    assert read_pcie_topology([], proc, sys).processor is None
     (proc / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu\n")
-    assert surroundings([], proc, sys).processor == processor_maker(proc) == "GenuineIntel"
+    assert read_pcie_topology([], proc, sys).processor == processor_maker(proc) == "GenuineIntel"
 
 
 def test_a_host_that_shows_nothing_is_no_error(tmp_path):
-    found = surroundings(["0000:1a:00.0"], tmp_path / "p", tmp_path / "s")
+    found = read_pcie_topology(["0000:1a:00.0"], tmp_path / "p", tmp_path / "s")
     assert (found.bridges, found.virtual) == ((), None)
     assert found.translates("0000:1a:00.0") is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.gpu.kernel_log import MOST_LINES, kernel_log, kmsg_path, last_line, parse
+from ddpdiag.probes.gpu.kernel_log import MOST_LINES, kernel_log, kmsg_path, newest_line_number, parse_xid
 
 
 def record(line, seconds, text):
@@ -37,13 +37,13 @@ def log_of(tmp_path, *records):
     ],
 )
 def test_a_line_of_a_gpu_is_read_in_all_its_forms(text, pci, code, said):
-    xid = parse(text)
+    xid = parse_xid(text)
     assert (xid.pci, xid.code, xid.switch) == (pci, code, False)
     assert said is None or xid.text == said
 
 
 def test_a_line_of_a_switch_is_read():
-    xid = parse("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    xid = parse_xid("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
     assert (xid.pci, xid.code, xid.switch, xid.text) == ("0000:c1:00", 20034, True, "Fatal, Link 30 LTSSM Fault Up")
 
 
@@ -60,12 +60,12 @@ def test_a_line_of_a_switch_is_read():
     ],
 )
 def test_other_lines_are_none(text):
-    assert parse(text) is None
+    assert parse_xid(text) is None
 
 
 @given(st.text())
 def test_no_text_breaks_the_parser(text):
-    assert parse(text) is None or "Xid" in text
+    assert parse_xid(text) is None or "Xid" in text
 
 
 def test_only_matching_lines_are_kept_and_long_ones_are_cut(tmp_path):
@@ -91,7 +91,7 @@ def test_a_marginal_link_does_not_hide_its_fatal_line(tmp_path):
 
 def test_a_log_that_is_not_there_or_closed_says_so(golden, tmp_path):
     golden(kernel_log(tmp_path / "missing").error.replace(str(tmp_path), "TMP"))
-    assert last_line(tmp_path / "missing") is None
+    assert newest_line_number(tmp_path / "missing") is None
 
 
 def test_where_it_lies():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ddpdiag.cli.options import CheckArgs
-from ddpdiag.codec import decode, pretty
+from ddpdiag.codec import decode, indented_json
 from ddpdiag.errors import UsageError
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import StrategyStatus, TrainRequest
@@ -139,7 +139,7 @@ def test_the_table_counts_methods_that_work_and_decides(golden, made, code):
 
 
 def test_json_has_its_schema_and_every_row():
-    made = json.loads(pretty(everything()))
+    made = json.loads(indented_json(everything()))
     assert made["schema"] == "ddpdiag.launchers/1"
     assert [each["method"] for each in made["rows"]] == [method.value for method in LaunchMethod]
     assert made["rows"][-1]["threads"] == [2, 2]

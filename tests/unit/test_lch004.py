@@ -6,7 +6,7 @@ from seen import seen_of, skip_text, with_arrivals, with_events
 
 from ddpdiag.checks.launch.slurm_step import CHECK, Data
 from ddpdiag.model import Event, EventKind, RunOptions, Severity
-from ddpdiag.probes.host.environment import SLURM_VARIABLES, job_and_step, slurm_variables
+from ddpdiag.probes.host.environment import SLURM_VARIABLES, job_step_id, slurm_variables
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -123,4 +123,4 @@ def test_only_listed_variables_are_recorded():
     ],
 )
 def test_a_job_and_its_step_have_a_name(env, name):
-    assert job_and_step(env) == name
+    assert job_step_id(env) == name

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.probes.net.nccl_log import MAX_BYTES, Hop, Log, parse, read_log
+from ddpdiag.probes.net.nccl_log import MAX_BYTES, Hop, NcclLog, parse_log, read_log
 
 LOGS = Path(__file__).with_name("nccl_logs")
 KNOWN = sorted(LOGS.glob("*.log"))
 LINES = [line for path in KNOWN for line in path.read_text().splitlines()]
 
 
-def log(name: str) -> Log:
+def log(name: str) -> NcclLog:
     found = read_log(LOGS / name)
     assert found is not None
     return found
 
 
-def line(message: str) -> Log:
-    return parse(f"h:1:2 [0] NCCL INFO {message}\n")
+def line(message: str) -> NcclLog:
+    return parse_log(f"h:1:2 [0] NCCL INFO {message}\n")
 
 
 def way(text: str) -> Hop:
@@ -101,23 +101,23 @@ def test_only_the_start_of_a_huge_log_is_read(tmp_path: Path) -> None:
         + b"\nx NCCL INFO NCCL_ALGO set to Ring\n"
     )
     found = read_log(path)
-    assert found == Log(sockets=("eth0",))
+    assert found == NcclLog(sockets=("eth0",))
 
 
 def test_many_warnings_are_cut() -> None:
     text = "".join(f"h NCCL WARN {number} {'x' * 500}\n" for number in range(100))
-    assert len(parse(text).warnings) == 8
-    assert max(map(len, parse(text).warnings)) == 200
+    assert len(parse_log(text).warnings) == 8
+    assert max(map(len, parse_log(text).warnings)) == 200
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=8), st.text(max_size=60), st.integers(0, 400))
 def test_no_text_raises(lines: list[str], noise: str, cut: int) -> None:
     text = "\n".join(lines)
-    parse(text[:cut] + noise + text[cut:])
-    parse(f"NCCL INFO {noise}")
+    parse_log(text[:cut] + noise + text[cut:])
+    parse_log(f"NCCL INFO {noise}")
 
 
 @settings(max_examples=50)
 @given(st.binary(max_size=300))
 def test_no_bytes_raise(content: bytes) -> None:
-    parse(b"NCCL INFO Channel 00 : ".decode() + content.decode(errors="replace"))
+    parse_log(b"NCCL INFO Channel 00 : ".decode() + content.decode(errors="replace"))

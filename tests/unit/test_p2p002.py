@@ -19,7 +19,7 @@ from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
-from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.health import GpuReading
 
 GB = 1e9
 USUAL = 40 * GB
@@ -263,7 +263,7 @@ def with_slots(*slots, rate, virtual=None, **changes):
     count = len(slots)
     slow = {"to_bytes_per_s": rate, "from_bytes_per_s": rate}
     copies = host_of(count, gpus={index: slow | changes.get(f"gpu{index}", {}) for index in range(count)})
-    look = Look(gpus=tuple(healthy(index, **pcie(**slot)) for index, slot in enumerate(slots)))
+    look = GpuReading(gpus=tuple(healthy(index, **pcie(**slot)) for index, slot in enumerate(slots)))
     shape = {"size": count, "ranks_per_node": count, "gpus": count}
     met = together(world(count, {0: copies}), seen_of(memory_errors.CHECK, {0: look}, **shape))
     if virtual is not None:
@@ -384,7 +384,7 @@ def test_a_gpu_that_allows_one_process_only_is_no_fault():
     shape = {"size": 2, "ranks_per_node": 2, "gpus": 2}
 
     def judged_in(mode):
-        look = Look(gpus=tuple(healthy(index, compute_mode=mode) for index in range(2)))
+        look = GpuReading(gpus=tuple(healthy(index, compute_mode=mode) for index in range(2)))
         return list(CHECK.judge(together(refused, seen_of(memory_errors.CHECK, {0: look}, **shape))))
 
     assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.untested", Severity.NOTE)]

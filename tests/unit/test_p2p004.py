@@ -13,7 +13,7 @@ from ddpdiag.checks.p2p.transport import Data
 from ddpdiag.model import Finding, RunOptions, Severity
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
-from ddpdiag.probes.net.nccl_log import Hop, Log
+from ddpdiag.probes.net.nccl_log import Hop, NcclLog
 
 HOST = 4
 NDR = 50e9
@@ -45,7 +45,7 @@ def healthy(size: int, *, network: str = "IB", gdr: bool = True, **more: object)
     """Hosts of four GPUs on a switch, with InfiniBand."""
     return {
         rank: Data(
-            log=Log(
+            log=NcclLog(
                 hops=ring(rank, size, network, gdr=gdr),
                 nvls_channels=16,
                 **more,  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def test_the_trial_shares_the_group_of_the_all_reduce() -> None:
 
 
 def test_ranks_of_a_group_are_the_jobs_ranks() -> None:
-    assert transport._with_job_ranks(Log(hops=(hop(0, 1), hop(1, 7))), (4, 6)) == Log(hops=(hop(4, 6),))
+    assert transport._with_job_ranks(NcclLog(hops=(hop(0, 1), hop(1, 7))), (4, 6)) == NcclLog(hops=(hop(4, 6),))
 
 
 def test_the_ranks_table_shows_the_paths() -> None:

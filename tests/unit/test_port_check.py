@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from ddpdiag.probes.net.interfaces import ephemeral_ports, is_local
-from ddpdiag.probes.net.tcp_connect import PortListener, Reach, answered, check_port, free_port
+from ddpdiag.probes.net.tcp_connect import PortListener, Reach, check_port, free_port, is_answered
 
 
 @pytest.fixture
@@ -20,33 +20,33 @@ def listener():
 
 def test_a_visitor_receives_the_word_and_only_those_expected_count(listener):
     for who in ("3", "3", "a scanner"):
-        found = check_port("127.0.0.1", listener.port, 5.0, who=who, word="word")
-        assert (found.reached.reach, found.ours) == (Reach.ACCEPTED, True)
-        assert answered(found)
+        found = check_port("127.0.0.1", listener.port, 5.0, caller=who, word="word")
+        assert (found.reached.reach, found.listener_answered) == (Reach.ACCEPTED, True)
+        assert is_answered(found)
     assert not listener.wait(0.05)
-    check_port("127.0.0.1", listener.port, 5.0, who="7", word="word")
+    check_port("127.0.0.1", listener.port, 5.0, caller="7", word="word")
     assert listener.wait(5.0)
 
 
 def test_silent_connections_keep_no_host_waiting(listener):
     silent = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(300)]
     for who in ("3", "7"):
-        assert answered(check_port("127.0.0.1", listener.port, 0.9, who=who, word="word"))
+        assert is_answered(check_port("127.0.0.1", listener.port, 0.9, caller=who, word="word"))
     assert listener.wait(0.9)
     for sock in silent:
         sock.close()
 
 
 def test_another_word_is_a_strangers(listener):
-    found = check_port("127.0.0.1", listener.port, 5.0, who="3", word="other")
-    assert (found.reached.reach, found.ours) == (Reach.ACCEPTED, False)
-    assert not answered(found)
+    found = check_port("127.0.0.1", listener.port, 5.0, caller="3", word="other")
+    assert (found.reached.reach, found.listener_answered) == (Reach.ACCEPTED, False)
+    assert not is_answered(found)
 
 
 def test_whoever_answers_is_right_where_no_word_is_expected(listener):
-    found = check_port("127.0.0.1", listener.port, 5.0, who="3", word=None)
-    assert found.ours is None
-    assert answered(found)
+    found = check_port("127.0.0.1", listener.port, 5.0, caller="3", word=None)
+    assert found.listener_answered is None
+    assert is_answered(found)
 
 
 def test_a_port_that_is_held_raises_and_is_free_after_a_door_is_closed(listener):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddpdiag.probes.host.limits import Cgroup, Share, cgroup
+from ddpdiag.probes.host.limits import Cgroup, LimitUse, cgroup
 
 
 def write(path: Path, **files: str) -> None:
@@ -24,7 +24,7 @@ def test_version_2_counts_the_tightest_level(tmp_path):
     write(mount / "job" / "step", cpu__max="150000 100000", memory__max="max", memory__current="5")
     write(mount / "job" / "step", memory__events="low 0\noom 1\noom_kill 2\n", pids__max="max", pids__current="3")
     write(mount / "job", memory__stat="anon 600\ninactive_file 300\n")
-    assert cgroup(proc, sys) == Cgroup(cpus=1.5, memory=Share(1000, 600), pids=Share(50, 20), oom_kills=2)
+    assert cgroup(proc, sys) == Cgroup(cpus=1.5, memory=LimitUse(1000, 600), pids=LimitUse(50, 20), oom_kills=2)
 
 
 def test_version_1_reads_each_controllers_own_tree(tmp_path):
@@ -35,14 +35,14 @@ def test_version_1_reads_each_controllers_own_tree(tmp_path):
     write(mount / "cpu" / "docker" / "x", cpu__cfs_quota_us="200000", cpu__cfs_period_us="100000")
     write(mount / "pids", pids__max="10", pids__current="12")
     seen = cgroup(proc, sys)
-    assert seen == Cgroup(cpus=2.0, memory=Share(4096, 96), pids=Share(10, 12), oom_kills=1)
-    assert seen.pids.left == 0
+    assert seen == Cgroup(cpus=2.0, memory=LimitUse(4096, 96), pids=LimitUse(10, 12), oom_kills=1)
+    assert seen.pids.unused == 0
 
 
 def test_a_level_that_a_container_does_not_show_is_left_out(tmp_path):
     proc, sys = roots(tmp_path, "4:memory:/docker/x\n")
     write(sys / "fs" / "cgroup" / "memory", memory__limit_in_bytes="4096", memory__usage_in_bytes="96")
-    assert cgroup(proc, sys).memory == Share(4096, 96)
+    assert cgroup(proc, sys).memory == LimitUse(4096, 96)
 
 
 def test_no_limit_and_nothing_readable_are_none_in_both_versions(tmp_path):

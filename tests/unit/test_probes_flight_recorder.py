@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import LAST, posted, unreadable
+from ddpdiag.probes.collectives import MAX_COLLECTIVES, posted_collectives, why_unreadable
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader, ask_for_collectives, wait_for_answer
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives
 
@@ -51,11 +51,11 @@ def c10d(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_without_torch_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, C10D, raising=False)
-    assert posted() is None
+    assert posted_collectives() is None
 
 
 def test_a_torch_without_recorder_says_nothing(c10d: SimpleNamespace) -> None:
-    assert posted() is None
+    assert posted_collectives() is None
 
 
 @pytest.mark.parametrize(
@@ -63,27 +63,29 @@ def test_a_torch_without_recorder_says_nothing(c10d: SimpleNamespace) -> None:
     [
         pytest.param((), 0.0, [], id="nothing was posted"),
         pytest.param((entry(1), entry(2)), 0.0, [1, 2], id="two recorders count once"),
-        pytest.param([entry(seq) for seq in range(1, 21)], 0.0, range(21 - LAST, 21), id="the last ones"),
+        pytest.param([entry(seq) for seq in range(1, 21)], 0.0, range(21 - MAX_COLLECTIVES, 21), id="the last ones"),
         pytest.param((entry(9, at=2_000_000_000), entry(10, at=4_000_000_000)), 3.0, [10], id="since this trial"),
         pytest.param((entry(1), entry(2), entry(1, pg_id=1, at=3)), 0.0, [1], id="a group that was opened again"),
     ],
 )
 def test_the_last_entries_of_this_trial_are_kept(c10d: SimpleNamespace, entries, since: float, numbers) -> None:
     c10d._dump_fr_trace_json = c10d._dump_nccl_trace_json = recorder(*entries)
-    assert posted(since) == tuple(
+    assert posted_collectives(since) == tuple(
         Collective(seq=seq, name="gloo:all_reduce", elements=6, dtype="Float", group="0") for seq in numbers
     )
 
 
 def test_sends_have_a_count_of_their_own(c10d: SimpleNamespace) -> None:
     c10d._dump_nccl_trace_json = recorder(entry(0, is_p2p=True, p2p_seq_id=4, profiling_name="nccl:send 0->1"))
-    assert posted() == (Collective(seq=4, name="nccl:send 0->1", elements=6, dtype="Float", group="0", p2p=True),)
+    assert posted_collectives() == (
+        Collective(seq=4, name="nccl:send 0->1", elements=6, dtype="Float", group="0", p2p=True),
+    )
 
 
 @pytest.mark.parametrize("trace", [b"", b"nonsense", b'{"entries": 3}', b'{"entries": [{"profiling_name": 1}]}'])
 def test_a_trace_of_another_form_is_no_answer(c10d: SimpleNamespace, trace: bytes) -> None:
     c10d._dump_fr_trace_json = lambda **_options: trace
-    assert posted() is None
+    assert posted_collectives() is None
 
 
 # Classes of process groups: each has a recorder, by the name that it gives itself -------------------------------------
@@ -134,16 +136,18 @@ def test_a_class_is_read_by_the_name_that_it_gives_itself(
     open_groups(monkeypatch, **opened)
     entries = (entry(2, profiling_name=f"{backend}:all_reduce"),)
     c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(gloo=(), **{backend: entries}), recorder()
-    assert posted() == (Collective(seq=2, name=f"{backend}:all_reduce", elements=6, dtype="Float", group="0"),)
-    assert posted(1.0) == ()
-    assert unreadable() == ""
+    assert posted_collectives() == (
+        Collective(seq=2, name=f"{backend}:all_reduce", elements=6, dtype="Float", group="0"),
+    )
+    assert posted_collectives(1.0) == ()
+    assert why_unreadable() == ""
 
 
 def test_a_group_that_is_open_and_idle_posted_nothing(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(nccl2=()), recorder()
     for group in (Group("nccl2"), Group("nccl"), Group("gloo")):
         open_groups(monkeypatch, any=group)
-        assert (posted(), unreadable()) == ((), "")
+        assert (posted_collectives(), why_unreadable()) == ((), "")
 
 
 @pytest.mark.parametrize("backend", ["ucc", "mpi"])
@@ -154,8 +158,8 @@ def test_a_class_that_torch_does_not_record_is_said_to_be_unreadable(
     c10d._dump_nccl_trace_json = recorder()
     for reader in (hooked(), recorder(entry(1))):  # with names of classes, as in torch 2.15, and without
         c10d._dump_fr_trace_json = reader
-        assert posted(1.0) is None
-        assert unreadable() == f"torch 2.15.0 keeps no record of what {backend} does"
+        assert posted_collectives(1.0) is None
+        assert why_unreadable() == f"torch 2.15.0 keeps no record of what {backend} does"
 
 
 def test_a_group_written_in_python_has_the_name_it_was_opened_with(
@@ -163,14 +167,14 @@ def test_a_group_written_in_python_has_the_name_it_was_opened_with(
 ) -> None:
     open_groups(monkeypatch, mock=Group())
     c10d._dump_fr_trace_json = recorder()
-    assert unreadable() == "torch 2.15.0 keeps no record of what mock does"
+    assert why_unreadable() == "torch 2.15.0 keeps no record of what mock does"
 
 
 def test_gloo_before_torch_2_8_is_not_recorded(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     open_groups(monkeypatch, gloo=Group("gloo"))
     c10d._dump_nccl_trace_json = recorder()
-    assert posted() is None
-    assert unreadable()
+    assert posted_collectives() is None
+    assert why_unreadable()
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
@@ -180,8 +184,8 @@ def test_a_recorder_that_is_switched_off_says_so(
     open_groups(monkeypatch, nccl=Group("nccl"))
     monkeypatch.setenv(name, "0")
     c10d._dump_nccl_trace_json = recorder()
-    assert posted() is None
-    assert unreadable() == f"{name}=0 turns torch's flight recorder off"
+    assert posted_collectives() is None
+    assert why_unreadable() == f"{name}=0 turns torch's flight recorder off"
 
 
 def test_the_reader_of_a_worker_answers_its_supervisor() -> None:

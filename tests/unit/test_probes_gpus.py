@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdiag.probes.gpu.visibility import has_wsl_gpu, named_gpus, promised_gpus, visible_gpus
+from ddpdiag.probes.gpu.visibility import has_wsl_gpu, named_gpu_count, promised_gpu_count, visible_gpu_count
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def four(tmp_path):
     ],
 )
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(four, value, count):
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}, four) == count
+    assert visible_gpu_count({"CUDA_VISIBLE_DEVICES": value}, four) == count
 
 
 @pytest.mark.parametrize(("value", "with_driver", "without"), [(None, 4, 0), ("0,1", 2, 2), ("GPU-x,GPU-y", 0, 2)])
 def test_names_are_believed_where_no_driver_shows_itself(four, value, with_driver, without):
     env = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert (visible_gpus(env, four), visible_gpus(env, four / "nowhere")) == (with_driver, without)
+    assert (visible_gpu_count(env, four), visible_gpu_count(env, four / "nowhere")) == (with_driver, without)
 
 
 @pytest.mark.parametrize(("cut", "count"), [(range(4), 1), (range(3), 4), ((), 4)])
@@ -55,7 +55,7 @@ def test_of_gpus_that_are_all_cut_into_slices_cuda_shows_one_slice(four, cut, co
         (capabilities / "access").touch()
         if index in cut:
             (capabilities / "gi1").mkdir()
-    assert visible_gpus({}, four, four / "dev") == count
+    assert visible_gpu_count({}, four, four / "dev") == count
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_wsl2_has_a_gpu_where_windows_driver_is_nvidias(tmp_path, files, found):
         (tmp_path / name).touch()
     places = (tmp_path / "proc", tmp_path / "dev", tmp_path / "wsl")
     assert has_wsl_gpu(*places[1:]) is found
-    assert visible_gpus({}, *places) == int(found)
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, *places) == 0
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, *places) == 2
+    assert visible_gpu_count({}, *places) == int(found)
+    assert visible_gpu_count({"CUDA_VISIBLE_DEVICES": ""}, *places) == 0
+    assert visible_gpu_count({"CUDA_VISIBLE_DEVICES": "0,1"}, *places) == 2
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_wsl2_has_a_gpu_where_windows_driver_is_nvidias(tmp_path, files, found):
     ],
 )
 def test_what_is_named_counts_whether_it_is_there_or_not(value, count):
-    assert named_gpus(value) == count
+    assert named_gpu_count(value) == count
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_what_is_named_counts_whether_it_is_there_or_not(value, count):
     ],
 )
 def test_a_promise_is_a_number_that_somebody_named(env, count):
-    assert promised_gpus(env) == count
+    assert promised_gpu_count(env) == count

@@ -6,17 +6,17 @@ import pytest
 
 from ddpdiag.probes.net import interfaces as probe
 from ddpdiag.probes.net.interfaces import (
+    Ifnames,
     Interface,
-    Wanted,
     chosen_address,
+    ifnames,
     interface_of,
     interfaces,
-    nccl_choice,
-    nccl_takes,
+    nccl_allows_interface,
+    nccl_interfaces,
     offered_address,
-    reverse_seconds,
+    reverse_lookup_seconds,
     source_towards,
-    wanted,
 )
 
 LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
@@ -42,7 +42,7 @@ DOWN = Interface(name="eth3", addresses=("10.3.0.1",), running=False)
     ],
 )
 def test_nccl_takes_prefixes_exact_names_and_exclusions(rule, taken):
-    assert [name for name in ("docker0", "eth0", "eth1", "lo") if nccl_takes(rule, name)] == taken
+    assert [name for name in ("docker0", "eth0", "eth1", "lo") if nccl_allows_interface(rule, name)] == taken
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_nccl_takes_prefixes_exact_names_and_exclusions(rule, taken):
     ids=["InfiniBand", "all others", "docker", "loopback", "down or without address"],
 )
 def test_nccl_prefers_infiniband_and_leaves_docker_and_loopback_for_the_end(rule, known, chosen):
-    assert nccl_choice(rule, known) == chosen
+    assert nccl_interfaces(rule, known) == chosen
 
 
 LOCAL = Interface(name="eth4", addresses=("fe80::4%eth4",))
@@ -78,9 +78,9 @@ LOCAL = Interface(name="eth4", addresses=("fe80::4%eth4",))
 )
 def test_gloo_offers_the_first_address_of_the_first_exact_name_that_others_can_use(rule, own, chosen, offered):
     known = (LO, ETH0, ETH1, BARE, LOCAL)
-    assert chosen_address("gloo", Wanted(rule, None), own, known) == chosen
-    assert offered_address("gloo", Wanted(rule, None), own, known) == offered
-    assert chosen_address("nccl", Wanted(rule, "eth0"), own, known) == "10.0.0.1"
+    assert chosen_address("gloo", Ifnames(rule, None), own, known) == chosen
+    assert offered_address("gloo", Ifnames(rule, None), own, known) == offered
+    assert chosen_address("nccl", Ifnames(rule, "eth0"), own, known) == "10.0.0.1"
 
 
 def test_an_address_leads_to_its_interface_whatever_its_zone():
@@ -92,9 +92,9 @@ def test_an_address_leads_to_its_interface_whatever_its_zone():
 def test_nccls_files_count_after_the_environment(tmp_path):
     conf = tmp_path / "nccl.conf"
     conf.write_text("NCCL_SOCKET_IFNAME=ib0\n")
-    assert wanted({"NCCL_CONF_FILE": str(conf)}) == Wanted(None, "ib0")
+    assert ifnames({"NCCL_CONF_FILE": str(conf)}) == Ifnames(None, "ib0")
     both = {"NCCL_CONF_FILE": str(conf), "NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth1"}
-    assert wanted(both) == Wanted("eth1", "eth0")
+    assert ifnames(both) == Ifnames("eth1", "eth0")
 
 
 def test_this_machine_has_a_loopback_interface_without_a_nominal_speed(tmp_path):
@@ -116,7 +116,7 @@ def test_a_loopback_address_says_nothing_about_the_way_to_others():
 def test_a_name_server_that_is_silent_is_given_up(monkeypatch):
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(probe.socket, "getnameinfo", lambda *_: ours.recv(1))
-    assert reverse_seconds("10.0.0.1", 0.01) is None
+    assert reverse_lookup_seconds("10.0.0.1", 0.01) is None
     theirs.send(b"x")
     theirs.close()
     ours.close()

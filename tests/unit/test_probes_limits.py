@@ -2,11 +2,11 @@
 
 import os
 
-from ddpdiag.probes.host.limits import affinity, limits, shared_memory, user_processes
+from ddpdiag.probes.host.limits import affinity, rlimits, shared_memory, user_processes
 
 
 def test_limits_are_numbers_or_unlimited():
-    seen = limits()
+    seen = rlimits()
     assert seen is not None
     assert seen.nofile is None or seen.nofile > 0
 

@@ -8,7 +8,17 @@ import pytest
 
 from ddpdiag.probes.net import mesh, mesh_listener
 from ddpdiag.probes.net.mesh import Cell, Connection, Peer, survey
-from ddpdiag.probes.net.mesh_listener import DONE, KIB, LARGE, REQUEST, TOKEN_BYTES, Listener, Request, receive, request
+from ddpdiag.probes.net.mesh_listener import (
+    DONE,
+    KIB,
+    LARGE_SIZE,
+    REQUEST,
+    TOKEN_BYTES,
+    Listener,
+    Request,
+    receive,
+    request,
+)
 from ddpdiag.probes.net.tcp_connect import Reach, free_port, tcp_info
 
 SECONDS = 20.0
@@ -52,7 +62,7 @@ def test_everybody_measures_the_way_to_everybody_else(size):
     for own, cells in enumerate(found):
         assert sorted(cell.peer for cell in cells) == [peer for peer in range(size) if peer != own]
         for cell in cells:
-            assert (cell.reach, cell.passed_bytes, cell.stalled_bytes) == (Reach.ACCEPTED, LARGE, None)
+            assert (cell.reach, cell.passed_bytes, cell.stalled_bytes) == (Reach.ACCEPTED, LARGE_SIZE, None)
             assert cell.bytes_per_s is not None
             assert cell.bytes_per_s > 0
 
@@ -63,7 +73,7 @@ def test_a_closed_port_is_refused_and_the_known_address_is_the_second_choice(lis
     connection = Connection(peer_of(listener, offered="0.0.0.1"))
     connection.close()
     assert (connection.cell.reach, connection.cell.address) == (Reach.ACCEPTED, "127.0.0.1")
-    assert connection.cell.missed is not None
+    assert connection.cell.offered_reach is not None
 
 
 def test_a_wrong_token_and_another_process_behind_the_port_are_noticed(listener):
@@ -136,9 +146,9 @@ def test_the_kernel_counts_what_was_sent():
 
 def test_a_way_that_trickles_is_slow_and_does_not_last_for_ever(listener, monkeypatch):
     monkeypatch.setattr(mesh, "_SMALL_SECONDS", 0.1)
-    over, swallow = threading.Event(), mesh_listener._swallow
+    over, swallow = threading.Event(), mesh_listener._discard
     monkeypatch.setattr(
-        mesh_listener, "_swallow", lambda sock, count: swallow(sock, count) if count <= KIB else over.wait(SECONDS)
+        mesh_listener, "_discard", lambda sock, count: swallow(sock, count) if count <= KIB else over.wait(SECONDS)
     )
     connection = Connection(peer_of(listener))
     connection.try_sizes(1)

@@ -9,8 +9,8 @@ from ddpdiag.probes.net.adapters import (
     PortCounters,
     interface_counters,
     nccl_ports,
-    network_look,
     rdma_counters,
+    read_network,
     tcp_counters,
 )
 
@@ -107,12 +107,12 @@ def test_rdma_ports(rails: Path) -> None:
         rdma=True,
         pci="0000:1b:00.0",
         up=True,
-        taken=True,
+        used_by_nccl=True,
         below=("ens1f0",),
         counters={"symbol_error": 10, "link_downed": 1},
     )
     assert second == PortCounters(name="mlx5_2:1", rdma=True, up=False)
-    assert (soft.up, soft.taken, soft.counters) == (True, False, {"link_downed": 4})
+    assert (soft.up, soft.used_by_nccl, soft.counters) == (True, False, {"link_downed": 4})
 
 
 @pytest.mark.parametrize(
@@ -145,12 +145,12 @@ def test_counters_of_tcp_that_the_kernel_shows(text: str, counters: dict[str, in
 
 def test_one_host_alone_looks_at_rdma_only(rails: Path) -> None:
     steps: list[str] = []
-    look = network_look(None, {"DDPDIAG_SYSFS": str(rails)}, steps.append)
+    look = read_network(None, {"DDPDIAG_SYSFS": str(rails)}, steps.append)
     assert [port.name for port in look.ports] == ["mlx5_0:1", "mlx5_2:1", "rxe0:1"]
     assert (look.route, look.tcp, steps) == (None, {}, ["RDMA ports"])
 
 
 def test_with_others_there_are_interfaces_and_tcp() -> None:
-    look = network_look("", {}, lambda step: None)
+    look = read_network("", {}, lambda step: None)
     assert "lo" not in {port.name for port in look.ports}
     assert look.tcp["InSegs"] >= 0

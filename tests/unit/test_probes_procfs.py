@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes.gpu.visibility import ProcGpu, nvidia_gpus, withheld_gpus
+from ddpdiag.probes.gpu.visibility import ProcGpu, openable_gpus, withheld_gpu_count
 from ddpdiag.probes.host.environment import driver_version
 from ddpdiag.probes.host.kernel import age_seconds, boot_id, memory, proc_root, process_state
 
@@ -27,7 +27,7 @@ def test_gpus_of_the_driver_are_listed_in_bus_order(tmp_path):
     add_gpu(tmp_path, "0000:3a:00.0", "GPU-b")
     add_gpu(tmp_path, "0000:1b:00.0", "GPU-a")
     add_gpu(tmp_path, "0000:4a:00.0", "GPU-????????-????")  # as long as the driver does not know it
-    assert nvidia_gpus(tmp_path) == (
+    assert openable_gpus(tmp_path) == (
         ProcGpu("0000:1b:00.0", "GPU-a"),
         ProcGpu("0000:3a:00.0", "GPU-b"),
         ProcGpu("0000:4a:00.0", None),
@@ -36,8 +36,8 @@ def test_gpus_of_the_driver_are_listed_in_bus_order(tmp_path):
 
 def test_gpus_whose_device_files_are_missing_or_cannot_be_opened_are_not_counted(tmp_path, monkeypatch):
     def counted() -> tuple[list[str], int]:
-        gpus = nvidia_gpus(tmp_path, tmp_path / "dev")
-        return [gpu.uuid for gpu in gpus], withheld_gpus(tmp_path, tmp_path / "dev")
+        gpus = openable_gpus(tmp_path, tmp_path / "dev")
+        return [gpu.uuid for gpu in gpus], withheld_gpu_count(tmp_path, tmp_path / "dev")
 
     every = [f"GPU-{minor}" for minor in range(8)]
     for minor, uuid in enumerate(every):
@@ -60,12 +60,12 @@ def test_gpus_whose_device_files_are_missing_or_cannot_be_opened_are_not_counted
 def test_a_driver_that_tells_no_device_file_is_believed(tmp_path):
     (tmp_path / "driver" / "nvidia" / "gpus" / "0000:1b:00.0").mkdir(parents=True)
     (tmp_path / "dev").mkdir()
-    assert len(nvidia_gpus(tmp_path, tmp_path / "dev")) == 1
-    assert withheld_gpus(tmp_path, tmp_path / "dev") == 0
+    assert len(openable_gpus(tmp_path, tmp_path / "dev")) == 1
+    assert withheld_gpu_count(tmp_path, tmp_path / "dev") == 0
 
 
 def test_without_a_driver_nothing_is_said_about_gpus(tmp_path):
-    assert nvidia_gpus(tmp_path) is driver_version(tmp_path) is None
+    assert openable_gpus(tmp_path) is driver_version(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from ddpdiag.probes.net.adapters import Port, has_peer_memory, rdma_ports
 from ddpdiag.probes.net.rdma import (
     Adapter,
     Gid,
-    gpu_models,
+    gpu_device_ids,
     nccl_settings,
     rdma_adapters,
     roce_gids,
@@ -102,7 +102,7 @@ def test_a_gid_leads_beyond_its_link_with_an_address_and_version_2(address: str,
 
 def test_models_of_gpus(tmp_path: Path) -> None:
     tree(tmp_path, rails(8))
-    assert gpu_models(tmp_path) == ("0x2330",) * 8
+    assert gpu_device_ids(tmp_path) == ("0x2330",) * 8
 
 
 def test_variables_win_over_files(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ddpdiag.probes.gpu.visibility import PciFunction, nvidia_functions, pci_gpus
+from ddpdiag.probes.gpu.visibility import PciFunction, nvidia_functions, pci_gpu_count
 from ddpdiag.probes.host.kernel import rdma_devices, sys_root
 
 
@@ -28,16 +28,16 @@ def test_a_gpu_is_a_display_or_3d_function_of_nvidia(tmp_path):
         PciFunction("0000:1b:00.0", "nvidia"),
         PciFunction("0000:3b:00.0", None),
     )
-    assert pci_gpus(tmp_path) == 3
+    assert pci_gpu_count(tmp_path) == 3
 
 
 def test_a_kernel_without_pci_has_an_empty_bus(tmp_path):
     (tmp_path / "bus" / "virtio").mkdir(parents=True)
-    assert pci_gpus(tmp_path) == 0
+    assert pci_gpu_count(tmp_path) == 0
 
 
 def test_a_sysfs_that_is_not_there_is_unknown_and_not_empty(tmp_path):
-    assert nvidia_functions(tmp_path) is pci_gpus(tmp_path) is rdma_devices(tmp_path) is None
+    assert nvidia_functions(tmp_path) is pci_gpu_count(tmp_path) is rdma_devices(tmp_path) is None
 
 
 def test_rdma_devices_are_named(tmp_path):
@@ -49,7 +49,7 @@ def test_rdma_devices_are_named(tmp_path):
 
 def test_a_device_that_hides_its_identity_is_unknown(tmp_path):
     (tmp_path / "bus" / "pci" / "devices" / "0000:1b:00.0").mkdir(parents=True)
-    assert pci_gpus(tmp_path) is None
+    assert pci_gpu_count(tmp_path) is None
 
 
 def test_the_root_can_be_replaced():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.host.environment import MAX_VALUE, is_recorded, nccl_files, recorded_variables
+from ddpdiag.probes.host.environment import MAX_VALUE_CHARACTERS, is_recorded, nccl_files, recorded_variables
 
 
 def test_what_steers_communication_is_recorded_and_secrets_are_not():
@@ -21,7 +21,7 @@ def test_credentials_in_values_are_hidden_and_long_values_are_cut():
     env = {"TORCH_HOME": "http://user:pw@host/x", "TORCH_MIRROR": "https://tok@host", "NCCL_SOCKET_IFNAME": "=eth0"}
     assert recorded_variables({**env, "NCCL_TOPO": "x" * 9999}) == {
         "NCCL_SOCKET_IFNAME": "=eth0",
-        "NCCL_TOPO": "x" * MAX_VALUE,
+        "NCCL_TOPO": "x" * MAX_VALUE_CHARACTERS,
         "TORCH_HOME": "http://***@host/x",
         "TORCH_MIRROR": "https://***@host",
     }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from ddpdiag.bandwidth import bound
+from ddpdiag.bandwidth import lowest_bound
 from ddpdiag.model.bench import Limits
 from ddpdiag.probes.gpu.links import nvlink_rate, pcie_rate
 
@@ -34,7 +34,7 @@ class Machine(NamedTuple):
     switched: bool = True
 
     def expected(self, collective: str) -> float | None:
-        found = bound(collective, "nccl", self._world, dict.fromkeys(range(self.gpus * self.hosts), self.limits))
+        found = lowest_bound(collective, "nccl", self._world, dict.fromkeys(range(self.gpus * self.hosts), self.limits))
         return found.busbw_bytes_per_s if found else None
 
     @property

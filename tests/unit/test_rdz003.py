@@ -9,7 +9,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, RunOptions, Severity
-from ddpdiag.probes.net.interfaces import Interface, Wanted
+from ddpdiag.probes.net.interfaces import Ifnames, Interface
 from ddpdiag.probes.net.tcp_connect import Reach
 
 LO = Interface(name="lo", addresses=("127.0.0.1", "::1"))
@@ -22,7 +22,7 @@ def host(rank: int = 0, *, gloo: str | None = None, nccl: str | None = None, **m
     values = {
         "interfaces": (LO, Interface(name="eth0", addresses=(address,)), DOCKER0),
         "own_addresses": (address,),
-        "variables": Wanted(gloo, nccl),
+        "variables": Ifnames(gloo, nccl),
         "source_address": address,
     }
     return interfaces.Data(**(values | more))  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_containers_that_share_a_machines_network_share_its_address():
 
 
 BRIDGE = "172.30.0.1"
-MISSED: dict[str, object] = {"missed": Reach.DROPPED}
+MISSED: dict[str, object] = {"offered_reach": Reach.DROPPED}
 REACHED: dict[str, object] = {"address": BRIDGE}
 
 

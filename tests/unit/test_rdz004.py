@@ -14,7 +14,7 @@ from ddpdiag.checks.host import network_ports
 from ddpdiag.checks.rendezvous import mesh, methods
 from ddpdiag.checks.rendezvous.links import merge_cells, usual_rate
 from ddpdiag.model import Arrival, Event, EventKind, Finding, Kind, Outcome, Severity, Status
-from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
+from ddpdiag.probes.net.adapters import NetworkReading, PortCounters
 from ddpdiag.probes.net.tcp_connect import Reach
 
 BOTH_WAYS = ("n0 -> n1", "n1 -> n0")
@@ -179,7 +179,7 @@ def test_loss_of_one_percent_is_an_error_on_the_interface_of_the_job(golden):
     golden(finding)
     assert only(meshed(3, lossy)).severity is Severity.WARNING  # not repeated
     assert only(meshed(3, lossy, every(3, losing(0.005), receiver=1))).severity is Severity.WARNING
-    elsewhere = every(3, losing(0.02) | {"address": "192.168.0.1", "missed": Reach.DROPPED}, receiver=1)
+    elsewhere = every(3, losing(0.02) | {"address": "192.168.0.1", "offered_reach": Reach.DROPPED}, receiver=1)
     assert only(meshed(3, elsewhere, elsewhere)).severity is Severity.WARNING
 
 
@@ -197,9 +197,11 @@ def test_loss_where_nccl_takes_an_rdma_port_is_a_warning():
     on_gpus = with_arrivals(seen, arrivals)
     assert only(on_gpus).severity is Severity.ERROR
     for taken, severity in ((True, Severity.WARNING), (False, Severity.ERROR)):
-        port = PortCounters(name="mlx5_0:1", rdma=True, taken=taken)
+        port = PortCounters(name="mlx5_0:1", rdma=True, used_by_nccl=taken)
         looks = seen_of(
-            network_ports.CHECK, {rank: NetworkLook(seconds=0.0, ports=(port,)) for rank in arrivals}, ranks_per_node=1
+            network_ports.CHECK,
+            {rank: NetworkReading(seconds=0.0, ports=(port,)) for rank in arrivals},
+            ranks_per_node=1,
         )
         assert only(together(on_gpus, looks)).severity is severity
 

@@ -6,14 +6,16 @@ from seen import seen_of, unseen
 from ddpdiag.checks.rendezvous import master_port
 from ddpdiag.checks.rendezvous.master_port import CHECK, Data
 from ddpdiag.model import Severity
-from ddpdiag.probes.net.tcp_connect import PortAnswer, Reach, Reached
+from ddpdiag.probes.net.tcp_connect import Attempt, PortCheckResult, Reach
 
 
 def knocked(reach=Reach.ACCEPTED, *, ours=True, address="10.0.0.1", port=29500, **more):
     """What a host found that knocked and ended so."""
     ours = ours if reach is Reach.ACCEPTED else None
-    reached = Reached(reach=reach, address=address, seconds=0.001)
-    return Data(name="head.cluster", port=port, port_check=PortAnswer(reached=reached, ours=ours), **more)
+    reached = Attempt(reach=reach, address=address, seconds=0.001)
+    return Data(
+        name="head.cluster", port=port, port_check=PortCheckResult(reached=reached, listener_answered=ours), **more
+    )
 
 
 def found(*answers, agent_store=False):

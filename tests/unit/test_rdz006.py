@@ -7,7 +7,7 @@ from seen import seen_of, skip_text, world_of
 from ddpdiag.checks.rendezvous import shared_dir
 from ddpdiag.checks.rendezvous.shared_dir import CHECK, Data
 from ddpdiag.model import RunOptions, Severity, Status
-from ddpdiag.probes.host.shared_files import Store
+from ddpdiag.probes.host.shared_files import StoreFile
 
 SHARED = RunOptions(shared_dir="/shared")
 
@@ -85,7 +85,7 @@ def test_locks_that_do_not_work_are_an_error(golden, answers, hosts):
 
 
 def test_a_store_of_an_earlier_job_is_a_warning_with_its_path_and_age(golden):
-    finding = found(host(stores=(Store("/shared/store", "bob", 438, 7200.0),)), host())["stale"]
+    finding = found(host(stores=(StoreFile("/shared/store", "bob", 438, 7200.0),)), host())["stale"]
     assert (finding.severity, finding.hosts) == (Severity.WARNING, ())
     assert "/shared/store" in finding.message
     golden(finding)

@@ -6,7 +6,7 @@ import math
 from reports import NO_GPU, SLOW, fit, rank_row, unfit
 
 from ddpdiag.codec import decode
-from ddpdiag.codec import pretty as render
+from ddpdiag.codec import indented_json as render
 from ddpdiag.model import Report
 
 

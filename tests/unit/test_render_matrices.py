@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import finding_of, fit
 
-from ddpdiag.codec import pretty
+from ddpdiag.codec import indented_json
 from ddpdiag.model import Matrix, Severity
 from ddpdiag.render.terminal import render
 
@@ -79,7 +79,7 @@ def test_other_checks_findings_and_good_to_know_ones_show_none():
 
 def test_json_has_all_of_them_and_no_number_that_json_lacks():
     own = structs.replace(rates(size=2), cells=((None, float("inf")), (float("nan"), 1e9)))
-    report = json.loads(pretty(fit(matrices=(own,))), parse_constant=lambda word: word)
+    report = json.loads(indented_json(fit(matrices=(own,))), parse_constant=lambda word: word)
     (found,) = report["matrices"]
     assert found["name"] == "p2p.copy.n0"
     assert found["cells"] == [[None, "inf"], ["nan", 1e9]]

@@ -7,7 +7,7 @@ from msgspec import structs
 from reports import finding_of, fit
 
 from ddpdiag.cli.outputs import features_of
-from ddpdiag.codec import pretty as as_json
+from ddpdiag.codec import indented_json as as_json
 from ddpdiag.model import Report
 from ddpdiag.model.train import Strategy, StrategyRow, StrategyStatus, TrainReport, TrainRequest
 from ddpdiag.render import html

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from reports import fit, unfit, unknown
 
-from ddpdiag.codec import pretty
+from ddpdiag.codec import indented_json
 from ddpdiag.model import Report
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
@@ -23,4 +23,4 @@ def test_the_schema_is_that_of_the_structs(request: pytest.FixtureRequest) -> No
 
 @pytest.mark.parametrize("report", [fit(), unfit(), unknown()], ids=lambda report: report.verdict.value)
 def test_a_report_fits_the_schema(report: Report) -> None:
-    jsonschema.validate(json.loads(pretty(report)), json.loads(SCHEMA.read_text(encoding="utf-8")))
+    jsonschema.validate(json.loads(indented_json(report)), json.loads(SCHEMA.read_text(encoding="utf-8")))

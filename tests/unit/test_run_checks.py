@@ -12,7 +12,7 @@ from ddpdiag.checks.run import budget as run004
 from ddpdiag.checks.run import presence, roll_call
 from ddpdiag.checks.run import trials as run003
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
-from ddpdiag.probes.host.limits import Limits
+from ddpdiag.probes.host.limits import ResourceLimits
 from ddpdiag.stats import Samples
 
 STEADY = Samples(min=1.0, median=1.0, p95=1.0, count=1)
@@ -283,7 +283,7 @@ def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault(gold
 def test_a_rank_that_may_start_no_process_is_the_limits_fault(golden) -> None:
     error = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
     seen = run_of(outcome(0, Status.HUNG, interrupted=True), outcome(1, Status.RAISED, error=error), size=2)
-    narrow = Limits(nofile=None, memlock=None, nproc=18)
+    narrow = ResourceLimits(nofile=None, memlock=None, nproc=18)
     rows = {rank: limits.Data(limits=narrow, user_processes=6) for rank in range(2)}
     both = together(seen, seen_of(limits.CHECK, rows, size=2))
     found = {f.code: f for check in (limits.CHECK, run003.CHECK) for f in judge_as(check, both)}

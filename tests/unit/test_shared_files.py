@@ -5,16 +5,16 @@ import time
 from pathlib import Path
 
 from ddpdiag.probes.host.shared_files import (
-    DirectoryLook,
-    done_of,
-    file_of,
-    lock,
-    locked,
-    look,
-    remove,
-    stores,
-    watch,
-    write,
+    HostFiles,
+    done_path,
+    find_files,
+    find_store_files,
+    hold_lock,
+    remove_files,
+    token_path,
+    try_lock,
+    wait_for_contents,
+    write_new,
 )
 
 # As torch 2.13 writes it: `FileStore(path, 2).set("a", "b")`.
@@ -27,14 +27,14 @@ def looked(directories, tokens=None, seconds=5.0):
     views = {}
 
     def be(rank):
-        own = file_of(directories[rank], tokens[rank])
-        views[rank] = look(directories[rank], rank, tokens, seconds)
-        remove((own, done_of(own)))
+        own = token_path(directories[rank], tokens[rank])
+        views[rank] = find_files(directories[rank], rank, tokens, seconds)
+        remove_files((own, done_path(own)))
 
     for rank, token in tokens.items():
         if token:
-            write(file_of(directories[rank], token), token)
-    with locked(file_of(directories[0], tokens[0])):
+            write_new(token_path(directories[rank], token), token)
+    with hold_lock(token_path(directories[0], tokens[0])):
         threads = [threading.Thread(target=be, args=(rank,)) for rank, token in tokens.items() if token]
         for thread in threads:
             thread.start()
@@ -45,7 +45,7 @@ def looked(directories, tokens=None, seconds=5.0):
 
 def test_hosts_see_each_others_files_at_once_and_leave_nothing(tmp_path):
     views = looked([tmp_path] * 3)
-    assert [views[rank].unseen for rank in range(3)] == [(), (), ()]
+    assert [views[rank].missing_ranks for rank in range(3)] == [(), (), ()]
     assert [views[rank].lock_is_local for rank in range(3)] == [None, False, False]
     assert list(tmp_path.iterdir()) == []
 
@@ -55,36 +55,36 @@ def test_a_host_with_a_directory_of_its_own_sees_no_other(tmp_path):
     shared.mkdir()
     other.mkdir()
     views = looked([shared, other, shared], seconds=0.1)
-    assert [views[rank].unseen for rank in range(3)] == [(1,), (0, 2), (1,)]
+    assert [views[rank].missing_ranks for rank in range(3)] == [(1,), (0, 2), (1,)]
     assert [*shared.iterdir(), *other.iterdir()] == []
 
 
 def test_who_wrote_nothing_is_not_looked_for(tmp_path):
-    assert looked([tmp_path] * 3, {0: "a", 1: "", 2: "c"})[2].unseen == ()
+    assert looked([tmp_path] * 3, {0: "a", 1: "", 2: "c"})[2].missing_ranks == ()
 
 
 def test_a_host_alone_has_nobody_to_look_for(tmp_path):
-    assert looked([tmp_path])[0] == DirectoryLook()
+    assert looked([tmp_path])[0] == HostFiles()
 
 
 def test_a_lock_that_is_held_is_told_from_one_that_fails(tmp_path):
     own = tmp_path / "own"
-    assert write(own, "word") is None
-    assert lock(own) is None
-    with locked(own):
-        assert lock(own) == "EAGAIN"
-    assert lock(tmp_path / "none") == "ENOENT"
+    assert write_new(own, "word") is None
+    assert try_lock(own) is None
+    with hold_lock(own):
+        assert try_lock(own) == "EAGAIN"
+    assert try_lock(tmp_path / "none") == "ENOENT"
 
 
 def test_a_file_that_cannot_be_written_says_why(tmp_path):
-    assert write(tmp_path / "none" / "own", "word") == "ENOENT"
-    assert write(Path("/proc/own"), "word") in ("ENOENT", "EACCES", "EPERM")
+    assert write_new(tmp_path / "none" / "own", "word") == "ENOENT"
+    assert write_new(Path("/proc/own"), "word") in ("ENOENT", "EACCES", "EPERM")
     (tmp_path / "file").touch()
-    assert write(tmp_path / "file" / "own", "word") == "ENOTDIR"
+    assert write_new(tmp_path / "file" / "own", "word") == "ENOTDIR"
 
 
 def test_a_file_that_is_gone_can_be_waited_for(tmp_path):
-    assert set(watch({tmp_path / "none": None}, time.monotonic())) == {tmp_path / "none"}
+    assert set(wait_for_contents({tmp_path / "none": None}, time.monotonic())) == {tmp_path / "none"}
 
 
 def test_stores_of_torch_are_found_and_nothing_else(tmp_path):
@@ -93,10 +93,10 @@ def test_stores_of_torch_are_found_and_nothing_else(tmp_path):
     (tmp_path / "text").write_bytes(b"refcount/ is a key")
     (tmp_path / "link").symlink_to("store")
     (tmp_path / "folder").mkdir()
-    (found,) = stores(tmp_path)
+    (found,) = find_store_files(tmp_path)
     assert (Path(found.path), found.bytes) == (tmp_path / "store", len(STORE))
     assert 0 <= found.age_seconds < 60
 
 
 def test_a_directory_that_cannot_be_listed_holds_no_stores(tmp_path):
-    assert stores(tmp_path / "none") == ()
+    assert find_store_files(tmp_path / "none") == ()

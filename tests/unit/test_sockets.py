@@ -7,7 +7,7 @@ import pytest
 
 from ddpdiag.model import RunOptions
 from ddpdiag.probes.net import tcp_connect
-from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, free_port, is_loopback, reach, resolve
+from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, free_port, is_loopback, resolve, try_connect
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def port_of(server: socket.socket) -> int:
 
 
 def test_a_listener_accepts(listener):
-    found = reach("127.0.0.1", port_of(listener), 5.0)
+    found = try_connect("127.0.0.1", port_of(listener), 5.0)
     assert (found.reach, found.address, found.source) == (Reach.ACCEPTED, "127.0.0.1", "127.0.0.1")
     assert found.seconds < 5.0
 
 
 def test_a_port_without_listener_refuses():
-    found = reach("127.0.0.1", free_port("127.0.0.1"), 5.0)
+    found = try_connect("127.0.0.1", free_port("127.0.0.1"), 5.0)
     assert (found.reach, found.address, found.source) == (Reach.REFUSED, "127.0.0.1", None)
 
 
@@ -37,12 +37,12 @@ def test_a_full_backlog_drops():
         socket.create_server(("127.0.0.1", 0), backlog=0) as server,
         socket.create_connection(server.getsockname()),
     ):
-        found = reach("127.0.0.1", port_of(server), 0.1)
+        found = try_connect("127.0.0.1", port_of(server), 0.1)
     assert found.reach is Reach.DROPPED
 
 
 def test_a_name_that_does_not_exist_is_unknown():
-    found = reach("no-such-host.invalid", 80, 5.0)
+    found = try_connect("no-such-host.invalid", 80, 5.0)
     assert (found.reach, found.address) == (Reach.UNKNOWN_NAME, None)
 
 
@@ -55,7 +55,7 @@ def test_a_resolver_that_hangs_is_given_up(monkeypatch):
     released = socket.socketpair()
     monkeypatch.setattr(tcp_connect.socket, "getaddrinfo", lambda *_, **__: released[0].recv(1) and [])
     assert resolve("slow", 80, 0.01) is None
-    assert reach("slow", 80, 0.01).reach is Reach.SLOW_NAME
+    assert try_connect("slow", 80, 0.01).reach is Reach.SLOW_NAME
     released[1].send(b"xx")
     for end in released:
         end.close()
@@ -64,7 +64,7 @@ def test_a_resolver_that_hangs_is_given_up(monkeypatch):
 def test_of_several_addresses_the_one_that_accepts_counts(listener, monkeypatch):
     addresses = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.0.2", "127.0.0.1")]
     monkeypatch.setattr(tcp_connect.socket, "getaddrinfo", lambda *_, **__: addresses)
-    found = reach("both", port_of(listener), 5.0)
+    found = try_connect("both", port_of(listener), 5.0)
     assert (found.reach, found.address) == (Reach.ACCEPTED, "127.0.0.1")
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.stats import odd_ones_out, outliers, quantile, samples
+from ddpdiag.stats import find_odd_ranks, outliers, quantile, samples
 
 values = st.dictionaries(st.integers(0, 50), st.sampled_from(["a", "b", "c", None]), max_size=20)
 numbers = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50)
@@ -12,44 +12,44 @@ numbers = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=50)
 
 @given(values)
 def test_silence_means_that_all_agree(ranks):
-    assert (odd_ones_out(ranks) is None) == (len(set(ranks.values())) <= 1)
+    assert (find_odd_ranks(ranks) is None) == (len(set(ranks.values())) <= 1)
 
 
 @given(values)
 def test_the_odd_are_fewer_than_half_and_never_have_the_usual_value(ranks):
-    odd = odd_ones_out(ranks)
+    odd = find_odd_ranks(ranks)
     if odd and odd.ranks:
         assert 2 * len(odd.ranks) < len(ranks)
-        assert set(odd.ranks) == {rank for rank, value in ranks.items() if value != odd.usual}
+        assert set(odd.ranks) == {rank for rank, value in ranks.items() if value != odd.majority}
 
 
 @given(values)
 def test_nobody_is_blamed_without_a_strict_majority(ranks):
-    odd = odd_ones_out(ranks)
+    odd = find_odd_ranks(ranks)
     if odd and not odd.ranks:
-        assert all(2 * len(group) <= len(ranks) for group in odd.groups.values())
+        assert all(2 * len(group) <= len(ranks) for group in odd.by_value.values())
 
 
 @given(values)
 def test_the_groups_hold_every_rank_once(ranks):
-    odd = odd_ones_out(ranks)
+    odd = find_odd_ranks(ranks)
     if odd:
-        assert sorted(rank for group in odd.groups.values() for rank in group) == sorted(ranks)
+        assert sorted(rank for group in odd.by_value.values() for rank in group) == sorted(ranks)
 
 
 @given(values, st.permutations(range(20)))
 def test_the_order_of_arrival_changes_nothing(ranks, order):
     items = list(ranks.items())
     shuffled = dict(items[index] for index in order if index < len(items))
-    ours, theirs = odd_ones_out(ranks), odd_ones_out(shuffled)
+    ours, theirs = find_odd_ranks(ranks), find_odd_ranks(shuffled)
     assert (ours is None) == (theirs is None)
-    assert ours is None or (ours.ranks, ours.groups) == (theirs.ranks, theirs.groups)
+    assert ours is None or (ours.ranks, ours.by_value) == (theirs.ranks, theirs.by_value)
 
 
 def test_the_usual_value_may_be_that_nothing_is_set():
-    odd = odd_ones_out({0: None, 1: None, 2: "x"})
+    odd = find_odd_ranks({0: None, 1: None, 2: "x"})
     assert odd.ranks == (2,)
-    assert odd.usual is None
+    assert odd.majority is None
 
 
 @given(numbers)

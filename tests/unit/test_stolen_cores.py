@@ -13,7 +13,7 @@ from ddpdiag.checks.training import ddp_step, mnist
 from ddpdiag.checks.training.stolen_cores import stolen_core_findings
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.host import programs
-from ddpdiag.probes.host.programs import BusyProcess, CoreUse, CoreWatch
+from ddpdiag.probes.host.programs import BusyProcess, CoreUse, CoreUseMeter
 
 LIMITS = (0.2, 0.1)
 HOG = BusyProcess(pid=4711, cores=0.66, last_core=1, user="bob", command="python burn.py")
@@ -152,7 +152,7 @@ def test_the_use_of_cores_is_read_at_begin_and_end(tmp_path: Path, monkeypatch: 
     process(tmp_path, 50, 1000, command="python burn.py --password hunter2")
     process(tmp_path, 51, 1000, parent=programs.os.getppid(), command="a rank of the same fork server")
     process(tmp_path, 52, 1000)
-    watch = CoreWatch(whole_host=True, root=tmp_path)
+    watch = CoreUseMeter(whole_host=True, root=tmp_path)
     assert watch.use().processes == ()
     host(tmp_path, (400, 0), (300, 60), ran=2, waited=3 * 10**9)
     process(tmp_path, 50, 10**6, core=1, command="python burn.py --password hunter2")
@@ -165,6 +165,6 @@ def test_the_use_of_cores_is_read_at_begin_and_end(tmp_path: Path, monkeypatch: 
     assert unnamed == "[a (name)]"
     assert burning.startswith("python burn.py")
     assert "hunter2" not in burning
-    assert CoreWatch(whole_host=False, root=tmp_path).use().busy_seconds == {}
+    assert CoreUseMeter(whole_host=False, root=tmp_path).use().busy_seconds == {}
     (tmp_path / "self" / "task" / "1" / "schedstat").write_text("0 0 0")
-    assert CoreWatch(whole_host=False, root=tmp_path).use().waited_share is None
+    assert CoreUseMeter(whole_host=False, root=tmp_path).use().waited_share is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag import text as units
-from ddpdiag.text import rate_text, reached_text, share_text, size_text, time_text, times_text
+from ddpdiag.text import rate_text, share_of_expected_text, share_text, size_text, time_text, times_text
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_every_scalar_has_a_text(value, name):
         (share_text(1e-9), "less than 0.001 %"),
         (share_text(0.0), "0 %"),
         (share_text(0.0097), "1 %"),
-        (reached_text(1.28e9, 352e9), "0.4 % of 352 GB/s"),
-        (reached_text(480e9, 420e9), "114 % of 420 GB/s"),
-        (reached_text(480e9, 352e9), "more than the 352 GB/s expected"),
+        (share_of_expected_text(1.28e9, 352e9), "0.4 % of 352 GB/s"),
+        (share_of_expected_text(480e9, 420e9), "114 % of 420 GB/s"),
+        (share_of_expected_text(480e9, 352e9), "more than the 352 GB/s expected"),
         (times_text(1.04), "1.04 times"),
         (times_text(2.14), "2.1 times"),
         (times_text(12.3), "12 times"),

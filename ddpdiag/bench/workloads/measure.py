@@ -107,5 +107,5 @@ def _free_bytes(ctx: Context, device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     host, group = memory(proc_root(os.environ)), cgroup(proc_root(os.environ), sys_root(os.environ)).memory
-    free_sizes = [*([host.available_bytes] if host else []), *([group.left] if group else [])]
+    free_sizes = [*([host.available_bytes] if host else []), *([group.unused] if group else [])]
     return min(free_sizes, default=1 << 30) // max(1, ctx.place.local_world_size or 1)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ddpdiag.bandwidth import Counts
+from ddpdiag.bandwidth import MessageSize
 from ddpdiag.model.bench import IN_PLACE
 
 CONTRIBUTING_RANKS = 16
@@ -59,7 +59,7 @@ class Operation(NamedTuple):
             buffer.zero_()
 
 
-def prepare(collective: str, dtype: str, counts: Counts, device: torch.device) -> Operation:
+def prepare(collective: str, dtype: str, counts: MessageSize, device: torch.device) -> Operation:
     """Allocate the buffers of a collective, and return both. Raises MissingCollective if torch lacks the function."""
     source = torch.zeros(counts.send, dtype=DTYPES[dtype], device=device)
     if collective in IN_PLACE:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ddpdiag.bandwidth import Counts, counts
+from ddpdiag.bandwidth import MessageSize, rounded_size
 from ddpdiag.bench.data import rank_row
 from ddpdiag.bench.workloads.operations import DTYPES, MissingCollective, Operation, prepare
 from ddpdiag.model.bench import BenchRequest, RankRow
@@ -102,9 +102,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def counts_of(collective: str, dtype: str, wanted_bytes: int) -> Counts:
+def counts_of(collective: str, dtype: str, wanted_bytes: int) -> MessageSize:
     """The numbers of elements for a message of about `wanted_bytes` over the open group."""
-    return counts(collective, wanted_bytes, DTYPES[dtype].itemsize, dist.get_world_size())
+    return rounded_size(collective, wanted_bytes, DTYPES[dtype].itemsize, dist.get_world_size())
 
 
 class _SweepRun:
@@ -147,7 +147,7 @@ class _SweepRun:
             context.on_row(row)
         return True
 
-    def _measure_size(self, dtype: str, counts_of_size: Counts, ahead_ratio: float) -> RankRow | None:
+    def _measure_size(self, dtype: str, counts_of_size: MessageSize, ahead_ratio: float) -> RankRow | None:
         """Check the values of one size, agree with all ranks on the number of calls, and time the calls.
 
         Returns None if the time is too short.

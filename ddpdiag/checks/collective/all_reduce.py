@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import factor
+from ddpdiag.bandwidth import busbw_factor
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
@@ -37,7 +37,7 @@ from ddpdiag.checks.matrix import Link, explain
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.stats import Samples, odd_ones_out, samples
+from ddpdiag.stats import Samples, find_odd_ranks, samples
 from ddpdiag.text import begun
 
 FINDINGS = {
@@ -184,8 +184,8 @@ def find_culprit(rows: Mapping[int, Data]) -> Culprit:
     wrong_links = {(sender, rank) for rank, data in rows.items() for sender in data.wrong_from}
     if wrong_links:
         return _culprit_of_links(wrong_links, {(a, b) for a in range(senders) for b in rows if a != b} - wrong_links)
-    odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
-    if odd is not None and odd.ranks and odd.usual is False:
+    odd = find_odd_ranks({rank: data.wrong > 0 for rank, data in rows.items()})
+    if odd is not None and odd.ranks and odd.majority is False:
         return Culprit("only its sum is wrong", odd.ranks)
     if not senders:
         return Culprit("there was no time left to find out whose values are wrong")
@@ -212,7 +212,7 @@ def _culprit_of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
 
 def _busbw(data: Data) -> float:
     """The bus bandwidth of the large all-reduce in bytes/s; ZeroDivisionError if no time was measured."""
-    return data.large_bytes / data.large_seconds.median * factor("all_reduce", data.ranks)
+    return data.large_bytes / data.large_seconds.median * busbw_factor("all_reduce", data.ranks)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:

@@ -19,7 +19,7 @@ from ddpdiag.checks.hosts import Host, answers_by_host, leave_out
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.health import Health
-from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, gpus_named
+from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, parse_visible_devices
 
 
 class Action(Enum):
@@ -166,7 +166,7 @@ def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
         # A slice does not name its GPU. The GPU is known if only one is cut into slices.
         fitting = [gpu.uuid or "" for gpu in gpus if gpu.mig]
         return (fitting[0],) if len(fitting) == 1 else None
-    named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.uuid) for gpu in gpus])
+    named = parse_visible_devices(value, [ProcGpu(gpu.pci or "", gpu.uuid) for gpu in gpus])
     if any(name.isdecimal() for name in named) and len({gpu.name for gpu in gpus}) > 1:
         return None
     return tuple(uuids[int(name)] if name.isdecimal() else name for name in named)

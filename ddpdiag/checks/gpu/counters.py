@@ -29,8 +29,8 @@ from ddpdiag.checks.gpu.nvswitch import REPLACE_LOST, requested
 from ddpdiag.checks.gpu.signs import numbers_text, rises, states
 from ddpdiag.checks.hosts import leave_out, ranks_text, xid_fix
 from ddpdiag.model import Finding, Severity, Status, Trial
-from ddpdiag.probes.gpu.health import Health, Look
-from ddpdiag.probes.gpu.links import JOINED
+from ddpdiag.probes.gpu.health import GpuReading, Health
+from ddpdiag.probes.gpu.links import FABRIC_JOINED
 from ddpdiag.text import count
 
 FINDINGS = {
@@ -58,21 +58,21 @@ FINDINGS = {
 _START_SECONDS = 0.5  # the time to start a new worker, if the last one was ended
 
 
-def plan(seen: Seen[Look]) -> Sequence[Trial]:
+def plan(seen: Seen[GpuReading]) -> Sequence[Trial]:
     """Plan a last reading by the ranks that saw GPUs at the beginning."""
     groups = tuple((rank,) for rank in sorted(_first(seen)) if rank in seen.world.living)
     return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
 
-def _first(seen: Seen[Look]) -> Mapping[int, Look]:
+def _first(seen: Seen[GpuReading]) -> Mapping[int, GpuReading]:
     return {rank: look for rank, look in seen.of(memory_errors.CHECK).by_rank.items() if any(_opened(look))}
 
 
-def _opened(look: Look) -> Iterator[Health]:
+def _opened(look: GpuReading) -> Iterator[Health]:
     return (health for health in look.gpus if health.error is None)
 
 
-def judge(seen: Seen[Look]) -> Iterator[Finding]:
+def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
     cards = {key_of(card.host.name, card.health): card for card in cards_of(seen)}
     for rank, first in _first(seen).items():
         second = seen.by_rank.get(rank)
@@ -104,7 +104,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
                     yield finding_of(seen, card, fault)
 
 
-def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
+def _gone(card: Card, second: GpuReading, seconds: float | None) -> Fault:
     # NVML may renumber the remaining GPUs, so an error at the same index may belong to another GPU.
     errors = [health.error for health in second.gpus if health.error is not None]
     why = f"NVML reports {errors[0]!r}" if errors else f"NVML lists {count(len(second.gpus), 'GPU')} without it"
@@ -120,7 +120,7 @@ def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
     )
 
 
-def _compared(seen: Seen[Look], card: Card, after: Health, seconds: float | None) -> Iterator[Fault]:
+def _compared(seen: Seen[GpuReading], card: Card, after: Health, seconds: float | None) -> Iterator[Fault]:
     """Yield a fault for each state that began, each link that went down and each counter that rose during the run."""
     known = {fault.word for fault in _states(card)}
     for fault in _states(card._replace(health=after)):
@@ -138,7 +138,7 @@ def _compared(seen: Seen[Look], card: Card, after: Health, seconds: float | None
             f"{numbers_text(down)} {'is' if len(down) == 1 else 'are'} down, up at the beginning of the run",
             Action.RESET,
             evidence={"links": [*down], "seconds": seconds},
-            severity=Severity.ERROR if card.health.fabric.state == JOINED else Severity.WARNING,
+            severity=Severity.ERROR if card.health.fabric.state == FABRIC_JOINED else Severity.WARNING,
         )
     yield from rises(seen, card.health, after, seconds)
 
@@ -150,7 +150,7 @@ def _states(card: Card) -> Iterator[Fault]:
     yield from lowered(card)
 
 
-def skip(seen: Seen[Look]) -> SkipReason | None:
+def skip(seen: Seen[GpuReading]) -> SkipReason | None:
     """Skip this check as GPU003 is skipped, or if GPU003 saw no GPU to compare with."""
     first = memory_errors.CHECK
     lacking = seen.is_last and not _first(seen)
@@ -159,14 +159,14 @@ def skip(seen: Seen[Look]) -> SkipReason | None:
     )
 
 
-def last_seconds(seen: Seen[Look]) -> float:
+def last_seconds(seen: Seen[GpuReading]) -> float:
     """The expected time of the last reading: that of GPU003's, and the start of a worker."""
     took = (o.seconds for o in seen.of(memory_errors.CHECK).outcomes if o.status is Status.DONE)
     return max(took, default=0.0) + _START_SECONDS
 
 
 measure = memory_errors.measure
-Data = Look
+Data = GpuReading
 # NVIDIA's limit for PCIe replays, as DCGM's watch has it (8 a minute).
 SETTINGS = {"pcie_replays_per_minute": 8}
 CHECK: Check[Data] = Check(__name__, "GPU010", "counters", Stage.GPU, Scope.HOST, deadline=memory_errors.CHECK.deadline)

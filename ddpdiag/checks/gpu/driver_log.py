@@ -29,7 +29,7 @@ from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
 from ddpdiag.checks.known_errors import known_line
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.health import GpuReading
 from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
 
 FINDINGS = {
@@ -113,7 +113,7 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
 
 
 def _of_host(
-    seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
+    seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[GpuReading], cards: Sequence[Card]
 ) -> Iterator[Finding]:
     ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 read its GPUs.

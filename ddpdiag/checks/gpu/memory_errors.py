@@ -33,8 +33,8 @@ from ddpdiag.checks.gpu.signs import states, totals
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, nvml_fix
 from ddpdiag.model import Finding, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.gpu.health import Look, look
-from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
+from ddpdiag.probes.gpu.health import GpuReading, read_gpus
+from ddpdiag.probes.gpu.kernel_log import kmsg_path, newest_line_number
 from ddpdiag.text import count
 
 FINDINGS = {
@@ -51,11 +51,11 @@ FINDINGS = {
 }
 
 
-def measure(ctx: Context) -> Look:
+def measure(ctx: Context) -> GpuReading:
     """Read all GPUs that NVML shows to this rank. The step names the GPU that is read, in case it hangs."""
     ctx.step("kernel log")
-    line, begin = last_line(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
-    return structs.replace(look(ctx.step), boot_seconds=begin, kernel_line=line)
+    line, begin = newest_line_number(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return structs.replace(read_gpus(ctx.step), boot_seconds=begin, kernel_line=line)
 
 
 def plan(seen: Seen[Any]) -> Sequence[Trial]:
@@ -78,7 +78,7 @@ def _lookers(seen: Seen[Any], host: Host) -> Iterator[int]:
         known |= new
 
 
-def judge(seen: Seen[Look]) -> Iterator[Finding]:
+def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
     for host, looks in answers_by_host(seen):
         # GPUs that cannot be opened are GPU001's findings.
         if host.gpus and not any(gpu.error or gpu.is_known for answer in looks.values() for gpu in answer.gpus):
@@ -96,7 +96,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
 
 
 skip = devices.skip
-Data = Look
+Data = GpuReading
 # Azure reports above 20 million, GCM above 50 million.
 SETTINGS = {"corrected_errors": 20e6}
 # Each GPU gets some 200 queries, and a busy driver takes up to 0.1 s for one.

@@ -26,7 +26,7 @@ from ddpdiag.checks.gpu import cards
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, card_findings, cards_of, finding_of, usual
 from ddpdiag.checks.gpu.signs import numbers_text, totals
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.links import JOINED
+from ddpdiag.probes.gpu.links import FABRIC_JOINED
 
 FINDINGS = {
     "down": FindingSpec(
@@ -55,7 +55,7 @@ def _missing(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]
         if card.health.nvlinks and not card.health.mig
     }
     counts = Counter(number for numbers in up.values() for number in numbers)
-    is_switched = 2 * sum(card.health.fabric.state == JOINED for card in up) > len(up)
+    is_switched = 2 * sum(card.health.fabric.state == FABRIC_JOINED for card in up) > len(up)
     # Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not. Drivers report a
     # fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
     is_fixed = is_switched or any("SXM" in (card.health.name or "") for card in up)

@@ -23,8 +23,8 @@ from ddpdiag.checks.gpu import cards, devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, card_findings
 from ddpdiag.checks.hosts import xid_fix
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.links import JOINED
-from ddpdiag.probes.gpu.nvml import Broken
+from ddpdiag.probes.gpu.links import FABRIC_JOINED
+from ddpdiag.probes.gpu.nvml import BrokenState
 
 FINDINGS = {
     "fabric": FindingSpec(
@@ -57,8 +57,8 @@ _RECOVERY = {
 _UNHEALTHY = 2
 _SUMMARIES = {_UNHEALTHY: "unhealthy", 3: "limited capacity"}
 _BROKEN = {
-    Broken.RESET_REQUIRED: ("reset-required", "a GPU must be reset", Action.RESET),
-    Broken.LOST: ("lost", "a GPU is lost", Action.REBOOT),
+    BrokenState.RESET_REQUIRED: ("reset-required", "a GPU must be reset", Action.RESET),
+    BrokenState.LOST: ("lost", "a GPU is lost", Action.REBOOT),
 }
 _WATCH = Watch("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another action than None")
 _WATCH_FABRIC = Watch("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
@@ -92,7 +92,7 @@ def requested(card: Card) -> Iterator[Fault]:
     elif broken is not None:
         word, title, action = _BROKEN[broken]
         said = f"NVML reports {broken.value!r}"
-        yield Fault(word, title, said, action, REPLACE_LOST if broken is Broken.LOST else "", first=cause)
+        yield Fault(word, title, said, action, REPLACE_LOST if broken is BrokenState.LOST else "", first=cause)
 
 
 def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
@@ -102,7 +102,7 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
     if state is not None:
         but = "but CUDA starts without it" if started else "so CUDA does not start on it"
         said = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
-    elif fabric.state == JOINED and fabric.status:
+    elif fabric.state == FABRIC_JOINED and fabric.status:
         said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
     else:
         return
@@ -121,7 +121,7 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
 
 def _degraded(card: Card) -> Iterator[Fault]:
     fabric = card.health.fabric
-    if fabric.state != JOINED or fabric.status or fabric.health not in _SUMMARIES:
+    if fabric.state != FABRIC_JOINED or fabric.status or fabric.health not in _SUMMARIES:
         return
     is_unhealthy = fabric.health == _UNHEALTHY
     yield Fault(

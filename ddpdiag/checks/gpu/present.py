@@ -39,12 +39,12 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu, Trouble, enumerate_gpus
 from ddpdiag.probes.gpu.visibility import (
     PciFunction,
-    named_gpus,
+    named_gpu_count,
     nvidia_functions,
-    nvidia_gpus,
-    promised_gpus,
-    visible_gpus,
-    withheld_gpus,
+    openable_gpus,
+    promised_gpu_count,
+    visible_gpu_count,
+    withheld_gpu_count,
 )
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.text import byte_count, count
@@ -141,15 +141,15 @@ def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
 def measure(ctx: Context) -> Data:
     # Cheap readings come first, since NVML may hang.
     proc = proc_root(os.environ)
-    listed = nvidia_gpus(proc)
+    listed = openable_gpus(proc)
     # If a container or cgroup received only some of the host's GPUs, their number is a promise, too.
-    given = len(listed) if listed and withheld_gpus(proc) else None
+    given = len(listed) if listed and withheld_gpu_count(proc) else None
     functions = nvidia_functions(sys_root(os.environ))
     return Data(
         nvml=enumerate_gpus(ctx.step),
         functions=functions,
-        visible=visible_gpus(os.environ, proc),
-        promised=promised_gpus(os.environ) or given,
+        visible=visible_gpu_count(os.environ, proc),
+        promised=promised_gpu_count(os.environ) or given,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -284,7 +284,7 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
         rank
         for rank, row in host.answers.items()
         # Only CUDA knows what an index means on a GPU that is split into slices. An index that shows nothing is wrong.
-        if not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
+        if not (row.visible and host.is_sliced) and row.visible < named_gpu_count(row.cuda_visible_devices)
     ]
     blind = [rank for rank, row in host.answers.items() if row.visible == 0]
     if expected is not None:

@@ -30,7 +30,7 @@ from ddpdiag.model import Finding, Outcome, Severity, Status
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, rdma_devices, sys_root
-from ddpdiag.probes.host.limits import Limits, Share, cgroup, limits, user_processes
+from ddpdiag.probes.host.limits import LimitUse, ResourceLimits, cgroup, rlimits, user_processes
 from ddpdiag.text import begun, count, size_text
 
 FINDINGS = {
@@ -54,8 +54,8 @@ class Data(Struct, frozen=True, kw_only=True):
     number of processes that the rank's user runs. `rdma` names the RDMA devices. The other fields are None if they
     cannot be read."""
 
-    limits: Limits | None
-    tasks: Share | None = None
+    limits: ResourceLimits | None
+    tasks: LimitUse | None = None
     user_processes: int | None = None
     rdma: tuple[str, ...] | None = ()
 
@@ -63,7 +63,7 @@ class Data(Struct, frozen=True, kw_only=True):
 def measure(ctx: Context) -> Data:
     proc, sys = proc_root(os.environ), sys_root(os.environ)
     return Data(
-        limits=limits(), tasks=cgroup(proc, sys).pids, user_processes=user_processes(proc), rdma=rdma_devices(sys)
+        limits=rlimits(), tasks=cgroup(proc, sys).pids, user_processes=user_processes(proc), rdma=rdma_devices(sys)
     )
 
 
@@ -135,7 +135,7 @@ def _process_limit(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iter
     """The finding if the limit of the user or of the control group leaves too few free processes and threads for the
     ranks. The limit with fewer free ones counts."""
     needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
-    group_limits = [(row.tasks.left, row.tasks.limit, "its control group") for row in rows if row.tasks]
+    group_limits = [(row.tasks.unused, row.tasks.limit, "its control group") for row in rows if row.tasks]
     user_limits = [
         (max(0, row.limits.nproc - row.user_processes), row.limits.nproc, "this user (ulimit -u)")
         for row in rows

@@ -57,7 +57,7 @@ def measure(ctx: Context) -> Data:
         total_bytes=host.total_bytes if host else None,
         available_bytes=host.available_bytes if host else None,
         limit_bytes=group.memory.limit if group.memory else None,
-        left_bytes=group.memory.left if group.memory else None,
+        left_bytes=group.memory.unused if group.memory else None,
         oom_kills=group.oom_kills,
     )
 

@@ -41,7 +41,7 @@ from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.net.adapters import NetworkLook, PortCounters, network_look
+from ddpdiag.probes.net.adapters import NetworkReading, PortCounters, read_network
 from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
 from ddpdiag.text import begun
 
@@ -122,8 +122,8 @@ _TEXTS = {
 class Readings(NamedTuple):
     """The first and the last reading of one host's ports, and the names of the ports that the job uses."""
 
-    before: NetworkLook
-    after: NetworkLook
+    before: NetworkReading
+    after: NetworkReading
     job_ports: frozenset[str]
 
     @property
@@ -191,13 +191,13 @@ def port_changes(readings: Readings, rise_limit: Callable[[str, float], float]) 
             yield PortChange("link-down", old, text, used_by_job)
 
 
-def measure(ctx: Context) -> NetworkLook:
+def measure(ctx: Context) -> NetworkReading:
     """Read this host's counters. `towards` is the address of another host, whose route leads through a port to read."""
     towards = ctx.trial.params.get("towards")
-    return network_look(None if towards is None else str(towards), os.environ, ctx.step)
+    return read_network(None if towards is None else str(towards), os.environ, ctx.step)
 
 
-def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
+def plan(seen: Seen[NetworkReading]) -> Sequence[Trial]:
     """Plan one reading by a rank of each host, and at the end a second one by the ranks that could read counters."""
     if seen.is_last:
         groups = tuple((rank,) for rank in sorted(_first_readings(seen)) if rank in seen.world.living)
@@ -214,7 +214,7 @@ def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
     return (new_trial(seen, params=params),)
 
 
-def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
+def skip(seen: Seen[NetworkReading]) -> SkipReason | None:
     """Skip the second reading if the first one shows no counter on any host."""
     if not seen.is_last or _first_readings(seen):
         return None
@@ -224,19 +224,19 @@ def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
     )
 
 
-def last_seconds(seen: Seen[NetworkLook]) -> float:
+def last_seconds(seen: Seen[NetworkReading]) -> float:
     """The seconds that the last reading may take: those of the first reading, and the start of a worker."""
     return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
 
 
-def _first_readings(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
+def _first_readings(seen: Seen[NetworkReading]) -> Mapping[int, NetworkReading]:
     """The first readings that contain a counter, by rank."""
     number = seen.trials[0].number if seen.trials else None
     looks = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
     return {rank: look for rank, look in looks.items() if look.ports or look.tcp}
 
 
-def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
+def judge(seen: Seen[NetworkReading]) -> Iterator[Finding]:
     readings = dict(_readings_by_host(seen))
     rise_limit = partial(allowed_rise, seen)
     all_changes = {host: tuple(port_changes(of_host, rise_limit)) for host, of_host in readings.items()}
@@ -250,13 +250,13 @@ def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     yield from _resent_segments(seen, readings)
 
 
-def allowed_rise(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
+def allowed_rise(seen: Seen[NetworkReading], counter: str, seconds: float) -> float:
     """The largest rise of a counter in `seconds` that is no error; infinite if the counter counts no errors."""
     setting, unit, least_seconds = _LIMITS.get(counter, ("", 1.0, 0.0))
     return seen.number(setting) / unit * max(seconds, least_seconds) if setting else math.inf
 
 
-def _readings_by_host(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Readings]]:
+def _readings_by_host(seen: Seen[NetworkReading]) -> Iterator[tuple[Host, Readings]]:
     """Each host that was read twice by the same rank, with the two readings."""
     first = _first_readings(seen)
     last = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
@@ -268,7 +268,7 @@ def _readings_by_host(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Readings]
             yield host, Readings(first[rank], last[rank], _job_ports(seen.world, first[rank], data))
 
 
-def _job_ports(world: World, look: NetworkLook, data: rdz003.Data | None) -> frozenset[str]:
+def _job_ports(world: World, look: NetworkReading, data: rdz003.Data | None) -> frozenset[str]:
     """The names of the ports that the job uses between hosts: the interface of the kernel's route, the interface whose
     address the job's library offers (by RDZ003's `data`), and NCCL's RDMA ports. Empty for a single host."""
     if len(world.hosts) == 1:
@@ -278,7 +278,7 @@ def _job_ports(world: World, look: NetworkLook, data: rdz003.Data | None) -> fro
         address = chosen_address(library_of(world.backend), data.variables, data.own_addresses, data.interfaces)
         interface = interface_of(address, data.interfaces)
         names.add(interface.name if interface is not None else None)
-    nccl_ports = {port.name for port in look.ports if port.taken} if world.backend == "nccl" else set()
+    nccl_ports = {port.name for port in look.ports if port.used_by_nccl} if world.backend == "nccl" else set()
     return frozenset(filter(None, names - {"lo"} | nccl_ports))
 
 
@@ -288,7 +288,10 @@ def _is_common_cause(affected: int, hosts: int) -> bool:
 
 
 def _port_finding(
-    seen: Seen[NetworkLook], word: str, readings: Mapping[Host, Readings], affected: Mapping[Host, Sequence[PortChange]]
+    seen: Seen[NetworkReading],
+    word: str,
+    readings: Mapping[Host, Readings],
+    affected: Mapping[Host, Sequence[PortChange]],
 ) -> Finding:
     """The finding on the changes of one kind. One affected host is blamed; several share the cause without blame."""
     names, is_common_cause = [host.name for host in affected], len(affected) > 1
@@ -330,7 +333,7 @@ def _commands(port: PortCounters) -> str:
     return f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}` and `dmesg -T | grep -i {adapter}` (as root)"
 
 
-def _damaged_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
+def _damaged_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that received more than `damaged_segments` TCP segments with a wrong checksum."""
     limit = seen.number("damaged_segments")
     damaged = {host: rise for host, own in readings.items() if (rise := own.tcp_rise("InCsumErrors")) > limit}
@@ -356,7 +359,7 @@ def _damaged_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]
     )
 
 
-def _resent_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
+def _resent_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that sent many segments again, unless RDZ004 found the loss before: then it reports it."""
     limit, least = seen.number("resent_share"), seen.number("resent_segments")
     rises = {host: (own.tcp_rise("RetransSegs"), own.tcp_rise("OutSegs")) for host, own in readings.items()}
@@ -383,5 +386,5 @@ def _resent_segments(seen: Seen[NetworkLook], readings: Mapping[Host, Readings])
     )
 
 
-Data = NetworkLook
+Data = NetworkReading
 CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.HOST)

@@ -41,9 +41,9 @@ from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
-from ddpdiag.probes.net.adapters import Port, nccl_takes_port, port_rule, rdma_ports
-from ddpdiag.probes.net.rdma import Adapter, Gid, gpu_models, nccl_settings, rdma_adapters, roce_gids
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.probes.net.adapters import Port, nccl_allows_port, port_rule, rdma_ports
+from ddpdiag.probes.net.rdma import Adapter, Gid, gpu_device_ids, nccl_settings, rdma_adapters, roce_gids
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import count, link_rate
 
 FINDINGS = {
@@ -104,7 +104,7 @@ def read_rdma_data(env: Mapping[str, str], step: Callable[[str], None]) -> Data:
     ports = rdma_ports(sys)
     step("GIDs")
     gids = {port.name: roce_gids(sys, port) for port in ports if port.link_layer == "Ethernet"}
-    return Data(adapters=adapters, ports=ports, gids=gids, gpu_models=gpu_models(sys), settings=nccl_settings(env))
+    return Data(adapters=adapters, ports=ports, gids=gids, gpu_models=gpu_device_ids(sys), settings=nccl_settings(env))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -268,7 +268,7 @@ def _hosts_with_rdma(seen: Seen[Data]) -> Iterator[HostPorts]:
             virtual_names = {adapter.name for adapter in data.adapters if adapter.virtual}
             assigned = [port for port in data.verbs_ports if port.active or port.adapter not in virtual_names]
             rule = data.settings.get("NCCL_IB_HCA", "")
-            allowed = (port for port in assigned if nccl_takes_port(rule, port.adapter, port.number))
+            allowed = (port for port in assigned if nccl_allows_port(rule, port.adapter, port.number))
             yield HostPorts(host.name, data, tuple(allowed))
 
 
@@ -327,8 +327,8 @@ def _judge_group(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Findi
 def _usual_hosts(prop: Property, hosts: Sequence[HostPorts]) -> list[HostPorts]:
     """The hosts whose values of `prop` equal those of more than half of the hosts; empty without a majority."""
     values = [tuple(sorted(value[:2] for value in prop.values(host).values())) for host in hosts]
-    odd = odd_ones_out(dict(enumerate(values)))
-    return [host for host, value in zip(hosts, values, strict=True) if odd is None or value == odd.usual]
+    odd = find_odd_ranks(dict(enumerate(values)))
+    return [host for host, value in zip(hosts, values, strict=True) if odd is None or value == odd.majority]
 
 
 def _values_text(prop: Property, host: HostPorts) -> str:
@@ -361,8 +361,8 @@ def _judge_single_host(seen: Seen[Data], host: HostPorts) -> Iterator[Finding]:
         families[host.adapter(port).model, host.adapter(port).board, port.link_layer].append(port)
     for prop, family in product(PROPERTIES, families.values()):
         values = {port: value for port, value in prop.values(host).items() if port in family}
-        odd = odd_ones_out({index: value.level for index, value in enumerate(values.values())})
-        usual = next((value for value in values.values() if odd and value.level == odd.usual), None)
+        odd = find_odd_ranks({index: value.level for index, value in enumerate(values.values())})
+        usual = next((value for value in values.values() if odd and value.level == odd.majority), None)
         worse = {port: usual for port, value in values.items() if usual and value.level < usual.level}
         if len(family) > 2 and worse:
             where = f"on {len(values) - len(worse)} of {len(values)} ports of this board"

@@ -24,7 +24,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, odd_text, ranks_text
 from ddpdiag.checks.odd import no_majority, odd_finding
 from ddpdiag.model import EventKind, Finding, Severity
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun, count
 
 FINDINGS = {
@@ -95,11 +95,11 @@ def _different_versions(seen: Seen[Nothing]) -> Iterator[Finding]:
 def _uneven_hosts(seen: Seen[Nothing]) -> Iterator[Finding]:
     """The finding on hosts with different numbers of ranks."""
     hosts = list(hosts_of(seen))
-    odd = odd_ones_out({number: len(host.ranks) for number, host in enumerate(hosts)})
+    odd = find_odd_ranks({number: len(host.ranks) for number, host in enumerate(hosts)})
     if odd is None or not _have_all_joined(seen):
         return
     counts = odd_text(odd, missing="none", where=lambda numbers: names_text([hosts[number].name for number in numbers]))
-    usual = odd.usual if isinstance(odd.usual, int) else max(len(host.ranks) for host in hosts)
+    usual = odd.majority if isinstance(odd.majority, int) else max(len(host.ranks) for host in hosts)
     yield seen.finding(
         "uneven",
         "hosts run different numbers of ranks",
@@ -158,7 +158,7 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
         if event.kind is EventKind.MISMATCH and event.rank is not None:
             sizes[event.rank] = event.detail or "another"
             hosts[event.rank] = event.host or hosts.get(event.rank, "?")
-    if odd := odd_ones_out(sizes):
+    if odd := find_odd_ranks(sizes):
         yield odd_finding(
             seen,
             "world-size",

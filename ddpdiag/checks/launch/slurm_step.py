@@ -30,7 +30,7 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Sta
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.environment import job_and_step, slurm_variables
+from ddpdiag.probes.host.environment import job_step_id, slurm_variables
 from ddpdiag.text import count
 
 FINDINGS = {
@@ -79,7 +79,7 @@ class SlurmStep(NamedTuple):
 
 def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
     """The step that these variables describe; None outside of a step, or if its size is not known."""
-    name = job_and_step(variables)
+    name = job_step_id(variables)
     tasks, hosts = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
     return SlurmStep(name, tasks, hosts, variables) if "." in name and tasks and hosts else None
 

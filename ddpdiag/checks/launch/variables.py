@@ -30,7 +30,7 @@ from ddpdiag.checks.odd import odd_finding
 from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import nccl_files, recorded_variables
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import count
 
 FINDINGS = {
@@ -149,12 +149,12 @@ def _differences(seen: Seen[Data], kind: str, settings: Mapping[int, Mapping[str
         if name == GROUP_CLASS_VARIABLE:
             word = "process-group"
             values = {rank: OLDER_CLASS if value == OLDER_CLASS else "not 0" for rank, value in values.items()}
-        odd = odd_ones_out(values)
+        odd = find_odd_ranks(values)
         if odd is None:
             continue
         path, _, variable = name.rpartition(": ")
         quoted = shlex.quote(variable)
-        value = odd.usual if isinstance(odd.usual, str) and shlex.quote(odd.usual) == odd.usual else "VALUE"
+        value = odd.majority if isinstance(odd.majority, str) and shlex.quote(odd.majority) == odd.majority else "VALUE"
         expectation, fix = _TEXTS[word]
         subject = f"{variable} in {path}" if path else variable
         yield odd_finding(

@@ -37,7 +37,7 @@ from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import Versions, driver_version, versions
 from ddpdiag.probes.host.kernel import proc_root
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun
 
 _TORCH_LIBRARY = FindingSpec(
@@ -134,7 +134,7 @@ def _version_difference(seen: Seen[Data], word: str, severity: Severity) -> Iter
     values = {rank: getattr(row, word) for rank, row in seen.by_rank.items()}
     if word == "driver":  # not every rank can read its version
         values = {rank: version for rank, version in values.items() if version is not None}
-    odd = odd_ones_out(values)
+    odd = find_odd_ranks(values)
     if odd is None:
         return
     component = COMPONENTS[word]

@@ -45,7 +45,7 @@ from ddpdiag.checks.matrix import Link, explain
 from ddpdiag.model import Finding, Matrix, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.nccl_rings import p2p_level
-from ddpdiag.probes.gpu.iommu import Bridge, Surroundings, surroundings
+from ddpdiag.probes.gpu.iommu import Bridge, PcieTopology, read_pcie_topology
 from ddpdiag.probes.gpu.nvml import Gpu
 from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, Paths, gpu_paths
 from ddpdiag.probes.gpu.visibility import nvidia_functions
@@ -79,7 +79,7 @@ class Data(Struct, frozen=True, kw_only=True):
     """The answer of one rank: the GPUs that NVML shows with their paths, and the PCI devices above the GPUs."""
 
     paths: Paths
-    surroundings: Surroundings = Surroundings()
+    surroundings: PcieTopology = PcieTopology()
 
 
 class Pair(NamedTuple):
@@ -156,7 +156,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
     host: Host
     gpus: tuple[Gpu, ...]
     pairs: tuple[Pair, ...]
-    surroundings: Surroundings
+    surroundings: PcieTopology
     errors: tuple[str, ...] = ()
     nccl_version: str | None = None
 
@@ -287,7 +287,7 @@ def _reasons_text(pairs: Sequence[Pair]) -> str:
 def measure(ctx: Context) -> Data:
     """Read the PCI devices above the GPUs, then query NVML. NVML comes last, because it may hang."""
     proc, sys = proc_root(os.environ), sys_root(os.environ)
-    bus = surroundings([function.address for function in nvidia_functions(sys) or ()], proc, sys)
+    bus = read_pcie_topology([function.address for function in nvidia_functions(sys) or ()], proc, sys)
     return Data(paths=gpu_paths(ctx.step), surroundings=bus)
 
 
@@ -360,7 +360,7 @@ def disabled_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 def acs_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     """The finding on bridges that redirect GPU traffic (unless virtual), or on an IOMMU that translates addresses."""
     bus = paths.surroundings
-    bridges_by_pair = [(pair, bus.between(pair.one.pci, pair.other.pci)) for pair in paths.pcie_pairs]
+    bridges_by_pair = [(pair, bus.bridges_between(pair.one.pci, pair.other.pci)) for pair in paths.pcie_pairs]
     bridges = dict.fromkeys(bridge for _, between in bridges_by_pair for bridge in between if bridge.redirects)
     if bus.virtual:
         bridges = {}
@@ -406,7 +406,7 @@ def _acs_sentences(bridges: Sequence[Bridge], pairs: Sequence[Pair], switch_pair
         )
 
 
-def _iommu_sentences(bus: Surroundings, translated_gpus: Sequence[Gpu]) -> Iterator[str]:
+def _iommu_sentences(bus: PcieTopology, translated_gpus: Sequence[Gpu]) -> Iterator[str]:
     if translated_gpus:
         domains = ", ".join(dict.fromkeys(bus.slot(gpu.pci).domain or "?" for gpu in translated_gpus))
         yield (

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from ddpdiag.bandwidth import bound, busbw
+from ddpdiag.bandwidth import busbw, lowest_bound
 from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable_calls
@@ -51,7 +51,7 @@ from ddpdiag.nccl_rings import allows_mnnvl
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.nccl_log import Hop
 from ddpdiag.stats import Samples, samples
-from ddpdiag.text import rate_text, reached_text, share_text, size_text
+from ddpdiag.text import rate_text, share_of_expected_text, share_text, size_text
 
 FINDINGS = {
     "far-below": FindingSpec(
@@ -208,7 +208,7 @@ def _why_not_again(seen: Seen[Data]) -> str:
         return path
     rate = first.busbw_bytes_per_s
     reached = f"{rate_text(rate)} busbw at {size_text(first.size_bytes)}"
-    return f"the all-reduce of COL001 reached {reached}, {reached_text(rate, path.busbw_bytes_per_s)}"
+    return f"the all-reduce of COL001 reached {reached}, {share_of_expected_text(rate, path.busbw_bytes_per_s)}"
 
 
 def first_time(seen: Seen[Data]) -> AllReduceTime | None:
@@ -259,13 +259,13 @@ def path_of_ranks(rows: Rows, hosts: Hosts) -> Path | str:
     limits = _limits(rows, hosts, [hop for hop in hops if hop not in inside], inside)
     if isinstance(limits, str):
         return limits
-    limit = bound("all_reduce", "nccl", hosts, limits)
+    limit = lowest_bound("all_reduce", "nccl", hosts, limits)
     if limit is None:
         return "what the links between these GPUs should reach is not known"
-    crosses_pcie_twice = limit.part is Bottleneck.PCIE and any(hop.kind == "SHM" for hop in inside)
+    crosses_pcie_twice = limit.bottleneck is Bottleneck.PCIE and any(hop.kind == "SHM" for hop in inside)
     return Path(
         busbw_bytes_per_s=limit.busbw_bytes_per_s * (_THROUGH_HOST_SHARE if crosses_pcie_twice else 1.0),
-        bottleneck=limit.part,
+        bottleneck=limit.bottleneck,
         source=f"{limit.source}{', half of it through the memory of the host' if crosses_pcie_twice else ''}",
         transports=names_text(sorted({hop.text for hop in hops}), 4),
         log_covers_all_ranks={end for hop in hops for end in (hop.source, hop.target)}.issuperset(ranks),

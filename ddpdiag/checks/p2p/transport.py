@@ -39,7 +39,7 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import Connections, connections
 from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.adapters import Port, has_peer_memory, rdma_ports
-from ddpdiag.probes.net.nccl_log import Hop, Log, read_log
+from ddpdiag.probes.net.nccl_log import Hop, NcclLog, read_log
 from ddpdiag.text import count
 
 FINDINGS = {
@@ -88,7 +88,7 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `peer_memory`: whether the kernel module nvidia-peermem is loaded.
     """
 
-    log: Log | None = None
+    log: NcclLog | None = None
     gpu_uuid: str | None = None
     links: Connections = Connections()
     ports: tuple[Port, ...] = ()
@@ -130,7 +130,7 @@ def measure(ctx: Context) -> Data:
     )
 
 
-def _with_job_ranks(log: Log, group: Sequence[int]) -> Log:
+def _with_job_ranks(log: NcclLog, group: Sequence[int]) -> NcclLog:
     """Replace NCCL's ranks, which are positions in `group`, by the job's ranks."""
     hops = (hop for hop in log.hops if max(hop.source, hop.target) < len(group))
     return structs.replace(
@@ -171,7 +171,7 @@ def _hops(seen: Seen[Data], *, inside: bool) -> list[Hop]:
     return [hop for hop in hops.values() if (hosts.get(hop.source) == hosts.get(hop.target)) is inside]
 
 
-def _reasons(logs: Mapping[int, Log], ranks: Sequence[int]) -> list[str]:
+def _reasons(logs: Mapping[int, NcclLog], ranks: Sequence[int]) -> list[str]:
     """The reasons for NCCL's choice on these ranks: variables that are set, and notes in NCCL's log."""
     rank_logs = [logs[rank] for rank in ranks if rank in logs]
     settings = (f"{name}={log.settings[name]}" for log in rank_logs for name in _VARIABLES if name in log.settings)
@@ -198,7 +198,7 @@ def unreadable_findings(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def socket_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+def socket_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[Finding]:
     """The finding on TCP sockets between hosts that both have RDMA ports up, unless HST007 reports the reason."""
     host_of = seen.world.host_of
     explained_hosts = {host for each in seen.findings_of("HST007") if each.code == "HST007.hca" for host in each.hosts}
@@ -230,7 +230,7 @@ def socket_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Findi
     )
 
 
-def gpudirect_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+def gpudirect_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[Finding]:
     """The finding that some hosts do not use GPUDirect RDMA, or that no host does although NCCL uses InfiniBand."""
     outside = [hop for hop in _hops(seen, inside=False) if hop.kind == "NET" and hop.name != SOCKET]
     ends = {rank for hop in outside for rank in (hop.source, hop.target)} & logs.keys()
@@ -261,7 +261,7 @@ def gpudirect_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Fi
     )
 
 
-def inside_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+def inside_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[Finding]:
     """Findings on hosts whose ranks communicate without the NVLinks between their GPUs, or over sockets."""
     rows = seen.by_rank
     pairs = [pair for host in host_paths(seen.of(paths.CHECK)) for pair in host.pairs if pair.has_nvlinks]
@@ -297,7 +297,7 @@ def inside_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Findi
         )
 
 
-def warning_findings(seen: Seen[Data], logs: Mapping[int, Log]) -> Iterator[Finding]:
+def warning_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[Finding]:
     """The finding that lists NCCL's warnings, each text once with the ranks that logged it."""
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, log in logs.items():

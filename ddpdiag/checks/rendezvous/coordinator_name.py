@@ -33,7 +33,7 @@ from ddpdiag.checks.hosts import answers_by_host, names_text, use_address
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.net.interfaces import reverse_seconds
+from ddpdiag.probes.net.interfaces import reverse_lookup_seconds
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
 FINDINGS = {
@@ -88,7 +88,7 @@ def measure(ctx: Context) -> Data:
     name_seconds: float | None = 0.0
     if addresses:
         ctx.step(f"look up the name of {addresses[0]}")
-        name_seconds = reverse_seconds(addresses[0], _LOOK_UP_SECONDS)
+        name_seconds = reverse_lookup_seconds(addresses[0], _LOOK_UP_SECONDS)
     return Data(name, addresses, seconds, host_name, own_addresses, interface, name_seconds)
 
 

@@ -35,20 +35,20 @@ from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
+    Ifnames,
     Interface,
-    Wanted,
-    bare,
-    bindable,
     chosen_address,
-    gloo_names,
+    filter_own,
+    gloo_interface_names,
+    ifnames,
     interface_of,
     interfaces,
     library_of,
-    nccl_choice,
-    nccl_takes,
+    nccl_allows_interface,
+    nccl_interfaces,
     network_namespace,
     source_towards,
-    wanted,
+    strip_zone,
 )
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 from ddpdiag.text import link_rate
@@ -83,7 +83,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     interfaces: tuple[Interface, ...] | None
     own_addresses: tuple[str, ...]
-    variables: Wanted
+    variables: Ifnames
     source_address: str | None
     network_namespace: int | None = None
 
@@ -124,14 +124,14 @@ class Choice(Struct, frozen=True):
 def measure(ctx: Context) -> Data:
     """List the interfaces, look up the host's own name, and ask the kernel for the route to MASTER_ADDR."""
     ctx.step("look up the own name")
-    own_addresses = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    own_addresses = filter_own(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
     master_addr = os.environ.get("MASTER_ADDR", "")
     ctx.step(f"look up {master_addr}")
     master_addresses = resolve(master_addr, 0, _NAME_SECONDS) or ()
     return Data(
         interfaces=interfaces(sys_root(os.environ)),
         own_addresses=own_addresses,
-        variables=wanted(os.environ),
+        variables=ifnames(os.environ),
         source_address=source_towards(master_addresses),
         network_namespace=network_namespace(),
     )
@@ -225,11 +225,11 @@ def _named_interfaces(choice: Choice) -> list[tuple[str, Interface | None]]:
     holds a rule, the first interface that the rule allows; empty if NCCL can use one."""
     if choice.library == "gloo":
         by_name = {interface.name: interface for interface in choice.interfaces}
-        return [(name, by_name.get(name)) for name in gloo_names(choice.variable_value)]
+        return [(name, by_name.get(name)) for name in gloo_interface_names(choice.variable_value)]
     rule = choice.variable_value or ""
-    if len(rule) < 2 or nccl_choice(rule, choice.interfaces):
+    if len(rule) < 2 or nccl_interfaces(rule, choice.interfaces):
         return []
-    match = next((interface for interface in choice.interfaces if nccl_takes(rule, interface.name)), None)
+    match = next((interface for interface in choice.interfaces if nccl_allows_interface(rule, interface.name)), None)
     return [(match.name if match else rule, match)]
 
 
@@ -283,7 +283,7 @@ def _unusable_address(
     if is_reached is False or (is_other and is_reached is None):
         route_text = f"{route.name} ({choice.data.source_address})" if route else "another interface"
         consequence = "and no other host could connect to" if is_reached is False else "so other hosts may not reach"
-        title = f"{choice.library} on {name} offers {bare(address)}, which others may not reach"
+        title = f"{choice.library} on {name} offers {strip_zone(address)}, which others may not reach"
         if is_other and interface and route:
             title = f"{choice.library} on {name} uses {interface.name} instead of {route.name}"
         yield _choice_finding(
@@ -292,8 +292,8 @@ def _unusable_address(
             choice,
             title,
             f"{choice.library} on {name} offers its address{f' on {interface.name}' if interface else ''} "
-            f"({bare(address)}) to the other ranks. The route to rank 0's host uses {route_text}, {consequence} "
-            f"{bare(address)}.",
+            f"({strip_zone(address)}) to the other ranks. The route to rank 0's host uses {route_text}, {consequence} "
+            f"{strip_zone(address)}.",
             severity=choice.severity if is_reached is False else Severity.WARNING,
         )
 

@@ -151,7 +151,7 @@ def merge_cells(one: Cell, other: Cell) -> Cell:
     cleaner = min((best, worse), key=lambda cell: (cell.segments is None, lost_share(cell)))
     return structs.replace(
         best,
-        missed=None if None in (one.missed, other.missed) else best.missed,
+        offered_reach=None if None in (one.offered_reach, other.offered_reach) else best.offered_reach,
         bytes_per_s=max((cell.bytes_per_s for cell in (one, other) if cell.bytes_per_s is not None), default=None),
         segments=cleaner.segments,
         retransmitted=cleaner.retransmitted,
@@ -192,7 +192,7 @@ def offers(mesh_seen: Seen[Data]) -> dict[int, Offer]:
         for cell in row.data.cells:
             if cell.reach is Reach.ACCEPTED:
                 by_peer = is_reached_by.setdefault(cell.peer, {})
-                is_reached = cell.missed is None and cell.address == addresses.get(cell.peer)
+                is_reached = cell.offered_reach is None and cell.address == addresses.get(cell.peer)
                 by_peer[row.place.rank] = is_reached or by_peer.get(row.place.rank, False)
     answers = {rank: set(by_peer.values()) for rank, by_peer in is_reached_by.items()}
     return {

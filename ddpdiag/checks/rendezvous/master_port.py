@@ -32,9 +32,9 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text, use_address
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.programs import holder_of
+from ddpdiag.probes.host.programs import port_user
 from ddpdiag.probes.net.interfaces import is_local
-from ddpdiag.probes.net.tcp_connect import PortAnswer, PortListener, Reach, answered, check_port, is_loopback
+from ddpdiag.probes.net.tcp_connect import PortCheckResult, PortListener, Reach, check_port, is_answered, is_loopback
 
 FINDINGS = {
     "taken": FindingSpec.error(
@@ -84,7 +84,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     name: str
     port: int
-    port_check: PortAnswer | None = None
+    port_check: PortCheckResult | None = None
     error: str | None = None
     holder: str | None = None
     is_own: bool | None = None
@@ -108,7 +108,7 @@ def measure(ctx: Context) -> Data:
         listener = PortListener(port, token, {str(rank) for rank in ctx.group})
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error))
-        holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
+        holder = port_user(port) if error.errno == errno.EADDRINUSE else None
         ctx.barrier("")
         return Data(name=name, port=port, error=code, holder=holder)
     try:
@@ -122,13 +122,13 @@ def measure(ctx: Context) -> Data:
     return Data(name=name, port=port, port_check=answer, is_own=_is_own_address(answer))
 
 
-def _connect(ctx: Context, name: str, port: int, token: str) -> PortAnswer:
+def _connect(ctx: Context, name: str, port: int, token: str) -> PortCheckResult:
     """Connect to MASTER_ADDR:MASTER_PORT, and check that rank 0 sends `token`; torchrun's agent sends none."""
     ctx.step(f"connect to {name}:{port}")
-    return check_port(name, port, _CONNECT_SECONDS, who=str(ctx.place.rank), word=None if token == _AGENT else token)
+    return check_port(name, port, _CONNECT_SECONDS, caller=str(ctx.place.rank), word=None if token == _AGENT else token)
 
 
-def _is_own_address(answer: PortAnswer | None) -> bool | None:
+def _is_own_address(answer: PortCheckResult | None) -> bool | None:
     return None if answer is None or answer.reached.address is None else is_local(answer.reached.address)
 
 
@@ -155,7 +155,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if self_connected := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
             yield _self_connection(seen, first_host, self_connected)
         failed = {rank: word for rank, word in failed.items() if rank not in self_connected}
-        reached = sum(map(answered, others.values()))
+        reached = sum(map(is_answered, others.values()))
         for word in dict.fromkeys(failed.values()):
             ranks = {rank: answers[rank] for rank in failed if failed[rank] == word}
             yield _failure_finding(seen, ranks, word, reached=reached, total=reached + len(failed))
@@ -171,7 +171,7 @@ def is_usable(seen: Seen[Data]) -> bool:
 def _failure_word(seen: Seen[Data], rank: int, data: Data) -> str | None:
     """The word of the finding on a host that did not reach rank 0's port; None if it did, or if RDZ002 reports why."""
     answer = data.port_check
-    if answer is None or answered(answer):
+    if answer is None or is_answered(answer):
         return None
     reached = answer.reached
     if reached.reach in (Reach.UNKNOWN_NAME, Reach.SLOW_NAME):

@@ -47,16 +47,16 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
     Interface,
-    bindable,
     ephemeral_ports,
+    filter_own,
+    ifnames,
     interface_of,
     interfaces,
     library_of,
     offered_address,
-    wanted,
 )
 from ddpdiag.probes.net.mesh import Peer, survey
-from ddpdiag.probes.net.mesh_listener import CONNECT_SECONDS, LARGE, STALL_SECONDS, Listener
+from ddpdiag.probes.net.mesh_listener import CONNECT_SECONDS, LARGE_SIZE, STALL_SECONDS, Listener
 from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, resolve
 from ddpdiag.text import count, rate_text
 
@@ -103,8 +103,8 @@ def measure(ctx: Context) -> Data:
     end = time.monotonic() + seconds - min(_MARGIN_SECONDS, seconds / 2)
     known = interfaces(sys_root(os.environ)) or ()
     ctx.step("look up the own name")
-    own_addresses = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
-    offered = offered_address(str(ctx.trial.params["library"]), wanted(os.environ), own_addresses, known)
+    own_addresses = filter_own(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    offered = offered_address(str(ctx.trial.params["library"]), ifnames(os.environ), own_addresses, known)
     turn_lock = threading.Lock()
     listener = Listener(allowed_ports(ctx.options), turn_lock, end)
     openings = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
@@ -148,7 +148,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     mesh = mesh_of(seen)
     quality, cells = LinkQuality(seen, mesh), mesh.cells.values()
-    is_bad = quality.slow or quality.lossy or any(cell.missed or failure_word(cell) for cell in cells)
+    is_bad = quality.slow or quality.lossy or any(cell.offered_reach or failure_word(cell) for cell in cells)
     repetition = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
     # If no connection at all is accepted, a repetition shows nothing new.
     return (repetition,) if is_bad and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
@@ -310,7 +310,7 @@ class LinkQuality:
             return ExpectedRate(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
         # A process on a busy host may wait for a core, so a delay of up to `noise_seconds` does not count.
         noise, usual = self._seen.number("noise_seconds"), self._usual_rate
-        if usual and rate * ratio < usual and LARGE / rate - LARGE / usual > noise:
+        if usual and rate * ratio < usual and LARGE_SIZE / rate - LARGE_SIZE / usual > noise:
             is_pair = len(self._mesh.names) == 2
             source = "what the other direction reaches" if is_pair else "what most of the other hosts reach"
             return ExpectedRate(usual, source, True)
@@ -376,9 +376,9 @@ def _loses_traffic(seen: Seen[Data], subject: Subject) -> bool:
     """Whether links to the job's addresses lost more than `lossy_share` in both measurements, and the job uses TCP."""
     # If NCCL uses RDMA ports, which HST006 records, the job's data do not go through TCP.
     port_readings = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
-    uses_rdma = any(port.taken for reading in port_readings for port in reading.ports)
+    uses_rdma = any(port.used_by_nccl for reading in port_readings for port in reading.ports)
     is_confirmed = subject.lost_share >= seen.number("lossy_share") and len(seen.trials) > 1
-    return is_confirmed and not uses_rdma and any(cell.missed is None for cell in subject.cells.values())
+    return is_confirmed and not uses_rdma and any(cell.offered_reach is None for cell in subject.cells.values())
 
 
 def _interface(seen: Seen[Data], rank: int) -> Interface | None:

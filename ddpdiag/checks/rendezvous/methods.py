@@ -34,7 +34,7 @@ from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.model import Finding, Kind, Severity, Status, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.shared_files import unfit_for_url
+from ddpdiag.probes.host.shared_files import unusable_url_character
 
 FINDINGS = {
     "method": FindingSpec("this method fails, and another one works."),
@@ -92,7 +92,7 @@ def _methods_to_test(seen: Seen[Data]) -> tuple[str, ...]:
     directory = seen.options.shared_dir
     is_file_possible = len(seen.world.hosts) == 1
     if directory:
-        is_file_possible = shared_dir.is_usable(seen.of(shared_dir.CHECK)) and not unfit_for_url(directory)
+        is_file_possible = shared_dir.is_usable(seen.of(shared_dir.CHECK)) and not unusable_url_character(directory)
     is_possible = {"tcp": True, "env": master_port.is_usable(seen.of(master_port.CHECK)), "file": is_file_possible}
     return tuple(method for method in METHODS if is_possible[method])
 
@@ -112,7 +112,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "ddpdiag uses keys of its own and removes them.",
         )
     reason = ""
-    if (unfit := unfit_for_url(seen.options.shared_dir or "")) is not None:
+    if (unfit := unusable_url_character(seen.options.shared_dir or "")) is not None:
         name = seen.options.shared_dir
         reason = f"the name of the shared directory {name!r} has {unfit!r}, which torch cannot use in a URL"
     elif seen.trials and "file" not in successes and len(seen.world.hosts) > 1 and not seen.options.shared_dir:

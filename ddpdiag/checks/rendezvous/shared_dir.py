@@ -30,8 +30,8 @@ from ddpdiag.checks.odd import no_majority
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host import shared_files
-from ddpdiag.probes.host.programs import span_text
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.probes.host.programs import duration_text
+from ddpdiag.stats import find_odd_ranks
 
 FINDINGS = {
     "unwritable": FindingSpec.error(
@@ -86,29 +86,36 @@ class Data(Struct, frozen=True, kw_only=True):
     lock_error: str | None = None
     unseen: tuple[int, ...] = ()
     lock_is_local: bool | None = None
-    stores: tuple[shared_files.Store, ...] = ()
+    stores: tuple[shared_files.StoreFile, ...] = ()
 
 
 def measure(ctx: Context) -> Data:
     """Write and lock a file, look for the files of the other hosts, and always remove the file."""
     directory, token = Path(ctx.options.shared_dir or ctx.scratch), secrets.token_hex(8)
-    own_file = shared_files.file_of(directory, token)
+    own_file = shared_files.token_path(directory, token)
     try:
         ctx.step(f"write a file in {directory}")
-        error = shared_files.write(own_file, token)
+        error = shared_files.write_new(own_file, token)
         ctx.step(f"lock a file in {directory}")
-        lock_error = None if error else shared_files.lock(own_file)
+        lock_error = None if error else shared_files.try_lock(own_file)
         ctx.step(f"look through {directory}")
-        old_stores = shared_files.stores(directory) if ctx.group_rank == 0 else ()
+        old_stores = shared_files.find_store_files(directory) if ctx.group_rank == 0 else ()
         # The hosts exchange the names of their files. A host that could not write does not look for the others.
-        with shared_files.locked(own_file):
+        with shared_files.hold_lock(own_file):
             peers = ctx.exchange("" if error else token)
             tokens = {rank: peer.offer for rank, peer in zip(ctx.group, peers, strict=True)}
             ctx.step(f"look for the other hosts' files in {directory}")
-            view = shared_files.DirectoryLook() if error else shared_files.look(directory, ctx.place.rank, tokens)
+            view = shared_files.HostFiles() if error else shared_files.find_files(directory, ctx.place.rank, tokens)
     finally:
-        shared_files.remove((own_file, shared_files.done_of(own_file)))
-    return Data(directory=str(directory), error=error, lock_error=lock_error, stores=old_stores, **structs.asdict(view))
+        shared_files.remove_files((own_file, shared_files.done_path(own_file)))
+    return Data(
+        directory=str(directory),
+        error=error,
+        lock_error=lock_error,
+        stores=old_stores,
+        unseen=view.missing_ranks,
+        lock_is_local=view.lock_is_local,
+    )
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -135,7 +142,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if old_stores := [store for data in answers.values() for store in data.stores]:
         is_one, directory = len(old_stores) == 1, next(iter(answers.values())).directory
         shown = ", ".join(
-            f"{store.path} {span_text(store.age_seconds)} ago ({store.bytes} bytes, owner {store.owner})"
+            f"{store.path} {duration_text(store.age_seconds)} ago ({store.bytes} bytes, owner {store.owner})"
             for store in old_stores[:4]
         )
         more = f" and {len(old_stores) - 4} more" if len(old_stores) > 4 else ""
@@ -217,7 +224,7 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
     unseen = {seen.world.host_of(rank): seen.world.hosts_of(d.unseen) for rank, d in writers.items() if d.unseen}
     if not unseen:
         return
-    odd = odd_ones_out({rank: frozenset(writers) - frozenset(data.unseen) for rank, data in writers.items()})
+    odd = find_odd_ranks({rank: frozenset(writers) - frozenset(data.unseen) for rank, data in writers.items()})
     blamed = odd.ranks if odd is not None else ()
     rank = next(rank for rank in (*blamed, *writers) if writers[rank].unseen)
     host, data = seen.world.host_of(rank), writers[rank]
@@ -226,7 +233,7 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
         "not-shared",
         f"{data.directory} is not the same directory on all hosts",
         f"{host} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[host])} wrote "
-        f"in {data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{doubt}",
+        f"in {data.directory}; it looked for {shared_files.SEARCH_SECONDS:g} s.{doubt}",
         hosts=seen.world.hosts_of(blamed),
         links=[f"{seen.world.host_of(other)} -> {host}" for other in data.unseen],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},

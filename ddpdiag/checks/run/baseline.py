@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.comparison import Direction, changed_facts, compared_figures, incomparable
+from ddpdiag.comparison import Direction, compare_facts, compare_figures, why_incomparable
 from ddpdiag.model import Finding
 from ddpdiag.text import begun
 
@@ -61,8 +61,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if old is None:
         return
     new = snapshot_of(seen.world, seen.recording, seen.sections)
-    _, changes = compared_figures(old, new)
-    difference = incomparable(old.shape, new.shape)
+    _, changes = compare_figures(old, new)
+    difference = why_incomparable(old.shape, new.shape)
     # The purpose of a benchmark is its figures, so a figure that was not compared is reported: it may be worse.
     unjudged = [change.text for change in changes if change.direction is Direction.UNJUDGED] if new.series else []
     if difference or unjudged:
@@ -84,7 +84,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 fix=RUN_AGAIN,
             )
     others = (change for change in changes if change.direction is not Direction.REGRESSION)
-    texts = [change.text for change in (*others, *changed_facts(old.facts, new.facts)) if change.text not in unjudged]
+    texts = [change.text for change in (*others, *compare_facts(old.facts, new.facts)) if change.text not in unjudged]
     if texts:
         yield seen.finding(
             "changed",

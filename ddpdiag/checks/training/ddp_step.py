@@ -34,7 +34,7 @@ from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.programs import CoreUse, CoreWatch
+from ddpdiag.probes.host.programs import CoreUse, CoreUseMeter
 
 FINDINGS = {
     "weights": FindingSpec.warning(
@@ -113,7 +113,7 @@ def measure(ctx: Context) -> Data:
         ranks_per_core = (ctx.place.local_world_size or 1) / len(os.sched_getaffinity(0))
         is_crowded = not training.is_true_on_all_ranks(ranks_per_core <= USUAL_RANKS_PER_CORE, device)
         windows = _CROWDED_WINDOWS if is_crowded else _WINDOWS
-        watch = CoreWatch(whole_host=not ctx.place.local_rank)
+        watch = CoreUseMeter(whole_host=not ctx.place.local_rank)
         steps = time_steps(ctx, digits, device, windows)
         return Data(proof=proof, steps=steps, core_use=watch.use())
 

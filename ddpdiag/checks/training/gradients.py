@@ -8,7 +8,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, who_text
 from ddpdiag.model import Finding
 from ddpdiag.model.measurements import Proof
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun
 
 D = TypeVar("D")
@@ -26,17 +26,17 @@ _SUM_CHECK = "`ddpdiag check --select COL001`, which checks the sums of an all-r
 
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     """At most one finding: different weights, else a wrong gradient, else a wrong mean. Each may cause the next."""
-    if odd := odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()}):
+    if odd := find_odd_ranks({rank: proof.first_weights for rank, proof in proofs.items()}):
         odd_ranks, is_single = ranks_text(odd.ranks), len(odd.ranks) == 1
         odd_text = f"{who_text(seen, odd.ranks)} {'differs' if is_single else 'differ'} from most"
         yield seen.finding(
             "weights",
             f"{odd_ranks if odd.ranks else 'ranks'} {'draws' if is_single else 'draw'} different initial weights",
-            f"{len(proofs)} ranks drew {len(odd.groups)} different sets of initial weights from the same seed; all "
+            f"{len(proofs)} ranks drew {len(odd.by_value)} different sets of initial weights from the same seed; all "
             f"must be equal. {begun(odd_text) if odd.ranks else 'No set has a majority'}. DDP copies rank 0's weights "
             "to all ranks, so training starts equal, but other random numbers (dropout, shuffling) still differ.",
             ranks=odd.ranks,
-            evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
+            evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.by_value.items()},
             fix=f"{_COMPARE} If both are equal, have the memory of that host or GPU tested.",
         )
         return

@@ -34,8 +34,8 @@ from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Training
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.programs import CoreUse, CoreWatch
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.probes.host.programs import CoreUse, CoreUseMeter
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun, count
 
 FINDINGS = {
@@ -91,7 +91,7 @@ def measure(ctx: Context) -> Data:
     ctx.step("read the digits")
     digits = mnist.load()
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
-        watch = CoreWatch(whole_host=not ctx.place.local_rank)
+        watch = CoreUseMeter(whole_host=not ctx.place.local_rank)
         _, trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
         return Data(training=trained, core_use=watch.use())
 
@@ -108,8 +108,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # NaN has many bit patterns, so different checksums would say nothing.
         yield _not_finite_finding(seen, trained)
         return
-    if odd := odd_ones_out({rank: training.checksum for rank, training in trained.items()}):
-        sets = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training; 1 expected"
+    if odd := find_odd_ranks({rank: training.checksum for rank, training in trained.items()}):
+        sets = f"{len(trained)} ranks have {len(odd.by_value)} different sets of parameters after training; 1 expected"
         differ = "differs" if len(odd.ranks) == 1 else "differ"
         odd_text = f"{who_text(seen, odd.ranks)} {differ} from the majority"
         blame_text = begun(odd_text) if odd.ranks else "No set has a majority, so no rank is blamed"
@@ -118,7 +118,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "ranks have different parameters after training",
             f"{sets}. {blame_text}.",
             ranks=odd.ranks,
-            evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
+            evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.by_value.items()},
             fix="Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU "
             "and GPU between the hosts. If they are equal, run `ddpdiag check --stage host,gpu,collective --depth "
             "standard`, which tests memory and sums.",

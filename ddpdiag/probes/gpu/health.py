@@ -1,6 +1,6 @@
-"""The health of each GPU as NVML reports it: errors of memory and links, clocks, other users, and its load at work.
+"""The health of each GPU as NVML reports it: errors of memory and links, clocks, processes, and load during training.
 
-Only a worker calls these functions, since a sick GPU may hang in any query of NVML. Each field that the GPU does not
+Only a worker calls these functions, since any NVML query may hang on a faulty GPU. A field that the GPU does not
 support is None.
 """
 
@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from ddpdiag.model.measurements import GpuLoad
 from ddpdiag.model.trial import NVML_STEP
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks
-from ddpdiag.probes.gpu.nvml import Broken, Device, Gpu, NvmlError, memory, opened_gpus, opened_nvml, supported
+from ddpdiag.probes.gpu.nvml import BrokenState, Device, Gpu, NvmlError, memory, opened_gpus, opened_nvml, try_query
 
 # nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t; NVML_TEMPERATURE_GPU, NVML_CLOCK_SM.
 _CORRECTED, _UNCORRECTED = 0, 1
@@ -23,16 +23,16 @@ _SRAM = 7
 _SRAM_MEMBERS = ("volatileUncParity", "volatileUncSecDed", "bThresholdExceeded")
 _GPU_SENSOR = 0
 _SM_CLOCK = 1
-# The first driver with the recovery action. In an older driver the field's number may have another meaning.
+# The first driver that reports the recovery action. In an older driver the field's number may have another meaning.
 _RECOVERY_DRIVER = 570
 
 
 class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory errors of one GPU; a field that the GPU does not report is None.
 
-    Errors count since the last load of the driver (or reset of the GPU); `uncorrected` includes those of SRAM. Cards
-    before Ampere retire pages, later ones remap rows. `..._pending` means that the change takes effect at the next
-    reset. `remaps` counts rows that were remapped for uncorrectable errors.
+    Errors are counted since the driver was loaded or the GPU was reset; `uncorrected` includes those of SRAM. GPUs
+    before Ampere retire faulty pages, newer GPUs remap faulty rows. `..._pending`: the change takes effect at the next
+    reset. `remaps` counts rows that were remapped because of uncorrectable errors.
     """
 
     corrected: int | None = None
@@ -46,12 +46,12 @@ class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def memory_errors(device: Device) -> MemoryErrors:
-    """Query all memory errors that the GPU reports."""
+    """Query the memory errors of a GPU."""
     rows = device.numbers("nvmlDeviceGetRemappedRows") or (None, None, None, None)
     status = device.members("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t", _SRAM_MEMBERS)
     if status:
         sram: int | None = status["volatileUncParity"] + status["volatileUncSecDed"]
-    else:  # drivers before 550 have only the count by location, and no threshold
+    else:  # drivers before 550 report only the number of errors, and no threshold
         sram = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _VOLATILE, _SRAM)
     return MemoryErrors(
         corrected=device.number("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
@@ -69,21 +69,21 @@ def _flag(number: int | None) -> bool | None:
     return None if number is None else bool(number)
 
 
-# The CUDA context alone of a process takes more memory than this.
+# A CUDA context alone needs more memory than this.
 CONTEXT_BYTES = 96 << 20
 
 
 class Process(Struct, frozen=True):
-    """A process by its pid on the host; `used_bytes` is None if NVML does not report the memory."""
+    """A process on a GPU: its pid on the host, and its GPU memory in bytes (None: not reported)."""
 
     pid: int
     used_bytes: int | None
 
 
 class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Causes of lowered clocks: the temperature in degrees Celsius, and power limits in watts.
+    """Possible causes of lowered clocks.
 
-    `events` holds the bits of nvmlClocksEventReasons that all of three readings showed.
+    `events` holds the reasons (bits of nvmlClocksEventReasons) that all three readings of `read_gpus` showed.
     """
 
     events: int | None = None
@@ -93,13 +93,13 @@ class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Health(Gpu, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU with all that the GPU checks judge.
+    """The state of one GPU that the GPU checks judge.
 
     `compute_mode` and `recovery_action` are numbers of nvml.h. `memory_used_bytes` excludes the driver's reserve.
-    `processes` use CUDA; `has_graphics` says that other processes draw on the GPU (a display server, a browser).
+    `processes` are those that use CUDA. `has_graphics`: other processes use the GPU for graphics (a display server).
     """
 
-    broken: Broken | None = None
+    broken: BrokenState | None = None
     memory: MemoryErrors = MemoryErrors()
     pcie: PcieLink = PcieLink()
     clocks: Clocks = Clocks()
@@ -114,15 +114,15 @@ class Health(Gpu, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether NVML answered anything beyond the GPU's identity."""
+        """Whether NVML reported more than the GPU's identity."""
         return self != Health(index=self.index, uuid=self.uuid, pci=self.pci, name=self.name)
 
 
-class Look(Struct, frozen=True, kw_only=True):
-    """The result of reading all GPUs: the driver's version and the GPUs, or `error` if NVML failed.
+class GpuReading(Struct, frozen=True, kw_only=True):
+    """One reading of all GPUs: the driver's version and the GPUs, or `error` if NVML failed.
 
     `boot_seconds` is the time of the reading, on a clock that all processes of a host share. `kernel_line` is the
-    number of the newest record in the kernel's log at that time (None: not known).
+    sequence number of the newest record in the kernel's log at that time (None: not known).
     """
 
     driver: str | None = None
@@ -132,26 +132,26 @@ class Look(Struct, frozen=True, kw_only=True):
     kernel_line: int | None = None
 
 
-def look(step: Callable[[str], None]) -> Look:
-    """Query every GPU that NVML shows. `step` receives the name of each GPU first, in case its query hangs."""
+def read_gpus(step: Callable[[str], None]) -> GpuReading:
+    """Query every GPU that NVML shows. `step` receives the name of each GPU before its queries, which may hang."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
-            driver = supported(pynvml.nvmlSystemGetDriverVersion)
+            driver = try_query(pynvml.nvmlSystemGetDriverVersion)
             gpus = tuple(_health(gpu, device, driver) for gpu, device in opened_gpus(pynvml, step))
-            return Look(driver=driver, gpus=gpus)
+            return GpuReading(driver=driver, gpus=gpus)
     except NvmlError as error:
-        return Look(error=str(error))
+        return GpuReading(error=str(error))
 
 
 def _health(gpu: Gpu, device: Device | None, driver: str | None) -> Health:
     if device is None:
         return Health(**structs.asdict(gpu))
-    # Three readings with other queries between them: a reason that all three show is no flicker.
+    # Three readings with other queries between them: a reason in all three is not only momentary.
     events = [clock_events(device)]
-    links = nvlinks(device, newer=tells_recovery(driver))
+    links = nvlinks(device, has_blackwell_fields=reports_recovery(driver))
     events.append(clock_events(device))
-    used, processes = device.of(memory), device.processes("Compute")
+    used, processes = device.query(memory), device.processes("Compute")
     errors = memory_errors(device)
     events.append(clock_events(device))
     return Health(
@@ -166,19 +166,19 @@ def _health(gpu: Gpu, device: Device | None, driver: str | None) -> Health:
         clocks=_clocks(device, events),
         nvlinks=links,
         fabric=fabric(device),
-        recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0] if tells_recovery(driver) else None,
+        recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0] if reports_recovery(driver) else None,
         mig=device.mig(),
         compute_mode=device.number("nvmlDeviceGetComputeMode"),
         memory_used_bytes=None if used is None else used[1],
         processes=None if processes is None else tuple(Process(*process) for process in processes),
         has_graphics=bool(device.processes("Graphics")),
-        # Last, because the answer to any query may set it.
+        # The last argument, because each of the queries above may set device.broken.
         broken=device.broken,
     )
 
 
-def tells_recovery(driver: str | None) -> bool:
-    """Whether a driver of this version ("570.86.15") reports the recovery action and Blackwell's fields."""
+def reports_recovery(driver: str | None) -> bool:
+    """Whether a driver of this version ("570.86.15") reports the recovery action and the fields of Blackwell GPUs."""
     major = (driver or "").partition(".")[0]
     return major.isdecimal() and int(major) >= _RECOVERY_DRIVER
 
@@ -194,7 +194,7 @@ def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
 
 
 def clock_events(device: Device) -> int | None:
-    """Query the bits of nvmlClocksEventReasons that are set now; None if the GPU does not report them."""
+    """Query the present reasons for lowered clocks, as bits of nvmlClocksEventReasons; None if not reported."""
     # NVML renamed the function with driver 535.54.03.
     bits = device.number("nvmlDeviceGetCurrentClocksEventReasons")
     return device.number("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits
@@ -204,8 +204,8 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
-class Watched:
-    """The GPU whose load and processes can be read; without a device, all results are None."""
+class GpuMonitor:
+    """Reads the load and the processes of one GPU. Without a device, all results are None."""
 
     def __init__(self, device: Device | None = None) -> None:
         self._device = device
@@ -222,18 +222,18 @@ class Watched:
         )
 
     def pids(self) -> tuple[int, ...] | None:
-        """Query the processes that compute on the GPU, by the pids that NVML reports."""
+        """Query the pids of the processes that compute on the GPU, as the host numbers them."""
         found = None if self._device is None else self._device.processes("Compute")
         return None if found is None else tuple(pid for pid, _ in found)
 
 
 @contextmanager
-def watched(uuid: str | None) -> Iterator[Watched]:
-    """Open NVML, and yield the GPU with this UUID. Its results are None if NVML or the GPU cannot be opened."""
+def gpu_monitor(uuid: str | None) -> Iterator[GpuMonitor]:
+    """Open NVML, and yield a monitor of the GPU with this UUID. All results are None if the GPU cannot be opened."""
     with ExitStack() as opened:
         try:
             pynvml = opened.enter_context(opened_nvml())
-            handle = None if uuid is None else supported(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            handle = None if uuid is None else try_query(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
         except (NvmlError, OSError):
             handle = None
-        yield Watched(None if handle is None else Device(handle))
+        yield GpuMonitor(None if handle is None else Device(handle))

@@ -1,7 +1,7 @@
-"""Obstacles between PCIe peers, as far as they can be read without a query to a GPU: IOMMU, ACS, virtual machine.
+"""What hinders direct transfers between GPUs over PCIe, read from /proc and /sys: ACS, IOMMU, virtual machine.
 
-ACS (Access Control Services) on a bridge sends one GPU's writes to another GPU up to the root complex instead of across
-the switch. An IOMMU then translates them. NVML reports neither: its P2P status is OK in both cases. Without root the
+A bridge with ACS (Access Control Services) redirects one GPU's writes to another GPU up to the root complex, instead of
+across the switch. An IOMMU then translates them. NVML does not report this: its P2P status stays OK. Without root, the
 kernel shows only the first 64 bytes of a config space, so ACS is often not known.
 """
 
@@ -18,11 +18,11 @@ from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
-# linux/pci_regs.h: start and end of the extended capabilities; the identity of ACS, and the offset of its control.
+# linux/pci_regs.h: start and end of the extended capabilities; the id of ACS, and the offset of its control register.
 _CONVENTIONAL_BYTES, _EXTENDED_BYTES = 0x100, 0x1000
 _ACS_ID, _ACS_CONTROL = 0x000D, 0x06
-# Request Redirect, Completion Redirect, Egress Control: the kernel takes the same bits for a redirection (p2pdma.c,
-# pci_bridge_has_acs_redir). Upstream Forwarding alone only passes on what a bridge below has redirected.
+# Request Redirect, Completion Redirect, Egress Control: the kernel tests the same bits (p2pdma.c,
+# pci_bridge_has_acs_redir). Upstream Forwarding alone only forwards what a bridge below has redirected.
 _REDIRECTS = 0x0004 | 0x0008 | 0x0020
 
 
@@ -39,11 +39,11 @@ class Bridge(Struct, frozen=True, array_like=True):
 
 
 class Slot(Struct, frozen=True, kw_only=True):
-    """The slot of a GPU or a network adapter: the bridges above it, from the root port down, and its NUMA node.
+    """The slot of a GPU or a network adapter: the bridges above the device, from the root port down, and its NUMA node.
 
-    `domain` is the kernel's word for how the IOMMU treats the device: "DMA" or "DMA-FQ" if it translates, "identity" if
-    it does not, None if the device is in no group or the kernel does not say. `grouped` is whether the device is in a
-    group (None: not in sysfs). `numa_node` is None if the firmware does not name one.
+    `grouped` says whether the device is in an IOMMU group (None: the device is not in sysfs). `domain` is the type of
+    that group as the kernel writes it: "DMA" or "DMA-FQ" if the IOMMU translates, "identity" if it does not, None
+    without a group or if the kernel does not say. `numa_node` is None if the firmware does not name a node.
     """
 
     pci: str
@@ -53,11 +53,11 @@ class Slot(Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
 
 
-class Surroundings(Struct, frozen=True, kw_only=True):
-    """The parts of a host that decide how its GPUs reach each other over PCIe.
+class PcieTopology(Struct, frozen=True, kw_only=True):
+    """The properties of a host that decide how its GPUs reach each other over PCIe.
 
-    `virtual` is None if the processor has no flag for virtual machines (ARM). `processor` is the maker as the kernel
-    writes it ("GenuineIntel"), "ARM", or None if the maker is not known.
+    `virtual` says that the host is a virtual machine (None: ARM processors do not say). `processor` is the processors'
+    maker as the kernel writes it ("GenuineIntel"), or "ARM"; None if the maker is not known.
     """
 
     virtual: bool | None = None
@@ -66,17 +66,17 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     processor: str | None = None
 
     def slot(self, pci: str | None) -> Slot:
-        """The slot with this PCI address; an empty slot if the address is not known."""
+        """The slot with this PCI address; a slot with default values if the address is not known."""
         return next((slot for slot in self.slots if slot.pci == pci), Slot(pci=pci or "?"))
 
-    def between(self, one: str | None, other: str | None) -> tuple[Bridge, ...]:
-        """The bridges between two GPUs: those above one of the two but not above both."""
+    def bridges_between(self, one: str | None, other: str | None) -> tuple[Bridge, ...]:
+        """The bridges on the path between two GPUs: those that are above exactly one of the two."""
         first, second = self.slot(one).bridges, self.slot(other).bridges
         apart = {*first} ^ {*second}
         return tuple(bridge for bridge in self.bridges if bridge.address in apart)
 
     def share_a_bridge(self, one: str | None, other: str | None) -> bool:
-        """Whether a bridge is above both GPUs, so that traffic between them need not reach the processor."""
+        """Whether some bridge is above both GPUs, so that traffic between them need not pass the processor."""
         return bool({*self.slot(one).bridges} & {*self.slot(other).bridges})
 
     def translates(self, pci: str | None) -> bool | None:
@@ -87,8 +87,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
         return False if slot.grouped is False else None
 
 
-def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surroundings:
-    """Read the surroundings of the GPUs with these PCI addresses from procfs and sysfs."""
+def read_pcie_topology(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> PcieTopology:
+    """Read from procfs and sysfs the host's properties and the slots of the GPUs with these PCI addresses."""
     slots = tuple(slot_of(address, sys_root) for address in gpus)
     above = dict.fromkeys(address for slot in slots for address in slot.bridges)
     cpu = read_pairs(proc_root / "cpuinfo", ":")
@@ -98,9 +98,9 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surrou
         with suppress(OSError), (sys_root / "bus" / "pci" / "devices" / address / "config").open("rb") as file:
             config = file.read(_EXTENDED_BYTES)
         bridges.append(Bridge(address, acs_control(config)))
-    # x86 has a flag that hypervisors set; Xen also shows itself in sysfs.
+    # x86 processors have a flag that hypervisors set. Xen is also visible in sysfs.
     flags, is_xen = cpu.get("flags"), bool(names_in(sys_root / "hypervisor"))
-    return Surroundings(
+    return PcieTopology(
         virtual=is_xen or (None if flags is None else "hypervisor" in flags.split()),
         slots=slots,
         bridges=tuple(bridges),
@@ -112,8 +112,8 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surrou
 def on_local_cores(pci: str | None, sys_root: Path) -> Iterator[None]:
     """Run this thread on the cores next to a PCI device, so that memory it allocates is on the device's NUMA node.
 
-    nvbandwidth does the same (memcpy.cpp, HostBuffer: setOptimalCpuAffinity). If the firmware does not name the node,
-    or this process may not use its cores, nothing changes. At the end the former cores are set again.
+    nvbandwidth does the same (memcpy.cpp, HostBuffer: setOptimalCpuAffinity). The affinity is not changed if the
+    firmware does not name the node, or if this process may not use its cores. Afterwards it is restored.
     """
     before = os.sched_getaffinity(0)
     if pci is not None and slot_of(pci, sys_root).numa_node is not None:
@@ -127,7 +127,7 @@ def on_local_cores(pci: str | None, sys_root: Path) -> Iterator[None]:
 
 
 def _numbers(text: str) -> set[int]:
-    """Expand a list such as "0-3,8" in the kernel's form (bitmap_parselist); empty if `text` has another form."""
+    """Expand a list in the kernel's format (bitmap_parselist), such as "0-3,8"; empty if `text` has another format."""
     parts = [part.split("-") for part in text.split(",")]
     if not all(end.isdigit() for part in parts for end in part):
         return set()
@@ -135,7 +135,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def processor_maker(proc_root: Path) -> str | None:
-    """Read the maker of the processors, as in `Surroundings.processor`."""
+    """Read the maker of the processors, as in `PcieTopology.processor`."""
     return _maker(read_pairs(proc_root / "cpuinfo", ":"))
 
 
@@ -146,8 +146,8 @@ def _maker(cpu: Mapping[str, str]) -> str | None:
 def acs_control(config: bytes) -> int | None:
     """The ACS control register in a PCI config space; 0 if there is no ACS, None if the register cannot be read.
 
-    Extended capabilities are a chain from 0x100 on. Each starts with 16 bits of identity, 4 of version, and 12 of the
-    next one's offset (PCI Express Base Specification, 7.6.3; ACS is 7.7.11).
+    Extended capabilities are a linked list from 0x100 on. Each starts with an id of 16 bits, a version of 4 bits, and
+    the offset of the next capability in 12 bits (PCI Express Base Specification, 7.6.3; ACS is 7.7.11).
     """
     if len(config) < _CONVENTIONAL_BYTES:
         return None
@@ -163,7 +163,7 @@ def acs_control(config: bytes) -> int | None:
         offset = header >> 20 & 0xFFC
         if offset == 0 or header in (0, 0xFFFFFFFF):
             return 0
-    return None  # the chain is a ring
+    return None  # the list is a ring
 
 
 def slot_of(address: str, sys_root: Path) -> Slot:
@@ -180,6 +180,6 @@ def slot_of(address: str, sys_root: Path) -> Slot:
         bridges=tuple(part for part in parts[:-1] if _ADDRESS.fullmatch(part)),
         grouped=group.exists() if device.exists() else None,
         domain=read_text(group / "type") or None,
-        # -1 where the firmware does not say (Documentation/ABI/testing/sysfs-bus-pci).
+        # The kernel writes -1 if the firmware does not name a node (Documentation/ABI/testing/sysfs-bus-pci).
         numa_node=node if node is not None and node >= 0 else None,
     )

@@ -1,9 +1,9 @@
-"""The lines of the NVIDIA driver in the kernel's log: Xid lines of GPUs, SXid lines of NVSwitches.
+"""Read the NVIDIA driver's lines from the kernel's log: Xid lines of GPUs, SXid lines of NVSwitches.
 
-A read of /dev/kmsg gives one record, "priority,sequence,microseconds,flags;text", and continuation lines that begin
-with a blank (the kernel's Documentation/ABI/testing/dev-kmsg). The microseconds are of the kernel's local clock. It
-stops while the host is suspended, as CLOCK_MONOTONIC does. It is not adjusted, so it may be minutes off after months.
-The sequence number is exact. If kernel.dmesg_restrict is set, only CAP_SYSLOG permits reading.
+A read of /dev/kmsg returns one record, "priority,sequence,microseconds,flags;text", with continuation lines that begin
+with a blank (the kernel's Documentation/ABI/testing/dev-kmsg). The microseconds are those of the kernel's local clock.
+This clock stops while the host is suspended, as CLOCK_MONOTONIC does. It is not adjusted, so it may be minutes off
+after months. If kernel.dmesg_restrict is set, only processes with CAP_SYSLOG may read the log.
 """
 
 import os
@@ -16,27 +16,27 @@ from pathlib import Path
 from msgspec import Struct
 
 KMSG = Path("/dev/kmsg")
-# Longer than any record: the kernel refuses a smaller buffer (PRINTKRB_RECORD_MAX, CONSOLE_EXT_LOG_MAX).
+# Above the size of any record: the kernel refuses smaller buffers (PRINTKRB_RECORD_MAX, CONSOLE_EXT_LOG_MAX).
 _RECORD_BYTES = 16384
-# The largest ring that a kernel can be built with is 32 MiB (CONFIG_LOG_BUF_SHIFT 25).
+# The largest log buffer that a kernel can be built with has 32 MiB (CONFIG_LOG_BUF_SHIFT 25).
 _MOST_BYTES = 64 << 20
 _MOST_TEXT = 300
-# The most lines that are kept of one device and number, with fatal and non-fatal lines counted separately: a program
-# that fails in a loop causes thousands of lines, and a marginal link causes thousands that are not fatal.
+# The limit of lines for each device and Xid, with fatal and non-fatal lines counted separately: a program that fails in
+# a loop causes thousands of lines, and a marginal link causes thousands of non-fatal lines.
 MOST_LINES = 20
 
 _RECORD = re.compile(r"\d+,(\d+),(\d+),[^;]*;(.*)")
 _ADDRESS = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?"
-# A slice of a GPU is named behind the address ("GPU-I:05"); old drivers do not write "PCI:".
+# For a MIG slice, its name follows the address ("GPU-I:05"). Old drivers do not write "PCI:".
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_ADDRESS}[^)]*\): (\d+)(?:, *(.*))?$")
-# The lines that follow ("Severity ...", "Data ...") are details for NVIDIA's engineers, and are not read.
+# The lines that follow an SXid ("Severity ...", "Data ...") are details for NVIDIA's engineers, and are not parsed.
 _SXID = re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_ADDRESS}\): (\d+), ((?:Non-fatal|Fatal).*)$")
-# "145, RLW_RXPIPE Nonfatal XC0 i0 Link 03 (...)", some with "pid=..., name=..., " before the unit (leptonai/gpud 1160).
+# Matches text such as "RLW_RXPIPE Nonfatal XC0 i0 Link 03 (...)", also after "pid=..., name=..., " (leptonai/gpud 1160)
 _NONFATAL = re.compile(r"(?:pid=[^,]*, *name=[^,]*, *)?(?:[A-Z][A-Z0-9_/]*\s+)?Non-?fatal\b")
 
 
 class Xid(Struct, frozen=True, kw_only=True):
-    """An Xid or SXid line: the device ("0000:65:00", without its function), the number, and the text behind the number.
+    """An Xid line (or SXid, if `switch`): the device ("0000:65:00", without function), the Xid's number, and its text.
 
     `line` is the record's sequence number since boot, `seconds` its time on the kernel's clock.
     """
@@ -50,20 +50,20 @@ class Xid(Struct, frozen=True, kw_only=True):
 
     @property
     def record(self) -> str:
-        """The line in the form in which the driver writes it."""
+        """The line as the driver writes it."""
         function = f"SXid (PCI:{self.pci}.0)" if self.switch else f"NVRM: Xid (PCI:{self.pci})"
         return f"{function}: {self.code}, {self.text}"
 
     @property
     def is_nonfatal(self) -> bool:
-        """Whether the text calls the error not fatal, as lines of NVSwitches and of Blackwell's NVLinks may do."""
+        """Whether the text says that the error is not fatal. NVSwitches and NVLinks of Blackwell GPUs may write so."""
         return _NONFATAL.match(self.text) is not None
 
 
 class KernelLog(Struct, frozen=True, kw_only=True):
-    """The driver's lines in the kernel's log, oldest first, of each device and number the newest ones; or `error`.
+    """The driver's lines in the kernel's log, oldest first, at most MAX_LINES for each device and Xid; or `error`.
 
-    `last` is the sequence number of the newest record of any kind, `now_seconds` the time of the kernel's clock.
+    `last` is the sequence number of the newest record of any kind. `now_seconds` is the time of CLOCK_MONOTONIC.
     """
 
     xids: tuple[Xid, ...] = ()
@@ -73,12 +73,12 @@ class KernelLog(Struct, frozen=True, kw_only=True):
 
 
 def kmsg_path(env: Mapping[str, str]) -> Path:
-    """The path of the kernel's log: $DDPDIAG_KMSG (a host's, mounted into a container, or a test's), else /dev/kmsg."""
+    """The path of the kernel's log: $DDPDIAG_KMSG (for containers with the host's log, and tests), or /dev/kmsg."""
     return Path(env.get("DDPDIAG_KMSG") or KMSG)
 
 
 def kernel_log(path: Path) -> KernelLog:
-    """Read all records that the kernel still holds, without waiting for new ones. A failure is returned as `error`."""
+    """Read all records that the kernel still has, without waiting for new ones. A failure is returned as `error`."""
     try:
         content = _content(path)
     except OSError as error:
@@ -87,7 +87,7 @@ def kernel_log(path: Path) -> KernelLog:
     kept: dict[tuple[str, int, bool], int] = defaultdict(int)
     newest_first: list[Xid] = []
     for record in reversed(records):
-        xid = parse(record[3], int(record[1]), int(record[2]) / 1e6)
+        xid = parse_xid(record[3], int(record[1]), int(record[2]) / 1e6)
         if xid is not None and kept[xid.pci, xid.code, xid.is_nonfatal] < MOST_LINES:
             kept[xid.pci, xid.code, xid.is_nonfatal] += 1
             newest_first.append(xid)
@@ -98,7 +98,7 @@ def kernel_log(path: Path) -> KernelLog:
     )
 
 
-def last_line(path: Path) -> int | None:
+def newest_line_number(path: Path) -> int | None:
     """Read the sequence number of the newest record; None if the log is empty or cannot be read."""
     return kernel_log(path).last
 
@@ -113,7 +113,7 @@ def _content(path: Path) -> str:
             except BlockingIOError:
                 break
             except BrokenPipeError:
-                continue  # the next record was overwritten meanwhile; the following read skips it
+                continue  # the kernel has overwritten the next record; the following read skips it
             if not part:
                 break
             content += part
@@ -122,8 +122,8 @@ def _content(path: Path) -> str:
     return content.decode(errors="replace")
 
 
-def parse(text: str, line: int = 0, seconds: float = 0.0) -> Xid | None:
-    """Parse the Xid or SXid in a record's text; None if there is none."""
+def parse_xid(text: str, line: int = 0, seconds: float = 0.0) -> Xid | None:
+    """Parse the Xid or SXid in a record's text; None if there is none. `line` and `seconds` are those of the record."""
     gpu, switch = _XID.search(text), _SXID.search(text)
     found = gpu or switch
     if found is None:

@@ -1,7 +1,7 @@
-"""Links of a GPU as NVML shows them: its PCIe slot, each NVLink, the NVSwitch fabric. Only a worker calls this.
+"""The links of a GPU as NVML reports them: PCIe slot, NVLinks, NVSwitch fabric. Only a worker calls these functions.
 
-Rates are those of NCCL's model, in one direction (topo.h and topo.cc of NCCL 2.28): an NVLink's rate follows from the
-generation of the GPU, a PCIe slot's from generation and width.
+Rates are those that NCCL assumes, in one direction (topo.h and topo.cc of NCCL 2.28). The rate of an NVLink depends on
+the generation of the GPU, the rate of a PCIe slot on its generation and width.
 """
 
 from collections.abc import Iterable
@@ -10,21 +10,21 @@ from msgspec import Struct
 
 from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml
 
-# nvml.h: the counters NVML_NVLINK_ERROR_DL_*, and for each the field to read if a driver no longer has the counter.
-_ERRORS = {0: "DEV_NVLINK_ERROR_DL_REPLAY", 1: "DEV_NVLINK_ERROR_DL_RECOVERY"}
+# The counters NVML_NVLINK_ERROR_DL_* of nvml.h, each with the field that replaces the counter in newer drivers.
+_ERROR_COUNTERS = {0: "DEV_NVLINK_ERROR_DL_REPLAY", 1: "DEV_NVLINK_ERROR_DL_RECOVERY"}
 _MEGABYTE = 1e6
 # nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
 TO_GPU, TO_SWITCH, TO_UNKNOWN = 0, 2, 255
 _FABRIC_MEMBERS = ("state", "status", "healthSummary", "clusterUuid", "cliqueId")
 # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED.
-JOINED = 3
+FABRIC_JOINED = 3
 
 
 class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The PCIe link of a GPU: its present width, and the highest width and generation of card and slot together.
+    """The PCIe link of a GPU: its present width, and the highest width and generation that card and slot both support.
 
-    An idle card lowers its generation, so the present one is not read. `replays` counts packets that were sent again
-    since the driver was loaded.
+    An idle card lowers its generation, so the present generation is not read. `replays` counts the packets that were
+    sent again since the driver was loaded.
     """
 
     width: int | None = None
@@ -36,8 +36,8 @@ class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
     """One NVLink: whether it is up, its speed in one direction, and errors since the driver was loaded.
 
-    `errors` are replays and recoveries, which delay traffic. A link is recorded as a list in this order, since a host
-    has up to 144 links, so new fields come last.
+    `errors` counts replays and recoveries, which delay traffic. A link is recorded as a list of its fields, which is
+    short for hosts with 144 links. New fields must be added at the end.
     """
 
     number: int
@@ -49,9 +49,9 @@ class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
 class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of the GPU in its NVSwitch fabric, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
 
-    `state` is None if there is no fabric to join. `status` counts once `state` is JOINED. `cluster` is the UUID of the
-    GPU's NVLink domain in hexadecimal: 0 if the domain ends with the host (NCCL, mnnvl.cc). GPUs of one domain reach
-    each other if their `clique` is the same, too.
+    `state` is None if there is no fabric. `status` is valid only if `state` is FABRIC_JOINED. `cluster` is the UUID of
+    the GPU's NVLink domain in hexadecimal, 0 if the domain does not span hosts (NCCL, mnnvl.cc). Two GPUs reach each
+    other by NVLink if both their `cluster` and their `clique` are equal.
     """
 
     state: int | None = None
@@ -62,22 +62,22 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def domain(self) -> str | None:
-        """A name that all GPUs joined by NVLinks across hosts share; None if the GPU's NVLinks end with the host.
+        """The name of the GPU's NVLink domain: GPUs with equal names reach each other by NVLinks across hosts.
 
-        As in NCCL (mnnvl.cc, ncclMnnvlCheck), the GPU must have joined, and cluster and clique must be equal.
+        None if the GPU has not joined a domain that spans hosts. The rule is NCCL's (mnnvl.cc, ncclMnnvlCheck).
         """
-        if self.state != JOINED or self.cluster is None or int(self.cluster, 16) == 0:
+        if self.state != FABRIC_JOINED or self.cluster is None or int(self.cluster, 16) == 0:
             return None
         return f"{self.cluster}.{self.clique}"
 
     @property
     def may_span_hosts(self) -> bool:
-        """Whether NVLinks may lead from this GPU to another host. Some drivers do not say; then they may."""
+        """Whether NVLinks may lead from this GPU to another host; also true if the driver does not say."""
         return self.state is not None and (self.cluster is None or int(self.cluster, 16) != 0)
 
 
 def link_states(device: Device) -> dict[int, bool]:
-    """Query whether each NVLink is up, by number, without links that do not answer; empty without NVLink."""
+    """Query whether each NVLink is up, by the link's number. Links whose state NVML does not report are omitted."""
     import pynvml
 
     states = {
@@ -91,13 +91,13 @@ def link_end(device: Device, number: int) -> int | None:
     return device.number("nvmlDeviceGetNvLinkRemoteDeviceType", number)
 
 
-def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
-    """Query the links whose state NVML reports; none without NVLink. `newer`: the driver has Blackwell's fields."""
+def nvlinks(device: Device, *, has_blackwell_fields: bool) -> tuple[NvLink, ...]:
+    """Query all NVLinks whose state NVML reports; empty for a GPU without NVLink."""
     states = link_states(device)
     known = list(states)
-    counts = {number: [_errors(device, number, counter) for counter in _ERRORS] for number in known}
-    if newer:
-        # Blackwell counts recoveries in this field only, whatever it answers to the older queries.
+    counts = {number: [_errors(device, number, counter) for counter in _ERROR_COUNTERS] for number in known}
+    if has_blackwell_fields:
+        # Blackwell GPUs count recoveries only in this field, although they answer the older queries.
         for number, events in zip(known, device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known), strict=True):
             counts[number].append(events)
     return tuple(
@@ -112,9 +112,9 @@ def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
 
 
 def _errors(device: Device, link: int, counter: int) -> int | None:
-    """Query an error counter of a link, or the field that replaces the counter if the GPU lacks it."""
+    """Query an error counter of a link, or the field that replaces the counter if the GPU does not report it."""
     count = device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter)
-    return device.fields(_ERRORS[counter], [link])[0] if count is None else count
+    return device.fields(_ERROR_COUNTERS[counter], [link])[0] if count is None else count
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
@@ -124,7 +124,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def fabric(device: Device) -> Fabric:
-    """Query the state of the GPU in its fabric, by the newest structure that library and driver both support."""
+    """Query the state of the GPU in its fabric, with the newest NVML structure that library and driver support."""
     for function, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
@@ -143,17 +143,17 @@ def fabric(device: Device) -> Fabric:
     return Fabric()
 
 
-# Bytes/s of one link by compute capability; the highest entry not above the GPU's counts (NCCL, src/graph/topo.h).
-_NVLINK = ((60, 18e9), (70, 20e9), (80, 20e9), (86, 12e9), (90, 20.6e9), (100, 40.1e9))
-# One PCIe lane by generation, in 100 Mbit/s, less its overhead (topo.cc, kvDictPciGen; width x speed / 80 is GB/s).
-_PCIE = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
+# Bytes/s of one NVLink by compute capability. The highest entry not above the GPU's applies (NCCL, src/graph/topo.h).
+_NVLINK_RATES = ((60, 18e9), (70, 20e9), (80, 20e9), (86, 12e9), (90, 20.6e9), (100, 40.1e9))
+# The net rate of one PCIe lane by generation, in 100 Mbit/s (topo.cc, kvDictPciGen; width x rate / 80 is GB/s).
+_PCIE_LANE_RATES = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
 
 
 class Connections(Struct, frozen=True, kw_only=True):
-    """The links of one GPU to other GPUs and to the host; None is a value that NVML does not report.
+    """The links of one GPU to other GPUs and to the host; a value that NVML does not report is None.
 
-    Rates are in one direction. `nvlink_switched` says whether all links that are up lead to a switch. Otherwise each
-    leads to one other GPU, and some GPUs of the host may lack a link to each other. `nvlink_domain` is `Fabric.domain`.
+    Rates are in one direction, and `nvlinks` counts the NVLinks that are up. `nvlink_switched` says whether all of them
+    lead to NVSwitches. If not, some pairs of GPUs may have no NVLink. `nvlink_domain` is `Fabric.domain`.
     """
 
     nvlinks: int | None = None
@@ -175,7 +175,7 @@ def connections(uuid: str, capability: tuple[int, int]) -> Connections:
                 nvlinks=len(up) if states else None,
                 nvlink_switched=None if not ends or None in ends else {*ends} == {TO_SWITCH},
                 nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
-                pcie_bytes_per_s=_pcie(device),
+                pcie_bytes_per_s=_pcie_rate(device),
                 nvlink_domain=fabric(device).domain,
             )
     except (NvmlError, OSError):
@@ -183,18 +183,18 @@ def connections(uuid: str, capability: tuple[int, int]) -> Connections:
 
 
 def nvlink_rate(capability: tuple[int, int]) -> float:
-    """The rate of one link in one direction, in bytes per second."""
+    """The rate of one NVLink in one direction, in bytes per second, for a GPU of this compute capability."""
     number = capability[0] * 10 + capability[1]
-    return max((entry for entry in _NVLINK if entry[0] <= number), default=_NVLINK[0])[1]
+    return max((entry for entry in _NVLINK_RATES if entry[0] <= number), default=_NVLINK_RATES[0])[1]
 
 
 def pcie_rate(generation: int, width: int) -> float | None:
-    """The rate of a slot in one direction in bytes/s, as NCCL counts it (16 lanes of generation 4: 24 GB/s)."""
-    return width * _PCIE[generation] / 80 * 1e9 if generation in _PCIE and width > 0 else None
+    """The rate of a PCIe slot in one direction, in bytes/s, as NCCL assumes it (16 lanes of generation 4: 24 GB/s)."""
+    return width * _PCIE_LANE_RATES[generation] / 80 * 1e9 if generation in _PCIE_LANE_RATES and width > 0 else None
 
 
-def _pcie(device: Device) -> float | None:
-    """The rate of the best link that card and slot allow, in bytes per second."""
+def _pcie_rate(device: Device) -> float | None:
+    """Query the highest generation and width of the GPU's PCIe link. Returns the rate in bytes per second."""
     generation = device.number("nvmlDeviceGetMaxPcieLinkGeneration")
     width = device.number("nvmlDeviceGetMaxPcieLinkWidth")
     return pcie_rate(generation, width) if generation and width else None

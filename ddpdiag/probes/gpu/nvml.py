@@ -1,16 +1,14 @@
-"""GPUs as NVML shows them. NVML may hang in a driver, so only a worker calls it, and pynvml is imported in functions.
+"""Query GPUs by NVML. NVML may hang in a driver, so only a worker calls it, and pynvml is imported in functions.
 
-Without persistence mode the driver starts a GPU for its first user on the host, which takes 1 to 4 s, and stops it
-after the last one (docs.nvidia.com/deploy/driver-persistence). So a process that has opened NVML keeps it open until
-the process ends: the plain workers of a run, which read the GPUs first, keep all GPUs started for later users. NVML
-starts a GPU when a process gets its handle (nvmlInit_v2). The steps of these calls begin with NVML_STEP, so that a rank
-has the time of a first use for them.
+Without persistence mode, the driver starts a GPU when the first process on the host uses it, which takes 1 to 4 s, and
+stops it after the last (docs.nvidia.com/deploy/driver-persistence). NVML starts a GPU when a process gets the GPU's
+handle (nvmlInit_v2). So a process that has opened NVML keeps it open until the process ends: the first workers of a run
+keep all GPUs started for later workers. The steps of these calls begin with NVML_STEP, which gives them more time.
 
-NVML ignores CUDA_VISIBLE_DEVICES and counts in PCI order, so a GPU is known by its UUID, never by its index.
+NVML ignores CUDA_VISIBLE_DEVICES and numbers GPUs in PCI order, so a GPU is identified by its UUID, not by its index.
 
-Each query of a GPU (`Device`) has a return code: an old driver lacks a function, a model lacks a sensor, a MIG slice
-may not be queried. A value without an answer is None. pynvml's names differ between its versions, so a function, a
-structure or a constant that pynvml lacks counts as not answered.
+Any query of a GPU (`Device`) may fail: an old driver has no such function, a model has no such sensor, a MIG slice may
+not be queried. The result is None then, also if this version of pynvml does not have the function or the constant.
 """
 
 import ctypes
@@ -41,7 +39,7 @@ class Trouble(Enum):
 class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The identity of a GPU; a field that the GPU does not support is None.
 
-    `pci` is written as in sysfs (0000:1b:00.0). `error` is NVML's text for a GPU that NVML could not open.
+    `pci` is the address as in sysfs (0000:1b:00.0). `error` is NVML's message if NVML could not open the GPU.
     """
 
     index: int
@@ -59,7 +57,7 @@ class ListedGpu(Gpu, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Enumeration(Struct, frozen=True, kw_only=True):
-    """All GPUs that NVML shows to this process; or `trouble`, and NVML's text in `error`."""
+    """All GPUs that NVML shows to this process. After a failure, `trouble` is the reason and `error` NVML's message."""
 
     gpus: tuple[ListedGpu, ...] = ()
     driver: str | None = None
@@ -68,12 +66,12 @@ class Enumeration(Struct, frozen=True, kw_only=True):
 
 
 class NvmlError(Exception):
-    """A failure with NVML's text. Its cause is pynvml's error, or the ImportError if there is no pynvml."""
+    """A failure with NVML's message. __cause__ is pynvml's error, or the ImportError if pynvml is not installed."""
 
 
 @contextmanager
 def opened_nvml() -> Iterator[ModuleType]:
-    """Initialise NVML for this process, and yield pynvml. NvmlError if that fails, or for NVML's later errors."""
+    """Initialise NVML for this process, and yield pynvml. Raises NvmlError for all errors of NVML."""
     try:
         import pynvml
     except ImportError as error:
@@ -86,27 +84,27 @@ def opened_nvml() -> Iterator[ModuleType]:
 
 
 def enumerate_gpus(step: Callable[[str], None]) -> Enumeration:
-    """List every GPU that NVML shows. A failure is returned, not raised. `step` receives the name of each GPU first."""
+    """List every GPU that NVML shows. A failure is returned, not raised. `step` gets each GPU's name first."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
             gpus = tuple(_listed(gpu, device) for gpu, device in opened_gpus(pynvml, step))
             step("driver version")
-            return Enumeration(gpus=gpus, driver=supported(pynvml.nvmlSystemGetDriverVersion))
+            return Enumeration(gpus=gpus, driver=try_query(pynvml.nvmlSystemGetDriverVersion))
     except NvmlError as error:
         return Enumeration(trouble=_trouble(error.__cause__), error=str(error))
 
 
-# nvml.h, nvmlComputeMode_t: the modes in which a GPU allows one process, and CUDA refuses a second one.
+# nvml.h, nvmlComputeMode_t: the modes in which CUDA allows only one process on a GPU.
 EXCLUSIVE = (1, 3)
 
 
 def is_exclusive() -> bool:
-    """Query whether a GPU of this host is in an exclusive compute mode; False if NVML does not say."""
+    """Query whether any GPU of this host is in an exclusive compute mode; False if NVML does not say."""
     with suppress(NvmlError), opened_nvml() as pynvml:
         indices = range(pynvml.nvmlDeviceGetCount())
-        handles = [supported(partial(pynvml.nvmlDeviceGetHandleByIndex, index)) for index in indices]
-        modes = [supported(partial(pynvml.nvmlDeviceGetComputeMode, gpu)) for gpu in handles if gpu is not None]
+        handles = [try_query(partial(pynvml.nvmlDeviceGetHandleByIndex, index)) for index in indices]
+        modes = [try_query(partial(pynvml.nvmlDeviceGetComputeMode, gpu)) for gpu in handles if gpu is not None]
         return any(mode in EXCLUSIVE for mode in modes)
     return False
 
@@ -126,7 +124,7 @@ def _trouble(error: BaseException | None) -> Trouble:
 
 
 def opened_gpus(pynvml: ModuleType, step: Callable[[str], None]) -> Iterator[tuple[Gpu, "Device | None"]]:
-    """Open every GPU; its device is None if NVML could not. `step` receives its name first, in case NVML hangs."""
+    """Open every GPU. The device is None if NVML cannot open the GPU. `step` announces each GPU, in case NVML hangs."""
     for index in range(pynvml.nvmlDeviceGetCount()):
         step(f"{NVML_STEP}: GPU {index}")
         try:
@@ -143,12 +141,12 @@ def opened_gpus(pynvml: ModuleType, step: Callable[[str], None]) -> Iterator[tup
 def _listed(gpu: Gpu, device: "Device | None") -> ListedGpu:
     if device is None:
         return ListedGpu(**structs.asdict(gpu))
-    size, mig = device.of(memory), device.mig()
+    size, mig = device.query(memory), device.mig()
     return ListedGpu(**structs.asdict(gpu), memory_bytes=None if size is None else size[0], mig=mig)
 
 
 def memory(handle: object) -> tuple[int, int]:
-    """Query the GPU's bytes of memory, in all and in use. A new driver does not count its reserve as used."""
+    """Query the GPU's total and used memory in bytes. A new driver does not count its own reserve as used."""
     import pynvml
 
     try:
@@ -159,11 +157,11 @@ def memory(handle: object) -> tuple[int, int]:
     return int(info.total), int(info.used)
 
 
-def supported(ask: Callable[[], T]) -> T | None:
-    """Call `ask`, and return its result; None if the device or the driver does not support the query."""
+def try_query(ask: Callable[[], T]) -> T | None:
+    """Call `ask`, and return its result; None if NVML returns an error, as for a query that is not supported."""
     import pynvml
 
-    # Newer pynvml raises this, and no NVMLError, if a driver before 510 lacks the function behind an old name.
+    # Newer pynvml raises this error instead of NVMLError if a driver before 510 does not have the new function.
     mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
     try:
         return ask()
@@ -177,42 +175,42 @@ def sysfs_address(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
-class Broken(Enum):
-    """The state of the GPU that a return code shows, whatever the query was (nvml.h, nvmlReturn_t)."""
+class BrokenState(Enum):
+    """A failure of the whole GPU, which the return code of any query may show (nvml.h, nvmlReturn_t)."""
 
     LOST = "GPU is lost"
     RESET_REQUIRED = "GPU requires reset"
 
 
-_BROKEN = {15: Broken.LOST, 16: Broken.RESET_REQUIRED}
+_BROKEN = {15: BrokenState.LOST, 16: BrokenState.RESET_REQUIRED}
 # nvml.h, nvmlValueType_t: which member of the union holds a field's value.
-_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 class Device:
-    """A GPU that NVML has opened; each method is a query. `broken` is the state that return codes have shown."""
+    """A GPU that NVML has opened. Methods are queries; the last return code that shows a failed GPU sets `broken`."""
 
     def __init__(self, handle: object) -> None:
         import pynvml
 
         self._nvml = pynvml
         self._handle = handle
-        self.broken: Broken | None = None
+        self.broken: BrokenState | None = None
 
     def number(self, function: str, *arguments: int) -> int | None:
         return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, *arguments)))
 
-    def towards(self, function: str, other: "Device", *arguments: int) -> int | None:
-        """Query the number that the NVML function returns for this GPU and another one."""
+    def pair_number(self, function: str, other: "Device", *arguments: int) -> int | None:
+        """Query the number that the NVML function returns for this GPU and another GPU."""
         return self._ask(function, lambda: int(getattr(self._nvml, function)(self._handle, other._handle, *arguments)))
 
     def numbers(self, function: str, *arguments: int) -> tuple[int, ...] | None:
-        """Query the numbers that the NVML function returns (its out parameters, or a list)."""
+        """Query the numbers that the NVML function returns, as several values or as a list."""
         return self._ask(function, lambda: tuple(map(int, getattr(self._nvml, function)(self._handle, *arguments))))
 
     def pci(self) -> str | None:
         """Query the GPU's PCI address, as sysfs writes it."""
-        return self.of(lambda handle: sysfs_address(str(self._nvml.nvmlDeviceGetPciInfo(handle).busId)))
+        return self.query(lambda handle: sysfs_address(str(self._nvml.nvmlDeviceGetPciInfo(handle).busId)))
 
     def mig(self) -> bool | None:
         """Query whether the GPU is split into slices (MIG)."""
@@ -220,23 +218,23 @@ class Device:
         return None if mode is None else bool(mode[0])
 
     def busy_share(self) -> float | None:
-        """Query the share of the last sample period in which a kernel ran, from 0 to 1."""
-        return self.of(lambda handle: float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
+        """Query the share of the last sample period in which a CUDA kernel ran, from 0 to 1."""
+        return self.query(lambda handle: float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
 
     def text(self, function: str) -> str | None:
         return self._ask(function, lambda: str(getattr(self._nvml, function)(self._handle)))
 
     def members(self, function: str, structure: str, names: Sequence[str]) -> Mapping[str, int]:
-        """Query members of the structure that the function fills; empty without an answer, or if pynvml lacks either.
+        """Query members of the structure that the NVML function fills; empty if the query fails.
 
-        An array of bytes is one number, whose first byte is the highest.
+        An array of bytes is returned as one big-endian number.
         """
         kind = getattr(self._nvml, structure, None)
         if kind is None:
             return {}
         filled = kind()
         done = self._ask(function, lambda: getattr(self._nvml, function)(self._handle, ctypes.byref(filled)) == 0)
-        return {name: _member(filled, name) for name in names if hasattr(filled, name)} if done else {}
+        return {name: _member_number(filled, name) for name in names if hasattr(filled, name)} if done else {}
 
     def fields(self, name: str, scopes: Iterable[int] = (0,)) -> tuple[int | None, ...]:
         """Query the field NVML_FI_`name` for each scope (a link's number); None for a scope without a value."""
@@ -248,8 +246,8 @@ class Device:
             function,
             lambda: tuple(
                 # Each value has a return code, which says whether the value is valid.
-                int(getattr(answer.value, _MEMBERS[answer.valueType]))
-                if answer.nvmlReturn == 0 and answer.valueType < len(_MEMBERS)
+                int(getattr(answer.value, _UNION_MEMBERS[answer.valueType]))
+                if answer.nvmlReturn == 0 and answer.valueType < len(_UNION_MEMBERS)
                 else None
                 for answer in getattr(self._nvml, function)(self._handle, wanted)
             ),
@@ -257,7 +255,7 @@ class Device:
         return (None,) * len(wanted) if values is None else values
 
     def processes(self, kind: str) -> tuple[tuple[int, int | None], ...] | None:
-        """Query pid (on the host) and bytes (None: hidden, as under MIG) of each "Compute" or "Graphics" process."""
+        """Query pid (on the host) and bytes (None: hidden, as under MIG) of all "Compute" or "Graphics" processes."""
         for function in (f"nvmlDeviceGet{kind}RunningProcesses_v3", f"nvmlDeviceGet{kind}RunningProcesses_v2"):
             found = self._ask(function, lambda function=function: self._processes(function))  # type: ignore[misc]
             if found is not None:
@@ -268,24 +266,24 @@ class Device:
         found = getattr(self._nvml, function)(self._handle)
         return tuple((int(process.pid), process.usedGpuMemory) for process in found)
 
-    def of(self, ask: Callable[[object], T]) -> T | None:
+    def query(self, ask: Callable[[object], T]) -> T | None:
         """Call `ask` with the GPU's handle, and return its result."""
-        return supported(lambda: self._remembering_broken(lambda: ask(self._handle)))
+        return try_query(lambda: self._with_broken_state(lambda: ask(self._handle)))
 
     def _ask(self, function: str, ask: Callable[[], T]) -> T | None:
-        return supported(lambda: self._remembering_broken(ask)) if hasattr(self._nvml, function) else None
+        return try_query(lambda: self._with_broken_state(ask)) if hasattr(self._nvml, function) else None
 
-    def _remembering_broken(self, ask: Callable[[], T]) -> T | None:
+    def _with_broken_state(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
         except self._nvml.NVMLError as error:
             self.broken = _BROKEN.get(error.value, self.broken)
             raise
         except (TypeError, ValueError, AttributeError, OverflowError):
-            return None  # an answer in a form that this version does not know, such as NaN
+            return None  # the result has an unexpected form, such as NaN
 
 
-def _member(filled: ctypes.Structure, name: str) -> int:
+def _member_number(filled: ctypes.Structure, name: str) -> int:
     value = getattr(filled, name)
     if not isinstance(value, bytes | ctypes.Array):
         return int(value)
@@ -295,7 +293,7 @@ def _member(filled: ctypes.Structure, name: str) -> int:
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """The use of one GPU of this host as NVML reports it, and the pids of the processes that compute on it."""
+    """The present use of one GPU of this host, and the pids of the processes that compute on it."""
 
     index: int
     busy_share: float | None = None
@@ -305,7 +303,7 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
 
 def gpu_uses() -> tuple[GpuUse, ...]:
-    """Query the present use of each GPU. A rank that waits in a kernel of NCCL keeps its GPU at 100 %."""
+    """Query the present use of each GPU. A GPU whose rank waits in a kernel of NCCL counts as 100 % busy."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -315,7 +313,7 @@ def gpu_uses() -> tuple[GpuUse, ...]:
 def _use(gpu: Gpu, device: Device | None) -> GpuUse:
     if device is None:
         return GpuUse(index=gpu.index)
-    used, milliwatts = device.of(memory), device.number("nvmlDeviceGetPowerUsage")
+    used, milliwatts = device.query(memory), device.number("nvmlDeviceGetPowerUsage")
     return GpuUse(
         index=gpu.index,
         busy_share=device.busy_share(),

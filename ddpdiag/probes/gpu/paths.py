@@ -1,7 +1,7 @@
 """The paths between the GPUs of a host as NVML reports them: PCIe, NVLink, and whether peer-to-peer (P2P) is allowed.
 
-Only a worker calls these functions, since a sick GPU may hang in any query. Each value that is not supported is None.
-If each rank is shown different GPUs, NVML shows a rank no other GPU, and so no pair with one.
+Only a worker calls these functions, since any NVML query may hang on a faulty GPU. A value that the GPU does not report
+is None. If a container shows each rank only its own GPU, NVML reports no pairs of GPUs.
 """
 
 from collections import Counter
@@ -17,15 +17,15 @@ from ddpdiag.probes.gpu.nvml import Device, Gpu, NvmlError, opened_gpus, opened_
 
 # nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
 _READ, _WRITE, _NVLINK = 0, 1, 2
-# The PCI domain of devices that a virtual machine hides. NCCL takes them for NVSwitches (src/graph/xml.cc).
+# The PCI domain of devices that a virtual machine hides. NCCL assumes that they are NVSwitches (src/graph/xml.cc).
 _HIDDEN = "fffffff"
 
 
 class Level(IntEnum):
     """The level at which the PCIe paths of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t).
 
-    The names are those of `nvidia-smi topo -m`: on one board (a card with two GPUs), at one switch, behind several, at
-    the host bridge of a processor, between host bridges of one NUMA node, between sockets.
+    The names are those of `nvidia-smi topo -m`: within one board (a card with two GPUs), at one PCIe switch, behind
+    several switches, at a host bridge, between host bridges of one NUMA node, between sockets.
     """
 
     PSB = 0
@@ -53,10 +53,10 @@ class P2P(IntEnum):
 
 
 class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
-    """The path from one GPU to another, both by NVML's index. The values are numbers of `Level` and `P2P`.
+    """The path from one GPU to another, both given as NVML's index. `level` is a `Level`, the last three are `P2P`.
 
-    `nvlinks` counts the links of `source` that are up and lead to `target`, or to NVSwitches if `target` is on them,
-    too. A path is recorded as a list in this order, so new fields come last.
+    `nvlinks` counts the links of `source` that are up and lead to `target`, or to NVSwitches that `target` uses as
+    well. A path is recorded as a list of its fields, so new fields must be added at the end.
     """
 
     source: int
@@ -69,15 +69,15 @@ class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Paths(Struct, frozen=True, kw_only=True):
-    """The GPUs of a host, and the paths between them in both directions; or `error` if NVML failed."""
+    """The GPUs of a host, and the paths between all pairs in both directions; or `error` if NVML failed."""
 
     gpus: tuple[Gpu, ...] = ()
     paths: tuple[GpuPath, ...] = ()
     error: str | None = None
 
 
-class _Links(Struct, frozen=True, kw_only=True):
-    """One GPU's NVLinks that are up, counted by other end: each GPU (by PCI address), switches, unknown ends."""
+class _LinkEnds(Struct, frozen=True, kw_only=True):
+    """The number of one GPU's NVLinks that lead to each GPU (by PCI address), to switches, and to unknown devices."""
 
     direct: Mapping[str, int]
     switched: int
@@ -85,7 +85,7 @@ class _Links(Struct, frozen=True, kw_only=True):
 
 
 def gpu_paths(step: Callable[[str], None]) -> Paths:
-    """Query NVML for every pair of GPUs that it shows. `step` receives the GPU before a query, in case it hangs."""
+    """Query NVML for every pair of GPUs. `step` announces each GPU before its queries, which may hang."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
@@ -97,20 +97,20 @@ def gpu_paths(step: Callable[[str], None]) -> Paths:
 
 
 def peers_of(uuid: str, others: Sequence[str]) -> dict[str, PeerPath]:
-    """Query the paths from the GPU with this UUID to other GPUs; empty if NVML fails for one of them."""
+    """Query the paths from the GPU with this UUID to others, by UUID; empty if NVML fails for any of them."""
     peers: dict[str, PeerPath] = {}
     try:
         with opened_nvml() as pynvml:
             devices = {key: Device(pynvml.nvmlDeviceGetHandleByUUID(key)) for key in dict.fromkeys((uuid, *others))}
             pcis = {key: device.pci() for key, device in devices.items()}
-            links = {key: _links(device, frozenset(filter(None, pcis.values()))) for key, device in devices.items()}
+            links = {key: _ends(device, frozenset(filter(None, pcis.values()))) for key, device in devices.items()}
             source = devices.pop(uuid)
             for other, device in devices.items():
-                statuses = [source.towards("nvmlDeviceGetP2PStatus", device, way) for way in (_READ, _WRITE)]
+                statuses = [source.pair_number("nvmlDeviceGetP2PStatus", device, caps) for caps in (_READ, _WRITE)]
                 known = [status for status in statuses if status not in (None, P2P.UNKNOWN)]
                 peers[other] = PeerPath(
-                    nvlinks=_count(links[uuid], links[other], pcis[other]),
-                    pcie_level=source.towards("nvmlDeviceGetTopologyCommonAncestor", device),
+                    nvlinks=_count_nvlinks(links[uuid], links[other], pcis[other]),
+                    pcie_level=source.pair_number("nvmlDeviceGetTopologyCommonAncestor", device),
                     p2p=all(status == P2P.OK for status in known) if known else None,
                 )
     except (NvmlError, OSError):
@@ -123,47 +123,47 @@ def _paths(devices: Sequence[tuple[Gpu, Device]], step: Callable[[str], None]) -
     links = {}
     for gpu, device in devices:
         step(f"NVLinks of GPU {gpu.index} (PCI {gpu.pci})")
-        links[gpu.index] = _links(device, peers)
+        links[gpu.index] = _ends(device, peers)
     for source, device in devices:
         step(f"ways from GPU {source.index} (PCI {source.pci})")
         for target, other in devices:
             if source.index != target.index:
                 read, write, nvlink = (
-                    device.towards("nvmlDeviceGetP2PStatus", other, way) for way in (_READ, _WRITE, _NVLINK)
+                    device.pair_number("nvmlDeviceGetP2PStatus", other, caps) for caps in (_READ, _WRITE, _NVLINK)
                 )
                 yield GpuPath(
                     source=source.index,
                     target=target.index,
-                    level=device.towards("nvmlDeviceGetTopologyCommonAncestor", other),
-                    nvlinks=_count(links[source.index], links[target.index], target.pci),
+                    level=device.pair_number("nvmlDeviceGetTopologyCommonAncestor", other),
+                    nvlinks=_count_nvlinks(links[source.index], links[target.index], target.pci),
                     read=read,
                     write=write,
                     nvlink=nvlink,
                 )
 
 
-def _links(device: Device, peers: Set[str]) -> _Links:
+def _ends(device: Device, peers: Set[str]) -> _LinkEnds:
     direct: Counter[str] = Counter()
     switched = unknown = 0
     for link in (number for number, is_up in link_states(device).items() if is_up):
         kind = link_end(device, link)
-        remote = _remote(device, link)
+        remote = _remote_address(device, link)
         if kind == TO_SWITCH or (remote or "").startswith(_HIDDEN):
             switched += 1
         elif remote is not None and (remote in peers or kind == TO_GPU):
             direct[remote] += 1
         elif kind in (TO_GPU, TO_UNKNOWN, None):
             unknown += 1
-    return _Links(direct=direct, switched=switched, unknown=unknown)
+    return _LinkEnds(direct=direct, switched=switched, unknown=unknown)
 
 
-def _remote(device: Device, link: int) -> str | None:
+def _remote_address(device: Device, link: int) -> str | None:
     import pynvml
 
-    return device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))
+    return device.query(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))
 
 
-def _count(source: _Links, target: _Links, pci: str | None) -> int | None:
-    """Count NVLinks to the GPU at `pci`, plus the lower count of switch links; None if 0 and some ends are unknown."""
+def _count_nvlinks(source: _LinkEnds, target: _LinkEnds, pci: str | None) -> int | None:
+    """Count the NVLinks from `source` to `target` (at `pci`), also by switches. None if 0 and some ends are unknown."""
     count = source.direct.get(pci or "", 0) + min(source.switched, target.switched)
     return None if count == 0 and source.unknown else count

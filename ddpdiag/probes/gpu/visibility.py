@@ -1,7 +1,7 @@
 """The GPUs that a process may use, found without NVML and CUDA, because either may hang.
 
-The supervisor calls these functions. None of them shows that a GPU works: they count the GPUs that variables name, that
-the driver lists in /proc, and that are on the PCI bus, with or without a driver.
+The supervisor calls these functions. They count the GPUs that variables name, that the driver lists in /proc, or that
+are on the PCI bus, even without a driver. They do not show that a GPU works.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from msgspec import Struct
 from ddpdiag.probes.host.kernel import PROC, names_in, open_files, read_pairs, read_text
 
 DEV = Path("/dev")
-# WSL2 shows Windows' driver here: libraries in lib, or in a container in a folder of drivers (nv_dispi.inf_..., say).
+# WSL2 shows Windows' driver in this folder: libraries in lib, or, in a container, in drivers/nv_dispi.inf_... .
 WSL = Path("/usr/lib/wsl")
 # Device files of NVIDIA; AMD (ROCm opens kfd and a render node); Intel; the kernel's accel class; WSL2.
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
@@ -26,11 +26,11 @@ _ORDINAL = re.compile(r"[+-]?\d+")
 
 
 class ProcGpu(Struct, frozen=True):
-    """A GPU of the loaded driver. `uuid` is None until the driver has opened the card; `sliced` says that MIG is on."""
+    """A GPU that the loaded driver lists. `uuid` is None until the driver has opened the card. `is_mig`: MIG is on."""
 
     pci: str
     uuid: str | None
-    sliced: bool = False
+    is_mig: bool = False
 
 
 class PciFunction(Struct, frozen=True):
@@ -40,12 +40,12 @@ class PciFunction(Struct, frozen=True):
     driver: str | None
 
 
-def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
+def openable_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
     """List the GPUs of the loaded NVIDIA driver that this process may open, in bus order; None without a driver.
 
-    A container may list all GPUs of the host (CDI does not hide them) but have device files of its GPUs only. In a
-    device cgroup (Slurm's ConstrainDevices) all files exist, but some cannot be opened. Both kinds are left out. If no
-    device file exists, no GPU was opened yet, and all count.
+    In a container, the driver may list all GPUs of the host (CDI does not hide them), but only the container's GPUs
+    have device files. In a device cgroup (Slurm's ConstrainDevices), all files exist, but some cannot be opened. GPUs
+    without a usable file are omitted. If no device file exists, no GPU has been opened yet, and all are returned.
     """
     listed = _proc_gpus(root)
     if listed is None:
@@ -53,26 +53,26 @@ def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
     files = [(gpu, None if number is None else dev / f"nvidia{number}") for gpu, number in listed]
     if not any(file is None or file.exists() for _, file in files):
         return tuple(gpu for gpu, _ in files)
-    # access(2) respects the device cgroup, too (inode_permission in Linux' fs/namei.c). open(2) would start a GPU that
-    # no process uses, which takes a second or may hang for ever.
+    # access(2) also respects the device cgroup (inode_permission in Linux' fs/namei.c). open(2) would start an unused
+    # GPU, which takes a second or may hang for ever.
     return tuple(gpu for gpu, file in files if file is None or os.access(file, os.R_OK | os.W_OK))
 
 
 def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
-    """Whether a process has a file of a GPU or accelerator open; None if its open files cannot be seen."""
+    """Whether a process has a GPU's or accelerator's device file open; None if its open files cannot be read."""
     try:
         return any(path.startswith(_GPU_FILES) for path in open_files(root / str(pid)))
     except OSError:
         return None
 
 
-def withheld_gpus(root: Path, dev: Path = DEV) -> int:
-    """The number of GPUs that the driver lists but that this container or cgroup may not open."""
-    return len(_proc_gpus(root) or ()) - len(nvidia_gpus(root, dev) or ())
+def withheld_gpu_count(root: Path, dev: Path = DEV) -> int:
+    """The number of GPUs that the driver lists, but that this process may not open in its container or cgroup."""
+    return len(_proc_gpus(root) or ()) - len(openable_gpus(root, dev) or ())
 
 
 def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
-    """The GPUs that the driver lists in /proc, with the numbers of their device files."""
+    """Read the GPUs that the driver lists in /proc, and the numbers of their device files; None without a driver."""
     nvidia = root / "driver" / "nvidia"
     names = names_in(nvidia / "gpus")
     if names is None:
@@ -91,7 +91,7 @@ def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
 
 
 def has_wsl_gpu(dev: Path = DEV, wsl: Path = WSL) -> bool:
-    """Whether WSL2 shows an NVIDIA GPU: /dev/dxg exists for every make, so Windows' driver files must be NVIDIA's."""
+    """Whether WSL2 shows an NVIDIA GPU: /dev/dxg exists for GPUs of any maker, so NVIDIA's driver must exist, too."""
     if not (dev / "dxg").exists():
         return False
     libraries, drivers = names_in(wsl / "lib") or (), names_in(wsl / "drivers") or ()
@@ -99,9 +99,9 @@ def has_wsl_gpu(dev: Path = DEV, wsl: Path = WSL) -> bool:
 
 
 def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
-    """List NVIDIA's display and 3D functions in bus order; None if the PCI bus cannot be read.
+    """List NVIDIA's display and 3D functions, which are GPUs, in bus order; None if the PCI bus cannot be read.
 
-    A kernel without PCI has /sys/bus but no /sys/bus/pci: the bus counts as empty, not as unknown.
+    On a kernel without PCI (/sys/bus exists, but no /sys/bus/pci) the result is empty, not None.
     """
     folder, buses = root / "bus" / "pci" / "devices", names_in(root / "bus")
     names = None if buses is None else names_in(folder) if "pci" in buses else ()
@@ -109,7 +109,7 @@ def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
         return None
     devices = [folder / name for name in names]
     identities = [(device, read_text(device / "vendor"), read_text(device / "class")) for device in devices]
-    # Present, but neither file readable: it could be a GPU.
+    # A device whose files cannot be read could be a GPU.
     if any(None in identity and identity[0].exists() for identity in identities):
         return None
     functions = []
@@ -122,26 +122,26 @@ def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
     return tuple(functions)
 
 
-def visible_gpus(env: Mapping[str, str], proc_root: Path, dev: Path = DEV, wsl: Path = WSL) -> int:
-    """Count the GPUs that CUDA would show to a process with this environment; 0 if none is listed or named.
+def visible_gpu_count(env: Mapping[str, str], proc_root: Path, dev: Path = DEV, wsl: Path = WSL) -> int:
+    """Count the GPUs that CUDA would show to a process with this environment.
 
-    If `proc_root` shows no driver (WSL2, some sandboxes), every name in CUDA_VISIBLE_DEVICES counts. If the variable is
-    unset, too, WSL2 counts as one GPU: only NVML knows of more. If all GPUs are cut into slices (MIG), CUDA shows one
-    slice only (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
+    If `proc_root` shows no driver (WSL2, some sandboxes), all entries of CUDA_VISIBLE_DEVICES count. If the variable is
+    not set either, WSL2 counts as one GPU: only NVML knows of more. If all GPUs are in MIG mode, CUDA shows one slice
+    (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
     """
-    present, named = nvidia_gpus(proc_root, dev), env.get("CUDA_VISIBLE_DEVICES")
+    present, named = openable_gpus(proc_root, dev), env.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return len(gpus_named(named, present))
+        return len(parse_visible_devices(named, present))
     if present is None:
         return int(has_wsl_gpu(dev, wsl))
-    return 1 if present and all(gpu.sliced for gpu in present) else len(present)
+    return 1 if present and all(gpu.is_mig for gpu in present) else len(present)
 
 
-def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
-    """The GPUs that a CUDA_VISIBLE_DEVICES names, read as CUDA does (its Programming Guide, and torch.cuda's parser).
+def parse_visible_devices(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
+    """Parse a value of CUDA_VISIBLE_DEVICES as CUDA does (CUDA's Programming Guide, and the parser of torch.cuda).
 
-    Each entry is an index or a UUID. The first entry that names no GPU ends the list. If an entry occurs twice, there
-    is no GPU at all.
+    Returns the indices or UUIDs up to the first entry that names no GPU of `present` (None: GPUs are not known). If two
+    entries name one GPU, the result is empty.
     """
     # CUDA enumerates a single MIG instance for a process (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
     if value.startswith("MIG-"):
@@ -158,13 +158,13 @@ def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]
     return tuple(named)
 
 
-def named_gpus(value: str | None) -> int:
-    """The number of GPUs that a CUDA_VISIBLE_DEVICES names, whether or not CUDA finds them."""
-    return 0 if value is None else len(gpus_named(value, None))
+def named_gpu_count(value: str | None) -> int:
+    """The number of GPUs that a value of CUDA_VISIBLE_DEVICES names, whether or not the GPUs exist."""
+    return 0 if value is None else len(parse_visible_devices(value, None))
 
 
 def _by_index(entry: str, present: Sequence[ProcGpu] | None) -> str | None:
-    # As strtoul reads it: "1gpu" is 1, "NoDevFiles" (which Slurm sets for no GPU) is no number.
+    # Parsed as strtoul does: "1gpu" is 1, and "NoDevFiles" (which Slurm sets for no GPU) is not a number.
     found = _ORDINAL.match(entry)
     index = int(found.group()) if found else -1
     return str(index) if index >= 0 and (present is None or index < len(present)) else None
@@ -174,39 +174,39 @@ def _by_uuid(entry: str, present: Sequence[ProcGpu] | None) -> str | None:
     if not entry.startswith("GPU-"):
         return None
     known = [gpu.uuid for gpu in present or () if gpu.uuid]
-    # An abbreviation must fit exactly one GPU. If a UUID is not known yet, every name counts without proof.
+    # A shortened UUID must match exactly one GPU. If some UUID is not known yet, every entry is accepted.
     if present is None or len(known) < len(present):
         return entry
     fitting = [uuid for uuid in known if uuid.startswith(entry)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def pci_gpus(sys_root: Path) -> int | None:
-    """The number of NVIDIA's display and 3D functions on the PCI bus; None if the bus cannot be read."""
+def pci_gpu_count(sys_root: Path) -> int | None:
+    """The number of NVIDIA GPUs on the PCI bus, even without a driver; None if the bus cannot be read."""
     functions = nvidia_functions(sys_root)
     return None if functions is None else len(functions)
 
 
-def promised_gpus(env: Mapping[str, str]) -> int | None:
-    """The number of GPUs that the launcher or container promises to this host; None without a promise.
+def promised_gpu_count(env: Mapping[str, str]) -> int | None:
+    """The number of GPUs that environment variables promise to this host; None if no variable does.
 
-    This is the highest count of Slurm's variables, the container's and CUDA_VISIBLE_DEVICES. NVIDIA_VISIBLE_DEVICES=all
-    is no promise: CUDA images set it, even on hosts without a GPU.
+    It is the highest number in Slurm's variables, NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES.
+    NVIDIA_VISIBLE_DEVICES=all is no promise: CUDA images set it, even on hosts without a GPU.
     """
     container = env.get("NVIDIA_VISIBLE_DEVICES", "").strip()
     count = 0 if container in ("all", "none", "void") else sum(bool(entry.strip()) for entry in container.split(","))
     # The step's share first: it may be smaller than the job's.
     if step := env.get("SLURM_STEP_GPUS"):
-        slurm = _listed(step)
+        slurm = _count_listed(step)
     elif total := env.get("SLURM_GPUS_ON_NODE"):
         number = total.rpartition(":")[2]  # "4" and "gpu:4" are 4
         slurm = int(number) if number.isdecimal() else 0
     else:
-        slurm = _listed(env.get("SLURM_JOB_GPUS", ""))
-    return max(slurm, count, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
+        slurm = _count_listed(env.get("SLURM_JOB_GPUS", ""))
+    return max(slurm, count, named_gpu_count(env.get("CUDA_VISIBLE_DEVICES"))) or None
 
 
-def _listed(value: str) -> int:
+def _count_listed(value: str) -> int:
     # "0,2-3" is 3.
     count = 0
     for entry in value.split(","):
@@ -217,7 +217,7 @@ def _listed(value: str) -> int:
 
 
 def device_index(local_rank: int | None, count: int) -> int | None:
-    """The index of the device that a rank takes: its local rank, modulo the number of GPUs; None without a GPU."""
+    """The index of the GPU that a rank uses: its local rank modulo the number of GPUs; None without a GPU."""
     if count == 0:
         return None
     return 0 if local_rank is None else local_rank % count

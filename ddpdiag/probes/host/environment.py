@@ -1,6 +1,6 @@
-"""Settings of communication that must be the same on all ranks: variables (Slurm's too) and versions of libraries.
+"""Settings that must be the same on all ranks: environment variables (also Slurm's) and versions of libraries.
 
-Only variables on an allow-list are read and recorded.
+Only variables on an allow-list are recorded.
 """
 
 import platform
@@ -14,8 +14,8 @@ from msgspec import Struct
 from ddpdiag.probes.host.kernel import read_pairs, read_text
 from ddpdiag.sanitize import is_secret, without_secrets
 
-PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
-NAMES = frozenset(
+RECORDED_PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
+RECORDED_NAMES = frozenset(
     {
         # identity of the process
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
@@ -31,25 +31,25 @@ NAMES = frozenset(
     }
 )  # fmt: skip
 
-MAX_VALUE = 4096
+MAX_VALUE_CHARACTERS = 4096
 
 
 def is_recorded(name: str) -> bool:
     """Whether the value of this variable may be recorded."""
-    return (name in NAMES or name.startswith(PREFIXES)) and not is_secret(name)
+    return (name in RECORDED_NAMES or name.startswith(RECORDED_PREFIXES)) and not is_secret(name)
 
 
 def recorded_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The recorded part of `env`, sorted by name, without secrets. Values are cut at MAX_VALUE characters."""
+    """The variables of `env` that may be recorded, sorted by name, without secrets and with shortened values."""
     return _values(env, filter(is_recorded, sorted(env)))
 
 
 def _values(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    return {name: without_secrets(env[name])[:MAX_VALUE] for name in names}
+    return {name: without_secrets(env[name])[:MAX_VALUE_CHARACTERS] for name in names}
 
 
 def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, dict[str, str]]:
-    """Read NCCL's configuration files. Returns the variables of each file by its path, without files that set none.
+    """Read NCCL's configuration files. Returns the recorded variables of each file by its path, if it has any.
 
     NCCL reads $NCCL_CONF_FILE, or else ~/.nccl.conf, and then /etc/nccl.conf. A line that starts with "#" is a comment.
     The environment overrides both files. https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -61,7 +61,7 @@ def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, di
     return {path: settings for path, settings in known.items() if settings}
 
 
-# The allow-list of LCH004: variables of srun(1) and sbatch(1), and torchrun's number of agents.
+# The allow-list of check LCH004: variables of srun(1) and sbatch(1), and torchrun's number of agents.
 SLURM_VARIABLES = frozenset(
     {
         "SLURM_JOB_ID", "SLURM_JOB_END_TIME", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
@@ -72,23 +72,23 @@ SLURM_VARIABLES = frozenset(
 # slurm.h: SLURM_INTERACTIVE_STEP is 0xfffffffa, SLURM_BATCH_SCRIPT 0xfffffffb, SLURM_EXTERN_CONT 0xfffffffc;
 # SLURM_MAX_NORMAL_STEP_ID is 0xfffffff0.
 FIRST_PSEUDO_STEP = 0xFFFFFFF0
-# More hosts than any cluster has. A longer list is rejected, because it would only fill the memory.
-MOST_HOSTS = 1 << 16
+# Above the number of hosts of any cluster. A longer list is rejected, since it would only fill the memory.
+MAX_HOSTS = 1 << 16
 
 
 def is_pseudo_step(env: Mapping[str, str]) -> bool:
-    """Whether this process runs outside of srun's steps: in a batch script, or in the shell of `salloc`."""
+    """Whether this process runs in a Slurm job, but outside of srun's steps: in a batch script or salloc's shell."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) >= FIRST_PSEUDO_STEP
 
 
 def slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Slurm's recorded variables of `env`, sorted by name, without secrets. Values are cut at MAX_VALUE characters."""
+    """The SLURM_VARIABLES that `env` has, sorted by name, without secrets and with shortened values."""
     return _values(env, sorted(SLURM_VARIABLES & env.keys()))
 
 
-def job_and_step(env: Mapping[str, str]) -> str:
-    """Such as "12.0" in a step, and "12" elsewhere in a job; empty outside of Slurm, or if the job is no number."""
+def job_step_id(env: Mapping[str, str]) -> str:
+    """The id of the Slurm step ("12.0") or, outside of steps, of the job ("12"); empty without a numeric job id."""
     job, step = env.get("SLURM_JOB_ID", ""), env.get("SLURM_STEP_ID", "")
     if not re.fullmatch(r"[0-9]{1,10}", job):
         return ""
@@ -97,14 +97,14 @@ def job_and_step(env: Mapping[str, str]) -> str:
 
 
 def tasks_per_node(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse SLURM_STEP_TASKS_PER_NODE to (tasks, nodes) pairs: "2(x3),1" is ((2, 3), (1, 1)). Empty if unreadable."""
+    """Parse SLURM_STEP_TASKS_PER_NODE to pairs (tasks, nodes): "2(x3),1" is ((2, 3), (1, 1)). Empty for other forms."""
     parts = [re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part) for part in text.split(",")]
     found = tuple((int(part[1]), int(part[2] or 1)) for part in parts if part)
     return found if len(found) == len(parts) else ()
 
 
-def count_at(per_node: tuple[tuple[int, int], ...], node: int) -> int:
-    """The number of tasks on the node with this number, counted from 0; 0 if there is no such node."""
+def tasks_on_node(per_node: tuple[tuple[int, int], ...], node: int) -> int:
+    """The number of tasks on a node, which is numbered from 0; 0 if there is no such node."""
     for count, repeated in per_node:
         if node < repeated:
             return count
@@ -112,14 +112,14 @@ def count_at(per_node: tuple[tuple[int, int], ...], node: int) -> int:
     return 0
 
 
-def expanded(nodelist: str) -> tuple[str, ...]:
-    """Expand "z[9,1-3],a1" to z9 z1 z2 z3 a1, in Slurm's order. Empty if the list is unreadable or too long."""
+def expand_hosts(nodelist: str) -> tuple[str, ...]:
+    """Expand "z[9,1-3],a1" to z9 z1 z2 z3 a1, in Slurm's order. Empty for another form, or above MAX_HOSTS."""
     hosts: list[str] = []
     for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", nodelist.strip()):
         pieces = re.split(r"\[([^\]]*)\]", part)  # every second piece is the content of brackets
         choices = [_numbers(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
-        hosts += map("".join, islice(product(*choices), MOST_HOSTS + 1))
-        if not all(choices) or len(hosts) > MOST_HOSTS:
+        hosts += map("".join, islice(product(*choices), MAX_HOSTS + 1))
+        if not all(choices) or len(hosts) > MAX_HOSTS:
             return ()
     return tuple(hosts)
 
@@ -132,12 +132,12 @@ def _numbers(text: str) -> list[str]:
         if match is None:
             return []
         first, last = int(match[1]), int(match[2] or match[1])
-        numbers += (f"{number:0{len(match[1])}}" for number in range(first, min(last, first + MOST_HOSTS) + 1))
+        numbers += (f"{number:0{len(match[1])}}" for number in range(first, min(last, first + MAX_HOSTS) + 1))
     return numbers
 
 
 class Versions(Struct, frozen=True, kw_only=True):
-    """Version texts; None if torch was built without that library.
+    """The versions of Python, torch and torch's libraries; None if torch was built without that library.
 
     `nccl` is the NCCL that this process has loaded. An older torch may report only the NCCL that it was compiled with.
     """
@@ -158,7 +158,7 @@ def versions() -> Versions:
     if dist.is_available() and dist.is_nccl_available():
         from torch.cuda import nccl
 
-        # torch.cuda.nccl.version() is the compiled version. torch 2.13 reports the loaded one; an older torch may not.
+        # torch.cuda.nccl.version() is the compiled version. torch 2.13 can also report the loaded version.
         version = getattr(dist.ProcessGroupNCCL, "get_runtime_nccl_version", None) or nccl.version
         loaded = ".".join(map(str, version()))
     return Versions(

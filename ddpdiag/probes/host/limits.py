@@ -1,10 +1,10 @@
 """Limits of this process (resource limits, processors, shared memory, control groups), and its measured throughput.
 
-A limit of a control group (versions 1 and 2) applies to everything below the group. So every level from this process's
-group up to the mount is read, and the level with the least room counts.
+A limit of a control group (version 1 or 2) applies to all processes in the group and in groups below. So every group
+from that of this process up to the mount is read, and the group with the smallest unused rest of its limit is reported.
 
-The throughput is that of copies in memory, and of a TCP stream over the loopback interface. gloo sends over TCP even
-within a host, so these two limit its rate there. (Measured, 2 cores: 2 GB/s over loopback, 11 to 15 GB/s copied.)
+Throughput is measured for copies in memory, and for a TCP stream over the loopback interface. gloo sends over TCP even
+within a host, so both limit its rate there. (Measured on 2 cores: 2 GB/s over loopback, 11 to 15 GB/s copied.)
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 SHM = Path("/dev/shm")
 
 
-class Limits(Struct, frozen=True, kw_only=True):
-    """Soft limits of this process: open files, locked memory in bytes, and processes; None means unlimited."""
+class ResourceLimits(Struct, frozen=True, kw_only=True):
+    """Soft limits of this process: open files, locked memory in bytes, processes of the user; None means unlimited."""
 
     nofile: int | None
     memlock: int | None
@@ -32,17 +32,17 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class SharedMemory(Struct, frozen=True):
-    """Size and room of /dev/shm. `error` says why a small file could not be allocated there; None means success."""
+    """Size and free space of /dev/shm. `error` is the reason why a small file could not be allocated, or None."""
 
     size_bytes: int
     free_bytes: int
     error: str | None
 
 
-def limits() -> Limits | None:
-    """Read the resource limits of this process, which may differ from a login shell's; None if the system refuses."""
+def rlimits() -> ResourceLimits | None:
+    """Read the resource limits of this process, which may differ from a login shell's; None if not readable."""
     try:
-        return Limits(
+        return ResourceLimits(
             nofile=_limit(resource.RLIMIT_NOFILE),
             memlock=_limit(resource.RLIMIT_MEMLOCK),
             nproc=_limit(resource.RLIMIT_NPROC),
@@ -57,7 +57,7 @@ def _limit(which: int) -> int | None:
 
 
 def affinity() -> tuple[int, ...]:
-    """The processors on which this process may run, in rising order; empty if the system does not say."""
+    """The numbers of the processors on which this process may run, sorted; empty if they are not readable."""
     try:
         return tuple(sorted(os.sched_getaffinity(0)))
     except OSError:
@@ -72,7 +72,7 @@ def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMe
         return None
     problem = None
     try:
-        # A file without a name, so that no file remains even if this process is killed.
+        # The file has no name, so no file remains even if this process is killed.
         with tempfile.TemporaryFile(dir=directory) as file:
             # On a full tmpfs ftruncate would succeed, and the first write would end the process with SIGBUS.
             os.posix_fallocate(file.fileno(), 0, probe_bytes)
@@ -82,7 +82,7 @@ def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMe
 
 
 def user_processes(proc_root: Path) -> int | None:
-    """Count the processes of this user in /proc; None if /proc is not readable. RLIMIT_NPROC counts threads as well."""
+    """Count the processes of this user in /proc, without threads; None if /proc is not readable."""
     if (names := names_in(proc_root)) is None:
         return None
     number = 0
@@ -92,32 +92,32 @@ def user_processes(proc_root: Path) -> int | None:
     return number
 
 
-# Version 1 writes "no limit" as the highest multiple of the page size; no machine has 2**60 bytes.
+# Version 1 writes the highest multiple of the page size for "no limit". No machine has 2**60 bytes.
 _UNLIMITED = 1 << 60
 
 
-class Share(Struct, frozen=True):
-    """A limit and the used part of it, in the same unit."""
+class LimitUse(Struct, frozen=True):
+    """A limit, and how much of it is used, in the same unit."""
 
     limit: int
     used: int
 
     @property
-    def left(self) -> int:
-        """The unused part of the limit; not below 0."""
+    def unused(self) -> int:
+        """The unused rest of the limit; not below 0."""
         return max(0, self.limit - self.used)
 
 
 class Cgroup(Struct, frozen=True, kw_only=True):
-    """The limits of control groups on this process; None means no limit, or none that could be read.
+    """The limits of control groups on this process; None means that there is no limit, or that it is not readable.
 
-    `cpus` is processor time per time. `memory` is in bytes, and droppable page cache does not count as used. `pids`
-    counts tasks. `oom_kills` counts processes of this group that the kernel killed for lack of memory.
+    `cpus` is a number of cores, such as 2.5. `memory` is in bytes, and page cache that the kernel can drop does not
+    count as used. `pids` counts processes and threads. `oom_kills` counts killed processes, for lack of memory.
     """
 
     cpus: float | None = None
-    memory: Share | None = None
-    pids: Share | None = None
+    memory: LimitUse | None = None
+    pids: LimitUse | None = None
     oom_kills: int | None = None
 
 
@@ -134,14 +134,14 @@ def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
     kills = (counts.get("oom_kill", "") for counts in events)
     return Cgroup(
         cpus=min((quota for level in cpu if (quota := _quota(level)) is not None), default=None),
-        memory=_tightest(_memory(level) for level in memory),
-        pids=_tightest(_share(level, "pids.max", "pids.current") for level in pids),
+        memory=_smallest_rest(_memory_use(level) for level in memory),
+        pids=_smallest_rest(_limit_use(level, "pids.max", "pids.current") for level in pids),
         oom_kills=next((int(number) for number in kills if number.isdecimal()), None),
     )
 
 
 def _levels(mounted: Path, paths: dict[str, str], controller: str) -> list[Path]:
-    """The folders from this process's group up to the mount, without those that a container does not show."""
+    """The folders of this process's group and of all groups above, up to the mount; without those that are hidden."""
     mount, path = (mounted / controller, paths[controller]) if controller in paths else (mounted, paths.get("", "/"))
     group = mount / path.lstrip("/")
     return [level for level in (group, *group.parents) if level.is_relative_to(mount) and level.is_dir()]
@@ -155,32 +155,32 @@ def _quota(level: Path) -> float | None:
     return allowed / every if allowed is not None and every and allowed > 0 else None
 
 
-def _memory(level: Path) -> Share | None:
+def _memory_use(level: Path) -> LimitUse | None:
     stat = read_pairs(level / "memory.stat")
     droppable = int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
-    found = _share(level, "memory.max", "memory.current")
-    found = found or _share(level, "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return None if found is None else Share(found.limit, max(0, found.used - droppable))
+    found = _limit_use(level, "memory.max", "memory.current")
+    found = found or _limit_use(level, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return None if found is None else LimitUse(found.limit, max(0, found.used - droppable))
 
 
-def _share(level: Path, limit_name: str, used_name: str) -> Share | None:
+def _limit_use(level: Path, limit_name: str, used_name: str) -> LimitUse | None:
     limit, used = read_int(level / limit_name), read_int(level / used_name)
-    return Share(limit, used) if limit is not None and used is not None and limit < _UNLIMITED else None
+    return LimitUse(limit, used) if limit is not None and used is not None and limit < _UNLIMITED else None
 
 
-def _tightest(shares: Iterable[Share | None]) -> Share | None:
-    return min((share for share in shares if share is not None), key=lambda share: share.left, default=None)
+def _smallest_rest(shares: Iterable[LimitUse | None]) -> LimitUse | None:
+    return min((share for share in shares if share is not None), key=lambda share: share.unused, default=None)
 
 
-# Larger than the caches of a core, but small enough for many ranks of a host at once.
+# Larger than the caches of a core, but small enough for many ranks on one host.
 COPY_BYTES = 16 << 20
-# gloo's segments are 1 MiB at most (allreduce.cc).
+# gloo sends segments of 1 MiB at most (allreduce.cc).
 _SEGMENT_BYTES = 1 << 20
 _CONNECT_SECONDS = 1.0
 
 
 class Copier:
-    """Copies between two buffers that are allocated once, because fresh memory is slower."""
+    """Measures the rate of copies between two buffers. They are allocated only once, because fresh memory is slower."""
 
     def __init__(self, size_bytes: int = COPY_BYTES) -> None:
         self._source = memoryview(bytearray(size_bytes))
@@ -188,7 +188,7 @@ class Copier:
         self._target[:] = self._source
 
     def bytes_per_s(self, seconds: float) -> float:
-        """Copy for about `seconds`, at least once. Returns bytes per second, each read once and written once."""
+        """Copy for about `seconds`, at least once. Returns the copied bytes per second."""
         begin = time.perf_counter()
         copies, elapsed = 0, 0.0
         while copies == 0 or elapsed < seconds:
@@ -199,10 +199,9 @@ class Copier:
 
 
 def loopback_bytes_per_s(seconds: float) -> float | None:
-    """Send one TCP stream from this process to itself over 127.0.0.1; its bytes per second, None if that fails.
+    """Measure the rate of a TCP stream from this process to itself over 127.0.0.1; None if that fails.
 
-    One thread sends and receives, as in gloo (transport/tcp/loop.cc), in gloo's segments, with buffers larger than a
-    cache.
+    One thread sends and receives, as in gloo (transport/tcp/loop.cc), with gloo's segments.
     """
     try:
         with contextlib.ExitStack() as stack:

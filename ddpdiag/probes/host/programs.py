@@ -1,4 +1,4 @@
-"""Other programs and processes of this host: users of a port or of cores, bounded runs, torchrun's error file."""
+"""Other programs on this host: users of a port or of the cores, commands with a deadline, torchrun's error file."""
 
 import contextlib
 import json
@@ -17,22 +17,23 @@ from msgspec import Struct
 from ddpdiag.probes.host.kernel import PROC, age_seconds, environ, names_in, open_files, read_text, stat_of, tcp_sockets
 from ddpdiag.sanitize import words_without_secrets
 
-# Variables that name the job of a process. Of another process's environment only these are kept.
+# Variables that name the job of a process. Only these are used from another process's environment.
 _JOB_NAMES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
 
 
-def holder_of(port: int) -> str | None:
-    """Find the process that holds a port of this host; None without one. Listeners come before outgoing connections.
+def port_user(port: int) -> str | None:
+    """Describe the process that uses a port of this host, preferably a listener; None if no process uses the port.
 
     Such as "pid 8123 (torchrun train.py, user bob, for 2.0 h, SLURM_JOB_ID 4711)".
     """
     users = (sock for sock in tcp_sockets() if sock.port == port and sock.inode != "0")
     sockets = sorted(users, key=lambda sock: not sock.listens)
     for sock in sockets:
-        if (pid := _owner(sock.inode)) is not None:
+        if (pid := _socket_owner(sock.inode)) is not None:
             age, uid = age_seconds(pid), sock.uid
-            since = None if age is None else f"for {span_text(age)}"
-            text = ", ".join(filter(None, (_command(pid) or "gone by now", f"user {user_name(uid)}", since, _job(pid))))
+            since = None if age is None else f"for {duration_text(age)}"
+            facts = (_command_text(pid) or "gone by now", f"user {user_name(uid)}", since, _job_text(pid))
+            text = ", ".join(filter(None, facts))
             return f"pid {pid} ({text})" + ("" if sock.listens else ", by an outgoing connection")
     if not sockets:
         return None
@@ -40,8 +41,8 @@ def holder_of(port: int) -> str | None:
     return "a process that cannot be seen from here" if uid == os.getuid() else f"another user's process (uid {uid})"
 
 
-def _owner(inode: str) -> int | None:
-    """Find a process that has the socket open. Only root sees the sockets of other users' processes."""
+def _socket_owner(inode: str) -> int | None:
+    """Find a process that has the socket open; None if there is none, or if it is hidden (another user's process)."""
     for process in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # a process of another user, or one that has ended
             if f"socket:[{inode}]" in open_files(process):
@@ -49,7 +50,7 @@ def _owner(inode: str) -> int | None:
     return None
 
 
-def _command(pid: int, root: Path = PROC) -> str:
+def _command_text(pid: int, root: Path = PROC) -> str:
     """Read a process's command line, shortened and without likely secrets; "" if it cannot be read."""
     try:
         words = (root / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -58,8 +59,8 @@ def _command(pid: int, root: Path = PROC) -> str:
     return " ".join(words_without_secrets(words)).strip()[:120]
 
 
-def _job(pid: int) -> str | None:
-    """Read the job of a process, such as "SLURM_JOB_ID 4711"; None if there is none, or for another user's process."""
+def _job_text(pid: int) -> str | None:
+    """Read the job of a process, such as "SLURM_JOB_ID 4711"; None without a job, or if the environment is hidden."""
     values = environ(pid) or {}
     for name in _JOB_NAMES:
         if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", values.get(name, "")) and values[name] != "none":
@@ -68,7 +69,7 @@ def _job(pid: int) -> str | None:
 
 
 def user_name(uid: int) -> str:
-    """Look up the user's name in /etc/passwd; else the number, since a directory service might not answer."""
+    """Read the user's name from /etc/passwd, else return the number: a directory service might not answer."""
     for line in (read_text(Path("/etc/passwd")) or "").splitlines():
         fields = line.split(":")
         if len(fields) > 2 and fields[2] == str(uid):
@@ -76,7 +77,7 @@ def user_name(uid: int) -> str:
     return str(uid)
 
 
-def span_text(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A duration as text, such as "5 s" or "2.0 h"."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:
@@ -84,12 +85,15 @@ def span_text(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-# A process that uses fewer cores is not recorded. At most this many processes are recorded.
-_LEAST_CORES, _MOST_PROCESSES = 0.02, 32
+# Processes that use fewer cores are not recorded, and at most this many processes are recorded.
+_MIN_CORES, _MAX_PROCESSES = 0.02, 32
 
 
 class BusyProcess(Struct, frozen=True, kw_only=True):
-    """A process, the cores that it used on average, and its last core. `command` is "[name]" if it is hidden."""
+    """A process, how many cores it used on average, and the core on which it ran last.
+
+    `command` is the command line, or the process's name in brackets if the command line is hidden.
+    """
 
     pid: int
     cores: float
@@ -102,8 +106,9 @@ class CoreUse(Struct, frozen=True, kw_only=True):
     """The use of the cores during `seconds`, as the process of one rank measured it.
 
     `own_seconds` is this process's processor time. `waited_seconds` is how long its threads were ready but had no core,
-    None if the kernel does not say. `pids` are the process and its parent. Only one rank of a host measures the rest:
-    by core, the busy seconds and those that the hypervisor gave to other guests (steal); and the busiest processes.
+    None if the kernel does not say. `pids` are the process and its parent. The last three fields are measured by one
+    rank per host: the busy seconds of each core, the seconds in which the hypervisor gave the core to other guests
+    (steal), and the busiest processes.
     """
 
     seconds: float
@@ -122,13 +127,13 @@ class CoreUse(Struct, frozen=True, kw_only=True):
         return self.waited_seconds / max(1e-9, self.waited_seconds + self.own_seconds)
 
 
-class CoreWatch:
-    """Measures the use of the cores from its construction on; of the whole host if `whole_host` is true."""
+class CoreUseMeter:
+    """Measures the use of the cores from its construction on: of this process, and with `whole_host` of the host."""
 
     def __init__(self, *, whole_host: bool, root: Path = PROC) -> None:
         self._whole_host, self._root = whole_host, root
         self._ticks_per_second = os.sysconf("SC_CLK_TCK")
-        self._processes = self._ticks()
+        self._processes = self._process_ticks()
         self._cores = self._core_ticks()
         self._waited = _waited_seconds(root)
         self._own, self._begin = time.process_time(), time.monotonic()
@@ -149,26 +154,26 @@ class CoreWatch:
             pids=(os.getpid(), os.getppid()),
             busy_seconds={core: busy for core, (busy, _) in deltas.items()},
             steal_seconds={core: steal for core, (_, steal) in deltas.items() if steal},
-            processes=tuple(self._busiest(seconds)),
+            processes=tuple(self._busiest_processes(seconds)),
         )
 
-    def _busiest(self, seconds: float) -> Iterator[BusyProcess]:
+    def _busiest_processes(self, seconds: float) -> Iterator[BusyProcess]:
         used = {}
-        for process, (ticks, core) in self._ticks().items():
+        for process, (ticks, core) in self._process_ticks().items():
             # A new process has used all of its time since the construction.
             since = (ticks - self._processes.get(process, (0, core))[0]) / self._ticks_per_second
             used[process] = since / seconds, core
-        for (pid, _), (cores, core) in sorted(used.items(), key=lambda item: -item[1][0])[:_MOST_PROCESSES]:
+        for (pid, _), (cores, core) in sorted(used.items(), key=lambda item: -item[1][0])[:_MAX_PROCESSES]:
             folder = self._root / str(pid)
             name, fields = stat_of(folder)
             # Ranks that share a fork server have one parent.
-            if cores < _LEAST_CORES or len(fields) < 2 or fields[1] == str(os.getppid()):
+            if cores < _MIN_CORES or len(fields) < 2 or fields[1] == str(os.getppid()):
                 continue
             with contextlib.suppress(OSError):  # the process has ended
-                user, command = user_name(folder.stat().st_uid), _command(pid, self._root) or f"[{name}]"
+                user, command = user_name(folder.stat().st_uid), _command_text(pid, self._root) or f"[{name}]"
                 yield BusyProcess(pid=pid, cores=cores, last_core=core, user=user, command=command)
 
-    def _ticks(self) -> dict[tuple[int, str], tuple[int, int]]:
+    def _process_ticks(self) -> dict[tuple[int, str], tuple[int, int]]:
         """Read each process's ticks on a core and its last core, by pid and start time; fields of proc_pid_stat(5)."""
         found: dict[tuple[int, str], tuple[int, int]] = {}
         for name in filter(str.isdecimal, names_in(self._root) or () if self._whole_host else ()):
@@ -191,30 +196,30 @@ class CoreWatch:
 
 
 def _waited_seconds(root: Path) -> float | None:
-    """Read how many seconds threads of this process were ready but had no core; None if the kernel does not say.
+    """Read how many seconds the threads of this process were ready but had no core; None if the kernel does not say.
 
     The source is the second field of /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst).
     """
     threads = [(read_text(path) or "").split() for path in (root / "self" / "task").glob("*/schedstat")]
     times = [(int(fields[0]), int(fields[1])) for fields in threads if len(fields) > 1]
-    # If its accounting is off, the kernel writes zeros.
+    # The kernel writes zeros if its accounting is off.
     return sum(waited for _, waited in times) / 1e9 if any(ran for ran, _ in times) else None
 
 
-_BURY_SECONDS = 0.2
-_LARGEST_BYTES = 8 << 20
+_REAP_SECONDS = 0.2
+_MAX_BYTES = 8 << 20
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module in this Python; `with_home` returns the environment to run it in.
+    """The command line that runs a module in this Python; `with_package_path` returns the environment to run it in.
 
     With -P, no file in the current directory, where other users may write, can replace a module.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def with_home(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which `python -P` finds this package also in a source tree that is not installed."""
+def with_package_path(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` with a PYTHONPATH with which `python -P` finds this package, even if it is not installed."""
     home = str(Path(__file__).parents[3])
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     if home in (*paths, *sys.path[1:]) or sys.path[0] not in ("", home) or os.getcwd() != home:
@@ -222,38 +227,39 @@ def with_home(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": os.pathsep.join((*paths, home))}
 
 
-class Said(NamedTuple):
+class Result(NamedTuple):
     """The result of a command: exit code (negative: the signal that ended it), standard output and error."""
 
     code: int
-    out: bytes
-    err: str
+    stdout: bytes
+    stderr: str
 
 
-def run_bounded(
-    command: Sequence[str], end: float, given: bytes = b"", *, env: Mapping[str, str] | None = None
-) -> Said | None:
+def run_until(
+    command: Sequence[str], end: float, stdin_bytes: bytes = b"", *, env: Mapping[str, str] | None = None
+) -> Result | None:
     """Run a command until `end` (monotonic), then kill it and return None. OSError if it cannot be started.
 
-    A child that is stuck in the kernel and survives SIGKILL is left behind. `given` is the standard input, for secrets:
-    every user can list arguments.
+    A child that is stuck in the kernel and survives SIGKILL keeps running. `stdin_bytes` is the standard input. Secrets
+    are passed there, because every user can list arguments.
     """
-    out, err, into = (os.memfd_create(name) for name in ("out", "err", "in"))
+    stdout, stderr, stdin = (os.memfd_create(name) for name in ("stdout", "stderr", "stdin"))
     try:
-        os.write(into, given)
-        os.lseek(into, 0, os.SEEK_SET)
+        os.write(stdin, stdin_bytes)
+        os.lseek(stdin, 0, os.SEEK_SET)
         # Files, not pipes: a pipe does not end while children of the killed child hold it open.
-        child = subprocess.Popen(command, stdin=into, stdout=out, stderr=err, env=env)
+        child = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
         try:
             child.wait(max(0.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_BURY_SECONDS)
+                child.wait(_REAP_SECONDS)
             return None
-        return Said(child.returncode, os.pread(out, _LARGEST_BYTES, 0), os.pread(err, 4096, 0).decode(errors="replace"))
+        errors = os.pread(stderr, 4096, 0).decode(errors="replace")
+        return Result(child.returncode, os.pread(stdout, _MAX_BYTES, 0), errors)
     finally:
-        for descriptor in (out, err, into):
+        for descriptor in (stdout, stderr, stdin):
             os.close(descriptor)
 
 
@@ -261,9 +267,9 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def write_error_file(env: Mapping[str, str], sentence: str) -> None:
-    """Write the sentence to torchrun's error file, if there is torchrun. A failure to write is ignored.
+    """Write the sentence to torchrun's error file, if torchrun started this process. A failure to write is ignored.
 
-    torchrun turns every exit code but 0 into 1, and prints "traceback : <message>" for each rank. This says nothing
+    torchrun turns every exit code but 0 into 1, and prints "traceback : <message>" for each rank. The message is empty
     unless the rank wrote such a file (torch.distributed.elastic.multiprocessing.errors.ErrorHandler).
     """
     path = env.get(ERROR_FILE)
@@ -271,9 +277,9 @@ def write_error_file(env: Mapping[str, str], sentence: str) -> None:
     if not path or (os.path.exists(path) and not os.path.isfile(path)):
         return
     with contextlib.suppress(OSError):
-        # The form that torchrun can also give an exit code; without "py_callstack" it shows "message".
+        # torchrun can add the exit code to a file of this form. Without "py_callstack", it shows "message".
         message = {"message": sentence, "extraInfo": {"timestamp": str(int(time.time()))}}
-        # Write to another name and rename: torchrun may read at any moment, and fails on a file that is cut off.
+        # Write to another name and rename the file: torchrun may read at any moment, and fails on a partial file.
         descriptor, temporary = tempfile.mkstemp(prefix=".ddpdiag-", dir=os.path.dirname(path) or ".")
         try:
             with os.fdopen(descriptor, "w") as file:

@@ -1,7 +1,7 @@
 """Network adapters of this host: RDMA ports, GPUDirect RDMA, the card that a collective uses, and fault counters.
 
-The counters are those of faults: lost links, damaged frames and symbols. The kernel keeps each number in a file, and
-every counter has the kernel's name. Counters that cannot be read are left out.
+Fault counters count lost links, and damaged frames and symbols. They are read from the kernel's files, and are named
+as these files. Counters that cannot be read are omitted.
 """
 
 import os
@@ -16,25 +16,25 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.environment import nccl_files
 from ddpdiag.probes.host.kernel import PROC, read_int, read_text, sys_root
-from ddpdiag.probes.net.interfaces import bindable, chosen_address, interface_of, interfaces, source_towards, wanted
+from ddpdiag.probes.net.interfaces import chosen_address, filter_own, ifnames, interface_of, interfaces, source_towards
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
-# Files of nvidia-peermem and its predecessors, at the paths that NCCL reads (net_ib/gdr.cc).
+# Files that exist if nvidia-peermem or a predecessor is loaded, as in NCCL (net_ib/gdr.cc).
 _PEER_MEMORY = (
     "module/nvidia_peermem/version",
     "kernel/mm/memory_peers/nvidia-peermem/version",
     "kernel/mm/memory_peers/nv_mem/version",
 )
 
-# Gbit/s and lanes of "400 Gb/sec (4X NDR)".
+# Matches Gbit/s and lanes in "400 Gb/sec (4X NDR)".
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\b(?:.*\((\d+)X)?")
 
 
 class Port(Struct, frozen=True, kw_only=True):
     """A port of an RDMA adapter. `infiniband` is False for Ethernet (RoCE); `active` says that the link is up.
 
-    `bytes_per_s` is the rate in one direction, over `lanes` lanes. `link_layer`, `state` ("DOWN") and `physical_state`
-    ("Polling") are the kernel's words. None is a value that the kernel does not show.
+    `bytes_per_s` is the rate in one direction, over all `lanes`. `link_layer`, `state` ("DOWN") and `physical_state`
+    ("Polling") are the kernel's words. A value that the kernel does not show is None.
     """
 
     adapter: str
@@ -54,12 +54,12 @@ class Port(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_plugin(self) -> bool:
-        """Whether NCCL's own network skips the port (net_ib/init.cc): AWS's EFA is neither InfiniBand nor Ethernet."""
+        """Whether NCCL needs a plugin for the port: AWS's EFA is neither InfiniBand nor Ethernet (net_ib/init.cc)."""
         return self.link_layer not in ("InfiniBand", "Ethernet", None)
 
 
 def rdma_ports(sys: Path) -> tuple[Port, ...]:
-    """Read all ports that `sys` (/sys) shows; none without an RDMA driver."""
+    """Read all RDMA ports that `sys` (/sys) shows; empty without an RDMA driver."""
     ports = []
     for folder in sorted((sys / "class" / "infiniband").glob("*/ports/*")):
         layer, rate = read_text(folder / "link_layer"), _RATE.match(read_text(folder / "rate") or "")
@@ -98,15 +98,15 @@ class Card(Struct, frozen=True):
     port_bytes_per_s: float | None
 
 
-def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
-    """Find the adapter that "gloo" or "nccl" uses: RDMA ports if nccl finds some, else the interface of its address."""
+def outgoing_card(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
+    """Find the card that "gloo" or "nccl" uses: for nccl the RDMA ports, if any; else the interface of its address."""
     if library == "nccl" and nccl_variable(env, "NCCL_IB_DISABLE") in ("", "0"):
-        found = infiniband(sys, nccl_variable(env, "NCCL_IB_HCA"))
+        found = rdma_card(sys, nccl_variable(env, "NCCL_IB_HCA"))
         if found is not None:
             return found
     known = interfaces(sys) or ()
-    own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
-    address = chosen_address(library, wanted(env), own, known)
+    own = filter_own(resolve(socket.gethostname(), 0, _LOOKUP_SECONDS) or ())
+    address = chosen_address(library, ifnames(env), own, known)
     if address is None or is_loopback(address):
         return None
     interface = interface_of(address, known)
@@ -114,73 +114,74 @@ def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
 
 
 def nccl_variable(env: Mapping[str, str], name: str) -> str:
-    """The value of a variable for NCCL: the environment overrides NCCL's configuration files. Empty if it is unset."""
+    """The value of a variable for NCCL, from the environment or else from NCCL's configuration files; "" if unset."""
     files = (settings[name] for settings in nccl_files(env).values() if name in settings)
     return env[name] if name in env else next(files, "")
 
 
-def infiniband(sys: Path, rule: str = "") -> Card | None:
-    """The InfiniBand and RoCE ports that are up and that `rule`, a value of NCCL_IB_HCA, allows, as one card.
+def rdma_card(sys: Path, rule: str = "") -> Card | None:
+    """All RDMA ports that are up and that `rule` (a value of NCCL_IB_HCA) allows, as one card.
 
-    None if there is no such port, or if no port shows its speed.
+    None if there is no such port, or if none of them shows its speed.
     """
-    taken = _taken(sys, rule)
-    rates = [port.bytes_per_s for port in taken]
+    ports = _usable_ports(sys, rule)
+    rates = [port.bytes_per_s for port in ports]
     known = [rate for rate in rates if rate]
     if not known:
         return None
-    name = "+".join(dict.fromkeys(port.adapter for port in taken))
+    name = "+".join(dict.fromkeys(port.adapter for port in ports))
     if len(known) < len(rates):
         return Card(name, None, len(rates), None)
     return Card(name, sum(known), len(known), min(known))
 
 
 def nccl_ports(env: Mapping[str, str], sys: Path) -> tuple[str, ...]:
-    """Names ("mlx5_0:1") of the RDMA ports that are up and that NCCL would use; none if NCCL_IB_DISABLE is set."""
+    """The names ("mlx5_0:1") of the RDMA ports that NCCL would use; empty if NCCL_IB_DISABLE is set."""
     if nccl_variable(env, "NCCL_IB_DISABLE") not in ("", "0"):
         return ()
-    return tuple(port.name for port in _taken(sys, nccl_variable(env, "NCCL_IB_HCA")))
+    return tuple(port.name for port in _usable_ports(sys, nccl_variable(env, "NCCL_IB_HCA")))
 
 
-def _taken(sys: Path, rule: str) -> list[Port]:
-    return [port for port in rdma_ports(sys) if port.active and nccl_takes_port(rule, port.adapter, port.number)]
+def _usable_ports(sys: Path, rule: str) -> list[Port]:
+    return [port for port in rdma_ports(sys) if port.active and nccl_allows_port(rule, port.adapter, port.number)]
 
 
 class PortRule(NamedTuple):
-    """A value of NCCL_IB_HCA as NCCL reads it (net_ib/init.cc, misc/utils.cc): names, each with a port or "".
+    """A value of NCCL_IB_HCA, parsed as NCCL does (net_ib/init.cc, misc/utils.cc).
 
-    "^" excludes what follows. "=" behind it requires exact names, else names are prefixes. A word may end in ":port".
+    `words` are pairs of an adapter's name and a port ("": all ports). The rule allows the matching ports, or forbids
+    them if it `excludes` ("^" in the value). Names are prefixes, unless the rule is `exact` ("=" in the value).
     """
 
     excludes: bool
     exact: bool
     words: tuple[tuple[str, str], ...]
 
-    def fits(self, word: tuple[str, str], adapter: str, port: str) -> bool:
-        """Whether this word of the rule matches the port."""
+    def matches(self, word: tuple[str, str], adapter: str, port: str) -> bool:
+        """Whether this one of the rule's words matches the port."""
         name, number = word
         return (adapter == name if self.exact else adapter.startswith(name)) and number in ("", port)
 
 
 def port_rule(value: str) -> PortRule:
-    """Parse a value of NCCL_IB_HCA. A rail and a plane behind the port are ignored, since they select no port."""
+    """Parse a value of NCCL_IB_HCA such as "^=mlx5_0:1". A rail and a plane after the port are ignored."""
     excludes, value = value.startswith("^"), value.removeprefix("^")
     exact, value = value.startswith("="), value.removeprefix("=")
     parts = [word.split(":") for word in value.split(",")]
     return PortRule(excludes, exact, tuple((name, number[0] if number else "") for name, *number in parts if name))
 
 
-def nccl_takes_port(value: str, adapter: str, port: str) -> bool:
+def nccl_allows_port(value: str, adapter: str, port: str) -> bool:
     """Whether a value of NCCL_IB_HCA allows this port of this adapter. An empty value allows all ports."""
     rule = port_rule(value)
-    return (not rule.words or any(rule.fits(word, adapter, port) for word in rule.words)) != rule.excludes
+    return (not rule.words or any(rule.matches(word, adapter, port) for word in rule.words)) != rule.excludes
 
 
-_NAME_SECONDS = 2.0
+_LOOKUP_SECONDS = 2.0
 # Counters of an interface (Documentation/ABI/testing/sysfs-class-net, since Linux 4.16, and -net-statistics).
 _CARRIER = ("carrier_down_count",)
 _FRAMES = ("rx_crc_errors", "rx_frame_errors")
-# Counters of an RDMA port (Documentation/ABI/stable/sysfs-class-infiniband); soft RDMA has link_downed in hw_counters.
+# Counters of an RDMA port (Documentation/ABI/stable/sysfs-class-infiniband). Software RDMA has some in hw_counters.
 _COUNTERS = (
     "link_downed",
     "symbol_error",
@@ -190,32 +191,32 @@ _COUNTERS = (
     "excessive_buffer_overrun_errors",
 )
 _HW_COUNTERS = ("link_downed",)
-# RFC 4022 defines all but InCsumErrors (since Linux 3.10). OutSegs does not count segments that are sent again.
+# TCP's counters. RFC 4022 defines all but InCsumErrors (since Linux 3.10). OutSegs does not count retransmissions.
 _TCP = ("InSegs", "OutSegs", "RetransSegs", "InCsumErrors")
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PortCounters(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The counters of a network interface ("eth0") or a port of an RDMA adapter ("mlx5_0:1") since it exists.
+    """The counters of a network interface ("eth0") or of a port of an RDMA adapter ("mlx5_0:1").
 
-    `up` says that its link is up; None if the kernel does not say. `below` are the interfaces that it uses: members of
-    a bond, the card of a VLAN, the interface of a RoCE port. `taken`: NCCL would use this RDMA port.
+    `up` says that the link is up (None: the kernel does not say). `below` are the interfaces on which this one is
+    based: members of a bond, the card of a VLAN, the interface of a RoCE port. `used_by_nccl`: NCCL would use the port.
     """
 
     name: str
     rdma: bool = False
     pci: str | None = None
     up: bool | None = None
-    taken: bool = False
+    used_by_nccl: bool = False
     below: tuple[str, ...] = ()
     counters: dict[str, int] = {}
 
 
-class NetworkLook(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The network ports of one host at one moment (`seconds` of the host's monotonic clock).
+class NetworkReading(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One reading of a host's network ports, at the time `seconds` of the host's monotonic clock.
 
-    `route` is the interface that leads to the other hosts (None: no route, or one host only). `tcp` holds TCP's
-    counters for all connections of this network namespace.
+    `route` is the interface that leads to the other hosts (None: no route, or a single host). `tcp` contains the
+    counters of all TCP connections of this network namespace.
     """
 
     seconds: float
@@ -224,24 +225,25 @@ class NetworkLook(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tcp: dict[str, int] = {}
 
 
-def network_look(towards: str | None, env: Mapping[str, str], step: Callable[[str], None]) -> NetworkLook:
-    """Read the counters of RDMA ports and, with other hosts (one at `towards`; empty: unknown), of interfaces and TCP.
+def read_network(peer_address: str | None, env: Mapping[str, str], step: Callable[[str], None]) -> NetworkReading:
+    """Read the counters of RDMA ports and, unless `peer_address` is None (a single host), of interfaces and TCP.
 
-    Interfaces are read if they have an address, or are below such an interface or below an RDMA port.
+    `peer_address` is that of another host ("": not known). Interfaces are read if they have an address, or are below
+    such an interface or below an RDMA port.
     """
     sys = sys_root(env)
     step("RDMA ports")
     rdma = tuple(rdma_counters(sys, nccl_ports(env, sys)))
     names = [name for port in rdma for name in port.below]
     now, route, tcp = time.monotonic(), None, dict[str, int]()
-    if towards is not None:
+    if peer_address is not None:
         step("interfaces")
         known = interfaces(sys) or ()
-        route = interface_of(source_towards([towards] if towards else []), known)
+        route = interface_of(source_towards([peer_address] if peer_address else []), known)
         names += [interface.name for interface in known if interface.addresses and interface.name != "lo"]
         tcp = tcp_counters(read_text(PROC / "net" / "snmp") or "")
     indices = {name: index for index, name in socket.if_nameindex()}
-    return NetworkLook(
+    return NetworkReading(
         seconds=now,
         ports=(*rdma, *interface_counters(sys, names, indices)),
         route=route.name if route is not None else None,
@@ -249,8 +251,8 @@ def network_look(towards: str | None, env: Mapping[str, str], step: Callable[[st
     )
 
 
-def rdma_counters(sys: Path, taken: Iterable[str]) -> Iterator[PortCounters]:
-    """Read the counters of every RDMA port that `sys` shows; `taken` are the names of those that NCCL would use."""
+def rdma_counters(sys: Path, nccl_names: Iterable[str]) -> Iterator[PortCounters]:
+    """Yield the counters of every RDMA port that `sys` shows. `nccl_names` are those that NCCL would use."""
     for port in rdma_ports(sys):
         device = sys / "class" / "infiniband" / port.adapter
         folder = device / "ports" / port.number
@@ -259,16 +261,17 @@ def rdma_counters(sys: Path, taken: Iterable[str]) -> Iterator[PortCounters]:
             rdma=True,
             pci=pci_of(device),
             up=port.active,
-            taken=port.name in taken,
+            used_by_nccl=port.name in nccl_names,
             below=_names(device / "device" / "net", "*"),
-            counters=_numbers(folder / "hw_counters", _HW_COUNTERS) | _numbers(folder / "counters", _COUNTERS),
+            counters=_read_numbers(folder / "hw_counters", _HW_COUNTERS)
+            | _read_numbers(folder / "counters", _COUNTERS),
         )
 
 
 def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, int]) -> Iterator[PortCounters]:
-    """Read the counters of these interfaces and of all interfaces below them, each once.
+    """Yield the counters of these interfaces and of all interfaces below them, each once.
 
-    `indices` are the kernel's numbers of the interfaces of this network namespace: /sys may show those of another one.
+    `indices` are the interfaces' numbers in this network namespace: /sys may show another one, which is skipped.
     """
     todo, done = list(names), set()
     while todo:
@@ -279,26 +282,26 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
         done.add(name)
         below = _names(folder, "lower_*", "lower_")
         todo += below
-        carrier = read_int(folder / "carrier")  # not readable if the interface was set down
+        carrier = read_int(folder / "carrier")  # not readable if an administrator has disabled the interface
         is_down = carrier is None and read_text(folder / "operstate") == "down"
         yield PortCounters(
             name=name,
             pci=pci_of(folder),
             up=False if is_down else None if carrier is None else carrier == 1,
             below=below,
-            counters=_numbers(folder, _CARRIER) | _numbers(folder / "statistics", _FRAMES),
+            counters=_read_numbers(folder, _CARRIER) | _read_numbers(folder / "statistics", _FRAMES),
         )
 
 
 def tcp_counters(snmp: str) -> dict[str, int]:
-    """Parse TCP's counters in /proc/net/snmp, which has one line of names and one line of numbers."""
+    """Parse TCP's counters in the text of /proc/net/snmp, which has one line of names and one line of numbers."""
     names, *numbers = [line.split()[1:] for line in snmp.splitlines() if line.startswith("Tcp:")] or [[]]
     found = dict(zip(names, *numbers[:1], strict=False)) if numbers else {}
     return {name: int(found[name]) for name in _TCP if found.get(name, "").isdecimal()}
 
 
-def _numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Read the numbers in the named files, without those that hold none ("N/A (no PMA)": the port does not count)."""
+def _read_numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Read the numbers in the named files. Files without a number, such as "N/A (no PMA)", are omitted."""
     found = {name: read_int(folder / name) for name in names}
     return {name: number for name, number in found.items() if number is not None}
 
@@ -308,6 +311,6 @@ def _names(folder: Path, pattern: str, prefix: str = "") -> tuple[str, ...]:
 
 
 def pci_of(device: Path) -> str | None:
-    """Find the PCI function that a device belongs to; None for a device that is made of software."""
+    """Find the address of a device's PCI function; None for a device in software."""
     parts = os.path.realpath(device / "device").split("/") if (device / "device").exists() else []
     return next((part for part in reversed(parts) if _PCI_ADDRESS.fullmatch(part)), None)

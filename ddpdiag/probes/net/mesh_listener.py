@@ -1,10 +1,13 @@
 """The protocol by which two hosts of the mesh measure the path between them, and the listener of a host.
 
-It uses a plain TCP connection in one direction. The caller sends requests, each a letter and a number:
-- hello: the caller's number in the group, then the listener's token -> a byte. A wrong token ends the connection.
-- data: a number of bytes, then the bytes -> a byte when all have arrived.
-- turn: the most milliseconds to wait until the listener's host is free -> granted or busy.
-- end of the turn, and bye: no answer.
+The host that measures, the caller, connects to the listener of the other host by TCP. The caller sends requests, each a
+letter and a number, and the listener answers:
+- hello: the number is the caller's in the group; the listener's token follows. The answer is DONE. A wrong token ends
+  the connection.
+- data: the number of bytes; the bytes follow. The answer is DONE, when all bytes have arrived.
+- turn: the longest time, in milliseconds, to wait for the turn of the listener's host, a lock. The answer is GRANTED or
+  BUSY.
+- end (releases the turn) and bye: no answer.
 """
 
 import contextlib
@@ -17,19 +20,20 @@ import time
 from collections.abc import Iterable
 from enum import Enum
 
-from ddpdiag.probes.net.tcp_connect import listen, polled
+from ddpdiag.probes.net.tcp_connect import listen, poll_socket
 
 REQUEST = struct.Struct("!cI")
 TOKEN_BYTES = 16
 KIB = 1 << 10
 MIB = 1 << 20
-# The sizes: one that fits a packet, one that needs many (which shows a smaller MTU on the path), one for the rate.
-SMALL = (KIB, 64 * KIB)
-LARGE = 16 * MIB
+# The sizes of messages in bytes: one that fits into a packet, one that needs many (which fail if the path has a smaller
+# MTU), and one for the rate.
+SMALL_SIZES = (KIB, 64 * KIB)
+LARGE_SIZE = 16 * MIB
 
-# TCP repeats a SYN after 1 s and after 3 s, so this time tolerates one lost SYN.
+# TCP repeats a SYN after 1 s and after 3 s, so a connect with this time limit tolerates one lost SYN.
 CONNECT_SECONDS = 2.0
-# TCP sends its third retransmission at most 1.4 s after the first loss (RTO 0.2 s, doubled each time).
+# The longest time without progress. TCP's third retransmission is at most 1.4 s after a loss (RTO 0.2 s, then doubled).
 STALL_SECONDS = 2.0
 
 
@@ -49,16 +53,16 @@ BUSY = b"w"
 
 
 def request(kind: Request, number: int = 0) -> bytes:
-    """Encode a request as bytes."""
+    """Encode a request."""
     return REQUEST.pack(kind.value, number)
 
 
 def receive(sock: socket.socket, count: int, seconds: float) -> bytes:
-    """Receive exactly `count` bytes. TimeoutError after `seconds`, ConnectionError if the peer hangs up."""
+    """Receive exactly `count` bytes. TimeoutError after `seconds`, ConnectionError if the peer closes it."""
     end = time.monotonic() + seconds
     parts = b""
     while len(parts) < count:
-        if not polled(sock, select.POLLIN, end - time.monotonic()):
+        if not poll_socket(sock, select.POLLIN, end - time.monotonic()):
             raise TimeoutError(f"nothing for {seconds:.1f} s")
         part = sock.recv(count - len(parts))
         if not part:
@@ -70,7 +74,7 @@ def receive(sock: socket.socket, count: int, seconds: float) -> bytes:
 class Listener:
     """Listens on the first free port of `ports` (0: any port) until `end` (monotonic); OSError if none is free.
 
-    `turn` is the lock of this host: while it is held, no other transfer of this run uses the host.
+    `turn` is a lock: its holder alone may send over the network of this host.
     """
 
     def __init__(self, ports: Iterable[int], turn: threading.Lock, end: float) -> None:
@@ -79,21 +83,21 @@ class Listener:
         self._end = end
         self._server = _listen(ports)
         self.port = int(self._server.getsockname()[1])
-        self._change = threading.Condition()
-        self._came: set[int] = set()
-        self._gone: set[int] = set()
+        self._changed = threading.Condition()
+        self._connected: set[int] = set()
+        self._finished: set[int] = set()
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def wait(self, callers: int, late: float) -> None:
-        """Wait until all callers have finished; after `late` (monotonic) only for those that have connected."""
-        with self._change:
-            while len(self._gone) < callers and (now := time.monotonic()) < self._end:
-                if now >= late and self._gone == self._came:
+        """Wait until all `callers` have finished; after `late` (monotonic) only for those that have connected."""
+        with self._changed:
+            while len(self._finished) < callers and (now := time.monotonic()) < self._end:
+                if now >= late and self._finished == self._connected:
                     return
-                self._change.wait(min(0.1 if now >= late else late - now, self._end - now))
+                self._changed.wait(min(0.1 if now >= late else late - now, self._end - now))
 
     def close(self) -> None:
-        """Stop listening. Open connections end when their callers close them."""
+        """Stop listening. Open connections stay open until their callers close them."""
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._server.close()
@@ -115,25 +119,25 @@ class Listener:
             if kind == Request.HELLO.value and receive(sock, TOKEN_BYTES, STALL_SECONDS) == self.token.encode():
                 sock.sendall(DONE)
                 caller = int(number)
-                self._note(self._came, caller)
-                self._answer(sock)
+                self._add(self._connected, caller)
+                self._answer_requests(sock)
         if caller is not None:
-            self._note(self._gone, caller)
+            self._add(self._finished, caller)
 
-    def _note(self, callers: set[int], caller: int) -> None:
-        with self._change:
+    def _add(self, callers: set[int], caller: int) -> None:
+        with self._changed:
             callers.add(caller)
-            self._change.notify()
+            self._changed.notify()
 
-    def _answer(self, sock: socket.socket) -> None:
-        """Answer requests until the caller sends bye or closes the connection."""
+    def _answer_requests(self, sock: socket.socket) -> None:
+        """Answer requests until the caller sends bye. OSError if the caller closes the connection without a bye."""
         held = False
         try:
             while True:
                 kind, number = REQUEST.unpack(receive(sock, REQUEST.size, self._end - time.monotonic()))
                 match Request(kind):
                     case Request.DATA:
-                        _swallow(sock, number)
+                        _discard(sock, number)
                     case Request.TURN:
                         held = held or self._turn.acquire(timeout=min(number / 1000, 10.0))
                         sock.sendall(GRANTED if held else BUSY)
@@ -157,9 +161,9 @@ def _listen(ports: Iterable[int]) -> socket.socket:
     raise error or OSError("no port to listen on")
 
 
-def _swallow(sock: socket.socket, count: int) -> None:
-    """Receive and discard `count` bytes, then send DONE. OSError if the peer stops in between."""
-    if count > LARGE:
+def _discard(sock: socket.socket, count: int) -> None:
+    """Receive and discard `count` bytes, then send DONE. OSError if the caller stops before."""
+    if count > LARGE_SIZE:
         raise ConnectionAbortedError(f"{count} bytes are more than any caller sends")
     buffer = bytearray(min(count, MIB))
     sock.settimeout(2 * STALL_SECONDS)

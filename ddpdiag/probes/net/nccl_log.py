@@ -1,8 +1,8 @@
-"""NCCL's own log (NCCL_DEBUG=INFO): the path to each peer, NVLS, settings and warnings.
+"""Parse NCCL's own log (NCCL_DEBUG=INFO): the path to each peer, NVLS (NVLink SHARP), settings and warnings.
 
-The patterns fit NCCL 2.12 to 2.30 (init.cc, net.cc, and transport/p2p.cc, shm.cc, net.cc, net_ib.cc, net_socket.cc,
-nvls.cc). The lines are written for people and change between versions. A line in another form is ignored, and a value
-that no line shows is None.
+The patterns match the lines of NCCL 2.12 to 2.30 (init.cc, net.cc, and transport/p2p.cc, shm.cc, net.cc, net_ib.cc,
+net_socket.cc, nvls.cc). The lines are written for people and change between versions. A line in another form is
+ignored, and a value that no line shows is None or empty.
 """
 
 import re
@@ -13,22 +13,22 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.environment import is_recorded
 
-# Only the start of a log is read, since it holds the initialisation.
+# Only the start of a log is read, because it contains the initialisation.
 MAX_BYTES = 4 << 20
-_MOST_LINES = 8
-_MOST_CHARACTERS = 200
+_MAX_LINES = 8
+_MAX_CHARACTERS = 200
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*)")
-# "Channel 02 : 0[1000] -> 1[2000]" up to 2.12, and for SHM in all; else "Channel 02/0 : 0[0] -> 1[1] [send] via ...".
+# "Channel 02/0 : 0[0] -> 1[1] [send] via ..."; up to NCCL 2.12, and for SHM, "Channel 02 : 0[1000] -> 1[2000] ...".
 _CHANNEL = re.compile(
     r"Channel \d+(?:/\d+)? : (\d{1,9})\[[0-9a-f]+\] -> (\d{1,9})\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
 )
-# The name of a plugin may hold a space ("AWS Libfabric"); "(5)" is the rank whose NIC is used (PXN).
+# The name of a plugin may contain a space ("AWS Libfabric"). "(5)" is the rank whose NIC is used (PXN).
 _NET = re.compile(r"NET/([^/]+)/(\d{1,9})(?:\(\d+\))?(/.*)?")
 _SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?")
 _SOCKETS = re.compile(r"NET/Socket : Using (.*)")
 _NVLS_CHANNELS = re.compile(r"\d+ coll channels, (?:\d+ collnet channels, )?(\d{1,9}) nvls channels")
 # Lines that explain a choice of NCCL.
-_NOTES = (
+_EXPLAINING_LINES = (
     "NET/IB : No device found",
     "NET/IB : No IP interface found",
     "Count not open",  # sic: libibverbs.so
@@ -40,10 +40,10 @@ _NOTES = (
 
 
 class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The path from rank `source` to rank `target`. `kind` is P2P, SHM or NET.
+    """The path from rank `source` to rank `target`. `kind` is "P2P", "SHM" or "NET".
 
     `name` is the network ("IB", "Socket") or the variant ("CUMEM", "IPC", "direct"). `gdr` says that the NIC accesses
-    the GPU's memory directly (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs.
+    the GPU's memory directly (GPUDirect RDMA). `devices` are the NICs, as NCCL numbers them.
     """
 
     source: int
@@ -59,11 +59,11 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "/".join(filter(None, (self.kind, self.name, "GDRDMA" if self.gdr else "")))
 
 
-class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NcclLog(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of one rank's log.
 
-    `sockets` are names of interfaces. NVLink SHARP is used if `nvls_channels` is above 0. `settings` are the variables
-    that NCCL used, `notes` lines that explain its choices, and `warnings` its warnings.
+    `sockets` are the names of the interfaces that NCCL uses. NVLink SHARP is used if `nvls_channels` is above 0.
+    `settings` are the variables that NCCL read, `notes` the lines that explain a choice of NCCL.
     """
 
     sockets: tuple[str, ...] = ()
@@ -74,38 +74,38 @@ class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
 
 
-def read_log(path: Path) -> Log | None:
-    """Read the log in a file; None if the file has no line of NCCL in a known form."""
+def read_log(path: Path) -> NcclLog | None:
+    """Read a log file; None if it cannot be read, or has no line in a known form."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES).decode(errors="replace")
     except OSError:
         return None
-    log = parse(text)
-    return log if log != Log() else None
+    log = parse_log(text)
+    return log if log != NcclLog() else None
 
 
-def parse(text: str) -> Log:
-    """Parse the lines of a log. Unknown lines are ignored, and no error is raised."""
+def parse_log(text: str) -> NcclLog:
+    """Parse the text of a log. Unknown lines are ignored."""
     found = [(match[1], match[2].strip()) for line in text.split("\n") if (match := _LINE.search(line))]
     lines = [message for _, message in found]
     sockets = next((match[1] for line in lines if (match := _SOCKETS.match(line))), "")
-    return Log(
+    return NcclLog(
         sockets=tuple(dict.fromkeys(re.findall(r"\[\d+\]([^\s:]+):", sockets))),
         hops=_hops(lines),
         nvls_channels=next((int(match[1]) for line in lines if (match := _NVLS_CHANNELS.match(line))), None),
         settings=_settings(lines),
-        notes=_some(line for line in lines if line.startswith(_NOTES)),
-        warnings=_some(message for level, message in found if level == "WARN"),
+        notes=_distinct(line for line in lines if line.startswith(_EXPLAINING_LINES)),
+        warnings=_distinct(message for level, message in found if level == "WARN"),
     )
 
 
-def _some(messages: Iterator[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(message[:_MOST_CHARACTERS] for message in messages))[:_MOST_LINES]
+def _distinct(messages: Iterator[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(message[:_MAX_CHARACTERS] for message in messages))[:_MAX_LINES]
 
 
 def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
-    # Devices by source, target, kind, name and whether it is GPUDirect RDMA.
+    # The devices of each path: a path has many channels, each with a line and a device.
     hops: dict[tuple[int, int, str, str, bool], set[int]] = {}
     for match in filter(None, map(_CHANNEL.match, lines)):
         net = _NET.match(match[3])
@@ -122,6 +122,6 @@ def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
 
 def _settings(lines: Sequence[str]) -> dict[str, str]:
     found = (match for line in lines if (match := _SETTING.fullmatch(line)))
-    # The settings of the log itself (NCCL_DEBUG...) are left out.
-    known = {row[1]: row[2][:_MOST_CHARACTERS] for row in found if is_recorded(row[1])}
+    # The settings of the log itself (NCCL_DEBUG...) are omitted.
+    known = {row[1]: row[2][:_MAX_CHARACTERS] for row in found if is_recorded(row[1])}
     return {name: value for name, value in sorted(known.items()) if not name.startswith("NCCL_DEBUG")}

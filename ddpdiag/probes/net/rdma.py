@@ -1,6 +1,6 @@
-"""RDMA adapters of this host as /sys shows them: model, firmware, PCI address and GIDs.
+"""RDMA adapters of this host as /sys shows them: model, firmware, PCI address, and the GIDs (addresses) of their ports.
 
-State and rate of a port's link are read in `adapters.py`. None is a value that cannot be read.
+State and rate of a port's link are read in `adapters.py`. A value that cannot be read is None.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from ddpdiag.probes.gpu.visibility import nvidia_functions
 from ddpdiag.probes.host.kernel import names_in, read_text
 from ddpdiag.probes.net.adapters import Port, nccl_variable, pci_of
 
-# Variables of NCCL that decide which ports and GIDs it takes (net_ib/init.cc, net_ib/connect.cc).
-_CHOOSING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX")
+# The variables by which NCCL selects ports and GIDs (net_ib/init.cc, net_ib/connect.cc).
+_SELECTING_VARIABLES = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX")
 ROCE_V2 = "RoCE v2"
-_LINK_LOCAL = ipaddress.IPv6Network("fe80::/64")  # as NCCL has it (linkLocalGid in net_ib/connect.cc)
+_LINK_LOCAL = ipaddress.IPv6Network("fe80::/64")  # as in NCCL (linkLocalGid in net_ib/connect.cc)
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
 class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An RDMA adapter. `model` is its chip ("MT4129"), `board` the card that carries it ("MT_0000000838").
 
-    `kind` is the kernel's node type: "CA", or "RNIC" for iWARP. `virtual` says that this is a virtual function, whose
-    physical function is on the same host. `pci` is None for an adapter that is made of software.
+    `kind` is the kernel's node type: "CA", or "RNIC" for iWARP. `virtual` says that the adapter is a virtual function,
+    and that its physical function is on the same host. `pci` is None for an adapter in software.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Gid(Struct, frozen=True, array_like=True):
-    """An address of a RoCE port: its index in the port's table, and its type ("RoCE v2"; None: not shown).
+    """An address of a RoCE port, the address's index in the port's table, and its type ("RoCE v2"; None: not known).
 
-    A GID is recorded as a list in this order, so new fields come last.
+    A GID is recorded as a list of its fields, so new fields must be added at the end.
     """
 
     index: int
@@ -49,14 +49,14 @@ class Gid(Struct, frozen=True, array_like=True):
 
     @property
     def is_routed(self) -> bool:
-        """Whether the GID leads beyond its link: RoCE v2 with an IPv4 ("::ffff:") or IPv6 address of the interface."""
+        """Whether packets with this GID can be routed: RoCE v2, and an address that is not link-local."""
         with contextlib.suppress(ValueError):
             return self.kind == ROCE_V2 and ipaddress.IPv6Address(self.address) not in _LINK_LOCAL
         return False
 
 
 def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
-    """Read all adapters that `sys` (/sys) shows: none without an RDMA driver, None if /sys/class cannot be listed."""
+    """Read all adapters that `sys` (/sys) shows; empty without an RDMA driver, None if /sys/class cannot be listed."""
     if names_in(sys / "class") is None:
         return None
     adapters = []
@@ -76,7 +76,7 @@ def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
 
 
 def roce_gids(sys: Path, port: Port) -> tuple[Gid, ...]:
-    """Read the GIDs of a port, without empty entries. The kernel keeps up to 256, most of them empty."""
+    """Read the GIDs of a port, without empty entries. The kernel's table has up to 256 entries."""
     folder = sys / "class" / "infiniband" / port.adapter / "ports" / port.number
     numbers = sorted(int(name) for name in names_in(folder / "gids") or () if name.isdecimal())
     known = ((number, read_text(folder / "gids" / str(number)) or _NO_GID) for number in numbers)
@@ -87,12 +87,12 @@ def roce_gids(sys: Path, port: Port) -> tuple[Gid, ...]:
     )
 
 
-def gpu_models(sys: Path) -> tuple[str, ...]:
-    """The PCI device numbers of NVIDIA's GPUs ("0x2330"), in bus order; "" for a GPU that does not show it."""
+def gpu_device_ids(sys: Path) -> tuple[str, ...]:
+    """Read the PCI device ids ("0x2330") of the NVIDIA GPUs, in bus order; "" if an id is not readable."""
     devices = sys / "bus" / "pci" / "devices"
     return tuple(read_text(devices / function.address / "device") or "" for function in nvidia_functions(sys) or ())
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that decide which ports NCCL uses, with the values that NCCL would read."""
-    return {name: value for name in _CHOOSING if (value := nccl_variable(env, name))}
+    """The variables by which NCCL selects ports and GIDs, with the values that NCCL would read."""
+    return {name: value for name in _SELECTING_VARIABLES if (value := nccl_variable(env, name))}

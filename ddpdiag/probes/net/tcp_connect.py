@@ -1,7 +1,7 @@
-"""TCP from this host: look-ups of names, connects, and this run's listener. Each call has a time limit.
+"""TCP from this host: name look-ups, connects, and the listener that tests a port. Each call has a time limit.
 
-torch raises the same exception for an unknown name, a closed port and a firewall that drops packets. A connect without
-torch distinguishes them.
+torch raises the same exception for an unknown name, a closed port and a firewall that drops packets. The functions of
+this module distinguish these causes.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ T = TypeVar("T")
 
 
 class Reach(Enum):
-    """The results of a connect, from the best to the worst evidence that the host exists."""
+    """The result of a connect. The first member is the best evidence that the host exists, the last the worst."""
 
     ACCEPTED = "accepted"
-    REFUSED = "refused"  # the host is there, no process listens
+    REFUSED = "refused"  # the host exists, but no process listens on the port
     DROPPED = "dropped"  # no answer at all: a firewall, a full backlog, or a host that is down
-    UNREACHABLE = "unreachable"  # no route, or something on the way says that there is no such host
-    UNKNOWN_NAME = "unknown name"  # the resolver says that there is no such name
+    UNREACHABLE = "unreachable"  # no route, or a router reports that there is no such host
+    UNKNOWN_NAME = "unknown name"  # the resolver reports that there is no such name
     SLOW_NAME = "slow name"  # the resolver did not answer in time
 
 
 # The result by the errno of a connect; any other errno is UNREACHABLE.
-_MEANINGS = {
+_REACH_BY_ERRNO = {
     0: Reach.ACCEPTED,
     errno.ECONNREFUSED: Reach.REFUSED,
     errno.ECONNRESET: Reach.REFUSED,
@@ -45,8 +45,8 @@ _MEANINGS = {
 }
 
 
-class Reached(Struct, frozen=True, kw_only=True):
-    """The result of `reach`: the tried `address`, and in `source` the local address of an accepted connection."""
+class Attempt(Struct, frozen=True, kw_only=True):
+    """The result of an attempt to connect to `address`. `source` is the local address of an accepted connection."""
 
     reach: Reach
     address: str | None = None
@@ -55,9 +55,9 @@ class Reached(Struct, frozen=True, kw_only=True):
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T | None:
-    """Call `ask` (the resolver, which has no time-out) in a thread; None if it does not return within `seconds`.
+    """Call `ask` in a thread, and return its result; None if it does not return within `seconds`.
 
-    A thread that never returns ends with the process.
+    Look-ups of names have no time-out of their own. A thread that never returns ends with the process.
     """
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(ask()), name="resolver", daemon=True)
@@ -67,7 +67,7 @@ def answer_within(seconds: float, ask: Callable[[], T]) -> T | None:
 
 
 def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
-    """Look up a name's numeric addresses, in the resolver's order; empty if it is unknown, None after a time-out."""
+    """Look up the numeric addresses of a host, in the resolver's order; empty for unknown names, None if too slow."""
 
     def look_up() -> tuple[str, ...]:
         try:
@@ -79,21 +79,24 @@ def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
     return answer_within(seconds, look_up)
 
 
-def reach(host: str, port: int, seconds: float) -> Reached:
-    """Connect to `host` within `seconds`, and close the connection. Of several addresses the best result counts."""
-    reached, sock = dial(host, port, seconds)
+def try_connect(host: str, port: int, seconds: float) -> Attempt:
+    """Connect to `host` within `seconds`, and close the connection. See `connect`."""
+    reached, sock = connect(host, port, seconds)
     if sock is not None:
         sock.close()
     return reached
 
 
-def dial(host: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
-    """Connect to `host` within `seconds`. Returns the result, and the connection in blocking mode if there is one."""
+def connect(host: str, port: int, seconds: float) -> tuple[Attempt, socket.socket | None]:
+    """Connect to the first address of `host` that accepts. Returns the result, and the connection in blocking mode.
+
+    If no address accepts within `seconds` in all, returns the best result, and None.
+    """
     start = time.monotonic()
     addresses = resolve(host, port, seconds)
     if addresses is None:
-        return Reached(reach=Reach.SLOW_NAME, seconds=time.monotonic() - start), None
-    attempts: list[Reached] = []
+        return Attempt(reach=Reach.SLOW_NAME, seconds=time.monotonic() - start), None
+    attempts: list[Attempt] = []
     for index, address in enumerate(addresses):
         left = seconds - (time.monotonic() - start)
         attempt, sock = _connect(address, port, left / (len(addresses) - index))
@@ -101,30 +104,30 @@ def dial(host: str, port: int, seconds: float) -> tuple[Reached, socket.socket |
             return structs.replace(attempt, seconds=time.monotonic() - start), sock
         attempts.append(attempt)
     order = list(Reach)
-    best = min(attempts, key=lambda attempt: order.index(attempt.reach), default=Reached(reach=Reach.UNKNOWN_NAME))
+    best = min(attempts, key=lambda attempt: order.index(attempt.reach), default=Attempt(reach=Reach.UNKNOWN_NAME))
     return structs.replace(best, seconds=time.monotonic() - start), None
 
 
-def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.socket | None]:
-    """Connect to one numeric address."""
+def _connect(address: str, port: int, seconds: float) -> tuple[Attempt, socket.socket | None]:
+    """Connect to one numeric address. Returns the result and the connection, as `connect` does."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:  # no IPv6 here, or too many open files
-        return Reached(reach=_MEANINGS.get(error.errno or errno.EIO, Reach.UNREACHABLE), address=address), None
+        return Attempt(reach=_REACH_BY_ERRNO.get(error.errno or errno.EIO, Reach.UNREACHABLE), address=address), None
     try:
         sock.setblocking(False)
         code = sock.connect_ex((address, port))
         if code == errno.EINPROGRESS:
-            is_over = polled(sock, select.POLLOUT, seconds)
+            is_over = poll_socket(sock, select.POLLOUT, seconds)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else errno.ETIMEDOUT
-        # A connect to a free ephemeral port of this host can reach its own socket: no process listens there.
+        # A connect to a free ephemeral port of this host can connect the socket to itself, although no process listens.
         if code == 0 and sock.getsockname() == sock.getpeername():
             code = errno.ECONNREFUSED
         source = str(sock.getsockname()[0]) if code == 0 else None
     except OSError as error:
         code, source = error.errno or errno.EIO, None
-    reached = Reached(reach=_MEANINGS.get(code, Reach.UNREACHABLE), address=address, source=source)
+    reached = Attempt(reach=_REACH_BY_ERRNO.get(code, Reach.UNREACHABLE), address=address, source=source)
     if code == 0:
         sock.setblocking(True)
         return reached, sock
@@ -132,8 +135,8 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
     return reached, None
 
 
-def polled(sock: socket.socket, events: int, seconds: float) -> int:
-    """Poll the socket for `events` up to `seconds`; the events that it has, 0 if none."""
+def poll_socket(sock: socket.socket, events: int, seconds: float) -> int:
+    """Wait up to `seconds` for one of `events` on the socket. Returns the bits of the events that occurred, or 0."""
     poll = select.poll()  # not select: it fails on descriptors over 1023
     poll.register(sock, events)
     return next((seen for _, seen in poll.poll(max(seconds, 0.0) * 1000)), 0)
@@ -147,7 +150,7 @@ def is_loopback(address: str) -> bool:
 
 
 def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
-    """Find the first of `ports` (0: any) on which no process listens now. The caller must bind it soon, or may lose it.
+    """Find the first of `ports` (0: any) on which no process listens. Another process may bind the port at any time.
 
     OSError (from bind) if none is free.
     """
@@ -166,38 +169,38 @@ def free_port(host: str = "", ports: Iterable[int] = (0,)) -> int:
 
 
 def allowed_ports(options: RunOptions) -> tuple[int, ...]:
-    """The ports on which a store may listen: 0 for any, or the range of `--port-range` for sites with a firewall."""
+    """The ports on which torch's store may listen: those of `--port-range` (at sites with firewalls), or 0 for any."""
     low, _, high = (options.port_range or "").partition("-")
     return tuple(range(int(low), int(high) + 1)) if low and high else (0,)
 
 
-# After one port has accepted, wait this long for others to accept, since the caller may prefer another port.
-_TOGETHER_SECONDS = 0.05
+# After one port has accepted, the other ports get this much more time, since the caller may prefer one of them.
+_MORE_PORTS_SECONDS = 0.05
 
 
-def reach_any(address: str, ports: Sequence[int], seconds: float) -> dict[int, Reached]:
-    """Connect to each port of a numeric address at once. Returns the results in the order of `ports`.
+def try_ports(address: str, ports: Sequence[int], seconds: float) -> dict[int, Attempt]:
+    """Connect to all ports of a numeric address at once. Returns the result of each port, in the order of `ports`.
 
-    It returns when all ports have answered, or soon after one has accepted. A port without an answer counts as dropped.
+    It returns when all ports have a result, or soon after one has accepted. A port without a result counts as dropped.
     """
     if not ports:
         return {}
     pool = ThreadPoolExecutor(len(ports))
-    attempts = {pool.submit(reach, address, port, seconds): port for port in ports}
+    attempts = {pool.submit(try_connect, address, port, seconds): port for port in ports}
     pool.shutdown(wait=False)
-    end = time.monotonic() + seconds + _TOGETHER_SECONDS
+    end = time.monotonic() + seconds + _MORE_PORTS_SECONDS
     waiting = set(attempts)
     while waiting and time.monotonic() < end:
         done, waiting = wait(waiting, timeout=max(0.0, end - time.monotonic()), return_when=FIRST_COMPLETED)
         if any(attempt.result().reach is Reach.ACCEPTED for attempt in done):
-            end = min(end, time.monotonic() + _TOGETHER_SECONDS)
-    silent = Reached(reach=Reach.DROPPED, address=address, seconds=seconds)
+            end = min(end, time.monotonic() + _MORE_PORTS_SECONDS)
+    silent = Attempt(reach=Reach.DROPPED, address=address, seconds=seconds)
     return {port: attempt.result() if attempt.done() else silent for attempt, port in attempts.items()}
 
 
-def answers(address: str, ports: Sequence[int], seconds: float) -> bool:
-    """Connect to the ports: whether the host's kernel answers at all, by accepting or refusing a connection."""
-    return any(entry.reach in (Reach.ACCEPTED, Reach.REFUSED) for entry in reach_any(address, ports, seconds).values())
+def responds(address: str, ports: Sequence[int], seconds: float) -> bool:
+    """Whether the host accepts or refuses a connect to any of the ports, which shows that its kernel is running."""
+    return any(entry.reach in (Reach.ACCEPTED, Reach.REFUSED) for entry in try_ports(address, ports, seconds).values())
 
 
 # Fields of struct tcp_info in <linux/tcp.h>: total_retrans, bytes_acked, segs_out; the last one came with Linux 4.2.
@@ -205,7 +208,7 @@ _TCP_INFO = struct.Struct("=100xI16xQ8xI")
 
 
 class TcpInfo(Struct, frozen=True):
-    """Bytes that the peer's kernel acknowledged, segments sent, and how many of these were sent again."""
+    """A connection's bytes that the peer's kernel has acknowledged, sent segments, and retransmitted segments."""
 
     acknowledged_bytes: int
     segments: int
@@ -224,41 +227,41 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
     return TcpInfo(acknowledged_bytes, segments, retransmitted)
 
 
-_MAX_WORD = 64
-# A host sends its name at once; a port scanner may send nothing.
-_VISIT_SECONDS = 1.0
-# At most this many visitors may be silent at a time. Then the oldest is closed; it got the word when it connected.
-_MOST_SILENT = 256
+_MAX_NAME_BYTES = 64
+# A host of this run sends its name at once. Another visitor, such as a port scanner, is closed after this time.
+_SILENCE_SECONDS = 1.0
+# At most this many visitors may be silent at a time. Above, the oldest is closed. It has already received the word.
+_MAX_SILENT = 256
 
 
-class PortAnswer(Struct, frozen=True, kw_only=True):
-    """The result of `check_port`. `ours`: this run's listener answered (None: no connection, or no answer expected)."""
+class PortCheckResult(Struct, frozen=True, kw_only=True):
+    """The result of `check_port`. `listener_answered` is None without a connection, and if no word was expected."""
 
-    reached: Reached
-    ours: bool | None = None
+    reached: Attempt
+    listener_answered: bool | None = None
 
 
 class PortListener:
-    """Listens as a job's store would: on all addresses, also of IPv6 if the host has it; OSError if it cannot.
+    """Listens on a port as the store of a job would: on all IPv4 and IPv6 addresses. OSError if the port is not free.
 
-    It sends `word` to every visitor at once, and reads the visitor's name; only names that are `expected` count. It
-    serves all visitors at once, so that a silent visitor does not delay others.
+    It sends `word` to every visitor, and reads the visitor's name, until all `expected` names have been received. A
+    silent visitor does not delay other visitors.
     """
 
     def __init__(self, port: int, word: str, expected: Collection[str]) -> None:
         self._word = word.encode()
         self._missing = set(expected)
-        self._all_came = threading.Event()
+        self._all_connected = threading.Event()
         self._server = listen(port)
         self._server.setblocking(False)
-        self._silent: dict[socket.socket, float] = {}  # connection time of each, the oldest first
+        self._silent: dict[socket.socket, float] = {}  # silent visitors and the times of their connects, oldest first
         self._open = True
         self._thread = threading.Thread(target=self._serve, name="port check", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all expected visitors have connected; False if that takes longer than `seconds`."""
-        return self._all_came.wait(max(0.0, seconds))
+        """Wait until all expected visitors have sent their names; False if that takes longer than `seconds`."""
+        return self._all_connected.wait(max(0.0, seconds))
 
     def close(self) -> None:
         """Stop listening, and free the port."""
@@ -274,15 +277,15 @@ class PortListener:
                 for key, _ in ready.select(0.1):
                     sock = cast(socket.socket, key.fileobj)
                     if sock is not self._server:
-                        self._note(sock)
-                        self._dismiss(ready, sock)
+                        self._read_name(sock)
+                        self._close_visitor(ready, sock)
                     elif (visitor := self._accept()) is not None:
                         ready.register(visitor, selectors.EVENT_READ)
-                late = time.monotonic() - _VISIT_SECONDS
-                surplus = len(self._silent) - _MOST_SILENT
-                for number, (sock, came) in enumerate(list(self._silent.items())):
-                    if came < late or number < surplus:
-                        self._dismiss(ready, sock)
+                late = time.monotonic() - _SILENCE_SECONDS
+                surplus = len(self._silent) - _MAX_SILENT
+                for number, (sock, connected_at) in enumerate(list(self._silent.items())):
+                    if connected_at < late or number < surplus:
+                        self._close_visitor(ready, sock)
 
     def _accept(self) -> socket.socket | None:
         visitor = None
@@ -297,20 +300,20 @@ class PortListener:
         self._silent[visitor] = time.monotonic()
         return visitor
 
-    def _note(self, sock: socket.socket) -> None:
+    def _read_name(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            self._missing.discard(sock.recv(_MAX_WORD).decode(errors="replace"))
+            self._missing.discard(sock.recv(_MAX_NAME_BYTES).decode(errors="replace"))
         if not self._missing:
-            self._all_came.set()
+            self._all_connected.set()
 
-    def _dismiss(self, ready: selectors.BaseSelector, sock: socket.socket) -> None:
+    def _close_visitor(self, ready: selectors.BaseSelector, sock: socket.socket) -> None:
         ready.unregister(sock)
         del self._silent[sock]
         sock.close()
 
 
 def listen(port: int) -> socket.socket:
-    """Listen on all addresses as c10d's store does: one socket for IPv6 and IPv4, or IPv4 alone without IPv6."""
+    """Listen on all addresses as c10d's store does, with one socket for IPv6 and IPv4. Without IPv6, on IPv4 alone."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
@@ -320,30 +323,30 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=1024)
 
 
-def check_port(host: str, port: int, seconds: float, *, who: str, word: str | None) -> PortAnswer:
-    """Connect to a host's port, send the name `who`, and compare the answer with `word` (None: no answer is needed).
+def check_port(host: str, port: int, seconds: float, *, caller: str, word: str | None) -> PortCheckResult:
+    """Connect to a port, send the name `caller`, and compare the answer with the listener's `word`.
 
-    This takes up to twice `seconds` if the connection is accepted and nothing is sent.
+    If `word` is None, it only connects. It takes up to twice `seconds` if the listener accepts, but sends nothing.
     """
-    reached, visit = dial(host, port, seconds)
+    reached, visit = connect(host, port, seconds)
     if visit is None:
-        return PortAnswer(reached=reached)
+        return PortCheckResult(reached=reached)
     if word is None:
         visit.close()
-        return PortAnswer(reached=reached)
+        return PortCheckResult(reached=reached)
     end = time.monotonic() + seconds
     received, expected = b"", word.encode()
     with visit, contextlib.suppress(OSError):
         visit.settimeout(seconds)
-        visit.sendall(who.encode())
+        visit.sendall(caller.encode())
         while len(received) < len(expected) and expected.startswith(received):
             visit.settimeout(max(0.001, end - time.monotonic()))
             if not (more := visit.recv(len(expected) - len(received))):
                 break
             received += more
-    return PortAnswer(reached=reached, ours=received == expected)
+    return PortCheckResult(reached=reached, listener_answered=received == expected)
 
 
-def answered(found: PortAnswer) -> bool:
-    """Whether the expected listener answered, or, without an expected word, any process accepted the connection."""
-    return found.reached.reach is Reach.ACCEPTED and found.ours is not False
+def is_answered(found: PortCheckResult) -> bool:
+    """Whether the expected listener answered. If no word is expected, whether any process accepted the connection."""
+    return found.reached.reach is Reach.ACCEPTED and found.listener_answered is not False

@@ -12,7 +12,7 @@ from msgspec import structs
 from ddpdiag import __version__
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
-from ddpdiag.probes.net.tcp_connect import Reach, reach_any, resolve
+from ddpdiag.probes.net.tcp_connect import Reach, resolve, try_ports
 from ddpdiag.runtime.control.client import ControlClient, RelayedClient, connect_socket, identity_of
 from ddpdiag.runtime.control.messages import Hello, HelloAck, Refused, Start
 from ddpdiag.runtime.control.relay import MAX_DIRECT_RANKS, HostRelay, Route, shares_connection
@@ -121,7 +121,7 @@ def _try_ports(
     endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, reasons: dict[int, str]
 ) -> ControlClient | None:
     """Send a hello to each port of `address`. Returns the client that rank 0 accepted, or None with `reasons` set."""
-    for port, reached in reach_any(address, endpoint.ports, seconds).items():
+    for port, reached in try_ports(address, endpoint.ports, seconds).items():
         reasons[port] = _REACH_SENTENCES[reached.reach]
         if reached.reach is not Reach.ACCEPTED:
             continue

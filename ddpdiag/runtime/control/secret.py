@@ -18,7 +18,7 @@ from enum import Enum
 import msgspec
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.host.programs import holder_of, run_bounded
+from ddpdiag.probes.host.programs import port_user, run_until
 from ddpdiag.probes.net.tcp_connect import resolve
 from ddpdiag.runtime.control import key_file
 from ddpdiag.runtime.control.join import SHARE_A_SECRET, Rank0Endpoint
@@ -122,10 +122,10 @@ class RunSecret:
         helper = (sys.executable, "-I", "-S", key_file.__file__)
         mode = f"{'create' if create else 'read'}{' here' if self._is_local else ''}"
         command = (*helper, os.path.expanduser("~"), mode)
-        result = run_bounded(command, time.monotonic() + _KEY_FILE_SECONDS)
+        result = run_until(command, time.monotonic() + _KEY_FILE_SECONDS)
         if result is None or result.code != 0:
             return True
-        key, shared, error = msgspec.json.decode(result.out, type=tuple[str, bool, str])
+        key, shared, error = msgspec.json.decode(result.stdout, type=tuple[str, bool, str])
         if error:
             raise UsageError(error)
         self._secret = bytes.fromhex(key)
@@ -215,7 +215,7 @@ def _listen_on_free_port(ports: Sequence[int]) -> socket.socket:
             return socket.create_server(("", port), backlog=4096, family=socket.AF_INET6, dualstack_ipv6=True)
         with contextlib.suppress(OSError):  # a host without IPv6
             return socket.create_server(("", port), backlog=4096)
-    holders = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
+    holders = "; ".join(f"{port} is held by {port_user(port) or 'an unknown process'}" for port in ports)
     raise UsageError(
         f"no port is free on which rank 0 could offer this run's secret: {holders}; "
         "set DDPDIAG_TOKEN to one secret on all hosts"
@@ -234,19 +234,19 @@ def _make_credential(payload: bytes) -> bytes:
     """Run munge, and return a credential that processes of this user on any host can decode, or b"" on failure."""
     command = ("munge", "--cipher=aes128", f"--restrict-uid={os.geteuid()}")
     with contextlib.suppress(OSError):
-        result = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, payload)
+        result = run_until(command, time.monotonic() + _MUNGE_SECONDS, payload)
         if result is not None and result.code == 0:
-            return result.out
+            return result.stdout
     return b""
 
 
 def _decode_credential(credential: bytes) -> _Payload | None:
     """Run unmunge, and return the content of a credential, or None unless a process of this user encoded it."""
     command = ("unmunge", "--numeric", "--keys=STATUS,UID")
-    result = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, credential) if credential else None
+    result = run_until(command, time.monotonic() + _MUNGE_SECONDS, credential) if credential else None
     if result is None or result.code not in (_SUCCESS, _EXPIRED, _REPLAYED):
         return None
-    metadata, _empty, payload = result.out.partition(b"\n\n")
+    metadata, _empty, payload = result.stdout.partition(b"\n\n")
     fields = dict(line.split(b":", 1) for line in metadata.splitlines() if b":" in line)
     if fields.get(b"UID", b"").strip() != str(os.geteuid()).encode():
         return None

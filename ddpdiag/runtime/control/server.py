@@ -11,7 +11,7 @@ import zmq
 
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival, Place
-from ddpdiag.probes.host.programs import holder_of
+from ddpdiag.probes.host.programs import port_user
 from ddpdiag.runtime.control.join import greet
 from ddpdiag.runtime.control.messages import MessageToRank, MessageToRank0, OtherVersionHello
 from ddpdiag.runtime.control.relay import MAX_DIRECT_RANKS, shares_connection
@@ -97,7 +97,7 @@ class ControlServer:
                 continue
             return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._socket.close()
-        holders = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
+        holders = "; ".join(f"{port} is held by {port_user(port) or 'an unknown process'}" for port in ports)
         raise UsageError(f"no port is free for rank 0: {holders}; choose another one with --control-port")
 
     def send(self, identity: bytes, message: MessageToRank) -> None:
@@ -164,7 +164,7 @@ def _check_only_rank_0(port: int, wire: Wire, arrival: Arrival) -> None:
     if client is not None:
         client.close()
         raise RunLost(
-            f"another process of this run is rank 0 already ({holder_of(port) or 'it has ended'}); each process needs "
+            f"another process of this run is rank 0 already ({port_user(port) or 'it has ended'}); each process needs "
             "its own rank, and each job on a host its own --master-port (or --run-id)",
             ExitCode.USAGE,
         )

@@ -13,7 +13,7 @@ from msgspec import structs
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Place
 from ddpdiag.model.launch import LaunchArgs
-from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
+from ddpdiag.probes.gpu.visibility import pci_gpu_count, visible_gpu_count
 from ddpdiag.probes.host.kernel import boot_id, proc_root, sys_root
 from ddpdiag.runtime.launchers import slurm
 from ddpdiag.runtime.launchers.launch import (
@@ -89,8 +89,8 @@ def own_arrival(place: Place) -> Arrival:
         host_id=boot_id(),
         pid=os.getpid(),
         address="",
-        gpus=visible_gpus(os.environ, proc_root(os.environ)),
-        pci_gpus=pci_gpus(sys_root(os.environ)),
+        gpus=visible_gpu_count(os.environ, proc_root(os.environ)),
+        pci_gpus=pci_gpu_count(sys_root(os.environ)),
         nonce=secrets.token_hex(4),
         cpu_mask=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
     )

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
-from ddpdiag.probes.host.programs import run_bounded
+from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, MAX_HOSTS, expand_hosts, tasks_on_node, tasks_per_node
+from ddpdiag.probes.host.programs import run_until
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.launchers.launch import Environ, Setting, check_below, one_host, require, variable_number
 
@@ -56,7 +56,7 @@ def read_step(env: Environ) -> Step:
     check_below(node_rank, node_count)
     local_rank, local_task_count = variable_number(env, "SLURM_LOCALID"), None
     if per_node and node_rank:
-        count = count_at(per_node, node_rank.value)
+        count = tasks_on_node(per_node, node_rank.value)
         local_task_count = Setting("tasks on this node by SLURM_STEP_TASKS_PER_NODE", count)
         check_below(local_rank, local_task_count)
     nodelist = env.get("SLURM_STEP_NODELIST", "")
@@ -78,8 +78,8 @@ def read_step(env: Environ) -> Step:
 
 def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distribution: str) -> tuple[str, ...]:
     """The host of each task, for the block and cyclic distributions of `srun -m`; empty for any other."""
-    counts = [count for count, repeated in per_node for _ in range(min(repeated, MOST_HOSTS))]
-    hosts = expanded(nodelist)
+    counts = [count for count, repeated in per_node for _ in range(min(repeated, MAX_HOSTS))]
+    hosts = expand_hosts(nodelist)
     method = distribution.partition(":")[0].partition(",")[0]
     if len(hosts) != len(counts) or method not in ("block", "cyclic", "unknown"):
         return ()
@@ -99,7 +99,7 @@ def node_name(env: Environ, host: str, *, may_be_copied: bool = False) -> str:
     slurmd_name = env.get("SLURMD_NODENAME", "").strip()
     if host == slurmd_name or (slurmd_name and not _NODE_NAME.fullmatch(slurmd_name)):
         return host
-    nodes = expanded(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_STEP_NODELIST", "")) or (slurmd_name,)
+    nodes = expand_hosts(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_STEP_NODELIST", "")) or (slurmd_name,)
     same_names = tuple(dict.fromkeys(name for name in nodes if _without_domain(name) == _without_domain(host)))
     if host in nodes or len(same_names) == 1:
         return host if host in nodes else same_names[0]
@@ -142,7 +142,7 @@ def check_master_addr(env: Environ, address: str, step: Step) -> None:
     Scripts export such an address if they take the first node of SLURM_JOB_NODELIST, and all ranks would wait for a
     host on which no process listens. A name that Slurm does not know (an address, another network) is accepted.
     """
-    job, step_nodes = expanded(env.get("SLURM_JOB_NODELIST", "")), expanded(env.get("SLURM_STEP_NODELIST", ""))
+    job, step_nodes = expand_hosts(env.get("SLURM_JOB_NODELIST", "")), expand_hosts(env.get("SLURM_STEP_NODELIST", ""))
     short = _without_domain(address)
     if short in job and step_nodes and short not in step_nodes:
         raise UsageError(
@@ -249,11 +249,11 @@ def _left_seconds_by_scontrol(job: str) -> float | None:
     """
     command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
     try:
-        result = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
+        result = run_until(command, time.monotonic() + DEADLINES.scontrol)
     except OSError:
         return None
     # Only the line of this job: the first number of a job array gets the lines of all its tasks.
-    lines = result.out.decode(errors="replace").splitlines() if result is not None else []
+    lines = result.stdout.decode(errors="replace").splitlines() if result is not None else []
     matching = [line for line in lines if re.match(rf"JobId={job}\b", line)]
     fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", matching[0])) if len(matching) == 1 else {}
     start, end = (_parse_epoch(fields.get(name, "")) for name in ("StartTime", "EndTime"))
@@ -323,7 +323,7 @@ def _leaf_of_hosts(words: list[str], where: str) -> dict[str, str]:
 
 def _hosts_in(nodelist: str, where: str) -> tuple[str, ...]:
     """The hosts of a list such as "n[0-31]", in Slurm's grammar: no name is a group, and the length is limited."""
-    hosts = expanded(nodelist) if nodelist.count("[") == nodelist.count("]") else ()
+    hosts = expand_hosts(nodelist) if nodelist.count("[") == nodelist.count("]") else ()
     if not hosts or not all(map(_HOST_NAME.fullmatch, hosts)):
         raise UsageError(f"{where}: {readable(nodelist)!r}: expected a host, or a list of hosts such as n[0-31,40]")
     return hosts

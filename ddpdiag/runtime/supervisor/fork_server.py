@@ -30,7 +30,7 @@ from typing import NoReturn
 import msgspec
 
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.probes.host.kernel import core_seconds
+from ddpdiag.probes.host.kernel import runnable_seconds
 from ddpdiag.probes.host.programs import python_command
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor import ipc, sharing, worker
@@ -47,14 +47,14 @@ _ACCEPTED_AT_ONCE = 16
 
 def import_torch() -> float:
     """Import torch, then all checks. Returns torch's seconds, and also sets them in the environment, for LCH003."""
-    begin, begin_cpu_seconds = time.monotonic(), core_seconds(os.getpid())
+    begin, begin_cpu_seconds = time.monotonic(), runnable_seconds(os.getpid())
     # is_available() would create a CUDA context if an imported module called it; through NVML it does not.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     importlib.import_module("torch")
     seconds = time.monotonic() - begin
     os.environ["DDPDIAG_IMPORT_PID"] = str(os.getpid())
     os.environ["DDPDIAG_IMPORT_SECONDS"] = f"{seconds:.3f}"
-    end_cpu_seconds = core_seconds(os.getpid())
+    end_cpu_seconds = runnable_seconds(os.getpid())
     if begin_cpu_seconds is not None and end_cpu_seconds is not None:
         os.environ["DDPDIAG_IMPORT_CORE_SECONDS"] = f"{end_cpu_seconds - begin_cpu_seconds:.3f}"
     all_checks()

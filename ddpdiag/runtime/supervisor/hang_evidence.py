@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import posted, unreadable
+from ddpdiag.probes.collectives import posted_collectives, why_unreadable
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, decode_recorder_answer
 
@@ -42,8 +42,8 @@ class RecorderReader:
 
     def collectives(self) -> PostedCollectives:
         """The collectives posted in this trial, or the reason why they are unknown."""
-        collectives = posted(self._trial_unix_seconds)
-        return PostedCollectives(collectives, unreadable() if collectives is None else "")
+        collectives = posted_collectives(self._trial_unix_seconds)
+        return PostedCollectives(collectives, why_unreadable() if collectives is None else "")
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from types import FrameType
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import PROC, cpu_ticks, process_state, stat_of
-from ddpdiag.probes.host.programs import python_command, with_home
+from ddpdiag.probes.host.programs import python_command, with_package_path
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
 from ddpdiag.sanitize import without_secrets
@@ -225,7 +225,7 @@ def start_python(module: str, words: list[str], passed: tuple[int, ...], env: Ma
         stdout=log.fileno(),
         stderr=log.fileno(),
         pass_fds=passed,
-        env=with_home(env),
+        env=with_package_path(env),
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     process.returncode = 0  # `Child` reaps it by pid, not Popen

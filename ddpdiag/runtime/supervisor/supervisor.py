@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Event, EventKind, Kind, Outcome, Place, RunOptions, Trial
 from ddpdiag.model.trial import refused_override
-from ddpdiag.probes.host.programs import with_home
+from ddpdiag.probes.host.programs import with_package_path
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient
 from ddpdiag.runtime.control.join import refusal_error
@@ -70,7 +70,7 @@ class Supervisor(TrialRunner):
     def _start_fork_server(self) -> ForkServerProcess:
         """Start or join the shared server of this rank, or start a private one if ranks cannot share a server."""
         extra = {sharing.INTERPRETER_VARIABLE: sharing.interpreter_digest()} if sharing.is_possible() else {}
-        env = with_home({**self._environment, **self._launcher_variables(self.place), **extra})
+        env = with_package_path({**self._environment, **self._launcher_variables(self.place), **extra})
         shares = (self.place.local_world_size or 1) > 1 and self._lost_servers < _MAX_SHARED_SERVERS
         name = sharing.socket_name(env, self._lost_servers) if shares else None
         return ForkServerProcess(self.place.rank, env, None if name is None else self._record.folder / name)

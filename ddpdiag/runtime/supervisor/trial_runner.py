@@ -8,7 +8,7 @@ from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Kind, Outcome, Place, ProcessState, RunOptions, Status, Trial
 from ddpdiag.model.trial import NO_DATA, is_first_use
-from ddpdiag.probes.host.kernel import core_seconds
+from ddpdiag.probes.host.kernel import runnable_seconds
 from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, PartialData, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES, frozen_seconds
 from ddpdiag.runtime.supervisor.ipc import IncompleteMessage, Task, TrialEnded
@@ -194,7 +194,7 @@ class TrialRunner(ABC):
             self.expire(running_trial)
         elif worker.pid is None or worker.start_step is not None:
             pass
-        elif running_trial.is_stuck(worker.state(), core_seconds(worker.pid), now):
+        elif running_trial.is_stuck(worker.state(), runnable_seconds(worker.pid), now):
             self.expire(running_trial)
 
     def expire(self, running_trial: RunningTrial, *, told: bool = False) -> None:

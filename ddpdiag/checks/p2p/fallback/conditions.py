@@ -17,7 +17,7 @@ from ddpdiag.checks.p2p.fallback.search import Override, Overrides, SearchInput
 from ddpdiag.checks.p2p.fallback.variables import BETWEEN_HOSTS, INSIDE_HOSTS, VARIABLES, interface_overrides
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Outcome, Severity, Status, Trial
-from ddpdiag.probes.gpu.links import JOINED
+from ddpdiag.probes.gpu.links import FABRIC_JOINED
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
 # Errors that no variable avoids: texts that have no known-error card, and checks of GPUs to which such cards refer.
@@ -139,7 +139,7 @@ def search_order(seen: Seen[Any]) -> SearchOrder:
         if any(finding.severity is not Severity.NOTE for finding in seen.findings_of(code))
     ]
     # With NVSwitches NCCL uses NVLS for most sizes. If the fabric manager is at fault, NVLS hangs or fails.
-    if any(card.health.fabric.state == JOINED for card in cards_of(seen.of(memory_errors.CHECK))):
+    if any(card.health.fabric.state == FABRIC_JOINED for card in cards_of(seen.of(memory_errors.CHECK))):
         suspected.append("NVLS")
     priorities = dict.fromkeys(suspected, 1) | dict.fromkeys(named, 0)
     return SearchOrder(tuple(sorted(default_order, key=lambda name: priorities.get(name, 2))), named)
