@@ -24,11 +24,8 @@ def rank_row(
     wrong: int | None,
     extremes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> RankRow:
-    """Make one rank's row from the `seconds` of its calls of one size.
-
-    `extremes` has, for each call, the shortest and the longest time that any rank needed. `wrong` is the number of
-    incorrect elements, or None if values were not checked.
-    """
+    """Make one rank's row from the `seconds` of its calls of one size. `wrong` is None if values were not checked.
+    `extremes` has, for each call, the shortest and the longest time that any rank needed."""
     ordered, mean = sorted(seconds), sum(seconds) / len(seconds)
     deviation = math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds))
     lag_seconds = last_starts = transfer_seconds = None
@@ -56,7 +53,7 @@ def rank_row(
 class Data(Struct, frozen=True, kw_only=True):
     """One rank's results of one trial.
 
-    `ranks` is the number of ranks in the trial. `device` is the name of this rank's CPU or GPU; `device_index`,
+    `rank_count` ranks took part in the trial. `device` is the name of this rank's CPU or GPU; `device_index`,
     `gpu_uuid` and `pci` are None for a CPU. `copy_rates` are the rates, in bytes per second, at which the rank copied
     within the memory of its device, at moments at which all ranks copied. `notes` are sentences on rows that were left
     out, with the reason; all ranks have the same notes. `unsupported` has a sentence for each requested combination
@@ -107,17 +104,12 @@ class Sweep:
 def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
     """All sweeps in the order of their trials, including partial data of trials that were cut short."""
     trials: dict[int, Trial] = {}
-    data_by_trial: dict[int, dict[int, Data]] = {}
+    data: dict[int, dict[int, Data]] = {}
     for row in seen.rows_so_far:
         trials[row.trial.number] = row.trial
-        data_by_trial.setdefault(row.trial.number, {})[row.place.rank] = row.data
+        data.setdefault(row.trial.number, {})[row.place.rank] = row.data
     return tuple(
-        Sweep(
-            trial,
-            str(trial.params["backend"]),
-            str(trial.params["collective"]),
-            dict(sorted(data_by_trial[number].items())),
-        )
+        Sweep(trial, str(trial.params["backend"]), str(trial.params["collective"]), dict(sorted(data[number].items())))
         for number, trial in trials.items()
     )
 

@@ -30,9 +30,7 @@ def series_of_sweep(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) ->
     limits = {rank: data.limits for rank, data in sweep.data_by_rank.items()}
     # With fewer cores than ranks, ranks wait for a core, and do not reach a limit of the machine.
     limit = lowest_bound(sweep.collective, sweep.backend, hosts, limits) if judged.core_shortage is None else None
-    slow_ranks = {
-        f"rank {rank} on {seen.world.host_of(rank)}": why for rank, why in judged.reasons_by_slow_rank.items()
-    }
+    slow_ranks = {f"rank {rank} on {seen.world.host_of(rank)}": why for rank, why in judged.slow_reasons.items()}
     rows_by_dtype: dict[str, list[BenchRow]] = defaultdict(list)
     for row in rows:
         rows_by_dtype[row.dtype].append(row)
@@ -167,7 +165,7 @@ def bench_ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
             spread_share=row.cv if row else None,
             lag_seconds=row.lag_seconds if row else None,
             copy_bytes_per_s=quantile(sorted(data.copy_rates), 0.5) if data.copy_rates else None,
-            slow_reason=judgement.reasons_by_slow_rank.get(rank, ""),
+            slow_reason=judgement.slow_reasons.get(rank, ""),
         )
 
 
@@ -254,7 +252,7 @@ _LARGE_BYTES = 1 << 20
 class RankJudgement(NamedTuple):
     """The slow ranks over one backend with the reasons, and the `core_shortage` of a machine, if there is one."""
 
-    reasons_by_slow_rank: Mapping[int, str]
+    slow_reasons: Mapping[int, str]
     core_shortage: tuple[int, int] | None
 
 

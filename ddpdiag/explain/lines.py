@@ -239,10 +239,7 @@ def _following_lines(block: bytes, at: int, origin: Origin) -> Iterator[tuple[in
 
 
 def _find_exception(lines: Iterable[tuple[int, str]], indent: int) -> tuple[int, str, str] | None:
-    """The start and text of the exception's line, and the deepest frame; None without an exception.
-
-    The exception's line is the first that is not indented by more than `indent`, which is above 0 in torchrun's table.
-    """
+    """The start and text of the exception's line (the first not indented beyond `indent`), and the deepest frame."""
     frames: list[str] = []
     user_frames: list[str] = []
     for start, text in lines:

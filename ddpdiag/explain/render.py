@@ -19,7 +19,7 @@ _MARKS = {
 }
 _NAMES_SHOWN = 8
 # So many sightings are shown with all details.
-_SIGHTINGS_IN_FULL = 3
+_FULL_SHOWN = 3
 
 _NO_KNOWN_ERROR = (
     "No known error found. The job may still have failed: look for the first error of the rank that ended first "
@@ -57,20 +57,16 @@ def render(explanations: Sequence[Explanation], *, width: int, color: bool) -> s
 def blocks(explanation: Explanation) -> Iterator[Block]:
     """Yield the blocks of an explanation: the sightings in order, with echoes and notes in brief, and a conclusion."""
     if explanation.source:
-        known_count = sum(not one.card.is_fallback for one in explanation.sightings)
-        unknown_count = len(explanation.sightings) - known_count
-        parts = [
-            count(explanation.line_count, "line"),
-            count(known_count, "known text"),
-            *([f"{unknown_count} unknown"] if unknown_count else []),
-        ]
+        known = sum(not one.card.is_fallback for one in explanation.sightings)
+        unknown = len(explanation.sightings) - known
+        parts = [count(explanation.line_count, "line"), count(known, "known text")]
+        parts += [f"{unknown} unknown"] if unknown else []
         yield Text(f"ddpdiag: {one_line(explanation.source)}: {', '.join(parts)}")
     for number, one in enumerate(explanation.sightings):
-        is_brief = number >= _SIGHTINGS_IN_FULL or (number > 0 and one.card.role in (Role.ECHO, Role.NOTE))
-        lines_text = f"{one.count:,} times, lines {one.first_line:,} to {one.last_line:,}"
-        location = "; ".join(
-            filter(None, (_origins_text(one), f"line {one.first_line:,}" if one.count == 1 else lines_text))
-        )
+        is_brief = number >= _FULL_SHOWN or (number > 0 and one.card.role in (Role.ECHO, Role.NOTE))
+        lines = f"{one.count:,} times, lines {one.first_line:,} to {one.last_line:,}"
+        lines = f"line {one.first_line:,}" if one.count == 1 else lines
+        location = "; ".join(filter(None, (_origins_text(one), lines)))
         name = f"{one.card.name} ({location})" if explanation.source else one.card.name
         yield Text(name, one.card.role.value, _MARKS[one.card.role])
         yield Items((one.card.meaning,) if is_brief else tuple(_details(one, is_log=bool(explanation.source))))
@@ -100,9 +96,7 @@ def _details(sighting: Sighting, *, is_log: bool) -> Iterator[str]:
     elif len(sighting.ranks_by_work) > 1:
         # Ranks whose last collective has a lower number took another path in the code, or hang before the next one.
         first_work, *later = sighting.ranks_by_work.items()
-        last_calls = [
-            f"number {work} on {_ranks_text(ranks)}" for work, ranks in (first_work, *later[-_SIGHTINGS_IN_FULL:])
-        ]
+        last_calls = [f"number {work} on {_ranks_text(ranks)}" for work, ranks in (first_work, *later[-_FULL_SHOWN:])]
         ranks_behind = first_work[1]
         behind = f"{_ranks_text(ranks_behind).capitalize()} lag{'s' if len(ranks_behind) == 1 else ''} behind."
         yield f"Collectives: {'; '.join(last_calls)}. {behind}"
@@ -118,9 +112,7 @@ def _call_text(call: Call) -> str:
 def _differing_calls_text(sighting: Sighting) -> str:
     """The different collectives that ranks name under one number, and the minority of ranks that differs."""
     *minority_calls, (_, majority) = sighting.differing_calls
-    calls = [
-        f"{_call_text(call)} on {_ranks_text(ranks)}" for call, ranks in sighting.differing_calls[-_SIGHTINGS_IN_FULL:]
-    ]
+    calls = [f"{_call_text(call)} on {_ranks_text(ranks)}" for call, ranks in sighting.differing_calls[-_FULL_SHOWN:]]
     minority = tuple(sorted(rank for _, ranks in minority_calls for rank in ranks))
     verb = "differs" if len(minority) == 1 else "differ"
     odd_ranks = f" {_ranks_text(minority).capitalize()} {verb} from most." if len(majority) > len(minority) else ""

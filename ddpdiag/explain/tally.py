@@ -1,7 +1,4 @@
-"""Count the lines of each card while a log is read, and summarize each count as a `Sighting`.
-
-The sightings of a log are then compared with each other, to find the first cause and its consequences.
-"""
+"""Count the lines of each card in a log, summarize them as a `Sighting`, and order the sightings, causes first."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,7 +29,7 @@ class Call(NamedTuple):
 class Sighting(Struct, frozen=True, kw_only=True):
     """All lines of a log with the text of one card.
 
-    `count` is the number of these lines, `line` and `last_line` are the numbers of the first and the last, and
+    `count` is the number of these lines, `first_line` and `last_line` are the numbers of the first and the last, and
     `excerpt` is the text of the first. `ranks`, `local_ranks` (in torchrun's prefix), `tasks` (of `srun -l`) and
     `hosts` are named in the lines. `missing_ranks` are ranks that others waited for. `ranks_by_work` has the number of
     a collective, with the ranks whose last collective it was. `differing_calls` are the different collectives that
@@ -79,11 +76,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Tally:
-    """Counts the lines of a card (and kind) while a log is read, and collects the ranks and hosts that they name.
-
-    `work_by_rank` has the number of the last collective of each rank, and `calls_by_work` what each rank called under
-    a (group, number).
-    """
+    """Counts the lines of a card (and kind) while a log is read. `work_by_rank` has the number of each rank's last
+    collective, and `calls_by_work` what each rank called under a (group, number)."""
 
     card: Card
     first_line: int
@@ -210,15 +204,9 @@ def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     """
     waits = [one for one in sightings if one.card.role is Role.WAIT]
     waiting = {rank for one in waits for rank in (*one.ranks, one.card.waiting_rank)}
-    checked = [
-        structs.replace(one, missing_ranks=tuple(rank for rank in one.missing_ranks if rank not in waiting))
-        for one in sightings
-    ]
-    resolved_waits = {
-        new.card.name
-        for old, new in zip(sightings, checked, strict=True)
-        if old.missing_ranks and not new.missing_ranks
-    }
+    missing = [tuple(rank for rank in one.missing_ranks if rank not in waiting) for one in sightings]
+    checked = [structs.replace(one, missing_ranks=ranks) for one, ranks in zip(sightings, missing, strict=True)]
+    resolved = {old.card.name for old, ranks in zip(sightings, missing, strict=True) if old.missing_ranks and not ranks}
     failures = [one.card for one in sightings if one.card.role is Role.FAILURE]
     is_known = any(not card.shows_only and not card.is_fallback for card in failures)
 
@@ -229,13 +217,9 @@ def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
         role_place = _PLACE_OF_ROLE[one.card.role]
         if one.card.is_fallback and one.card.role in (Role.FAILURE, Role.HINT):
             # An unknown text may follow from an earlier wait, unless both name ranks or hosts.
-            earlier_waits = [
-                wait
-                for wait in waits
-                if wait.first_line < one.first_line and not (has_origin(wait) and has_origin(one))
-            ]
-            is_late = _is_warning(one.card) or bool(earlier_waits)
+            earlier = [wait for wait in waits if wait.first_line < one.first_line]
+            is_late = _is_warning(one.card) or any(not (has_origin(wait) and has_origin(one)) for wait in earlier)
             role_place = _PLACE_AFTER_WAITS if is_late else _PLACE_AFTER_FAILURES if is_known else role_place
-        return role_place, one.card.name in resolved_waits, one.first_line
+        return role_place, one.card.name in resolved, one.first_line
 
     return tuple(sorted(checked, key=sort_key))

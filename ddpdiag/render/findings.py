@@ -54,9 +54,8 @@ def write_findings(
 ) -> None:
     """Write the findings of these `severities`, errors first. Without `details`, only a few of each code are shown."""
     groups = group_by_code(findings)
-    max_per_code = (
-        SAME_SHOWN if sum(shown_count(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
-    )
+    total = sum(shown_count(group, SAME_SHOWN) for group in groups.values())
+    max_per_code = SAME_SHOWN if total <= FINDINGS_SHOWN else 1
     shown_groups = [group for (severity, _), group in groups.items() if severity in severities]
     serious = [group for group in shown_groups if group[0].severity is not Severity.NOTE]
     earlier: list[Finding] = []

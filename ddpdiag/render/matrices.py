@@ -36,12 +36,9 @@ def matrix_blocks(
     """Yield the matrices that a terminal shows, and a text about the others. With `details` all are shown, else those
     with findings and, if there are few, all except `_ROUTINE_MATRICES`."""
     groups = group_equal_matrices(matrices)
-    are_few = sum(one.name not in _ROUTINE_MATRICES for one in groups) <= FEW
-    wanted = [
-        one
-        for one in groups
-        if details or (are_few and one.name not in _ROUTINE_MATRICES) or _is_concerned(one, findings)
-    ]
+    special = [one for one in groups if one.name not in _ROUTINE_MATRICES]
+    shown_anyway = special if len(special) <= FEW else []
+    wanted = [one for one in groups if details or one in shown_anyway or _is_concerned(one, findings)]
     # A terminal shows neither many matrices nor a large one; scripts can read them in the JSON report.
     small = [one for one in wanted if max(len(one.matrix.rows), len(one.matrix.columns)) <= ROWS_SHOWN]
     shown = wanted if details else small[: 2 * FEW]

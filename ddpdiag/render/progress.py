@@ -70,9 +70,8 @@ class CurrentWork:
 
     def text(self, now: float) -> str:
         """Describe the work: "COL001 all-reduce: 2.3 s of 36 s, 3 of 4 ranks done". The trial's deadline is at 36 s."""
-        clock = f"{now - self.began:.1f} s" + (
-            "" if self.deadline is None else f" of {self.deadline - self.began:.0f} s"
-        )
+        limit = "" if self.deadline is None else f" of {self.deadline - self.began:.0f} s"
+        clock = f"{now - self.began:.1f} s{limit}"
         pending = "" if self.pending is None else pending_text(self.pending)
         return ", ".join(filter(None, (f"{self.title}: {clock}", pending, self.progress)))
 

@@ -99,9 +99,8 @@ def are_ranks_alike(report: Report) -> bool:
     """Whether all ranks joined, have the same severity of blame (or none), and have values in the same columns."""
     blame, names = severity_of_blamed_ranks(report.findings, report.ranks), _columns(report.ranks)
     severities = {_severity_of(row, blame) for row in report.ranks}
-    filled_columns = {
-        tuple(row.get(name) is None for name in names if name not in _OPTIONAL_COLUMNS) for row in report.ranks
-    }
+    names = tuple(name for name in names if name not in _OPTIONAL_COLUMNS)
+    filled_columns = {tuple(row.get(name) is None for name in names) for row in report.ranks}
     return len(severities) <= 1 and len(filled_columns) <= 1 and len(report.ranks) == report.world.size
 
 

@@ -14,16 +14,7 @@ from ddpdiag.render.matrices import MatrixGroup, group_equal_matrices
 from ddpdiag.render.page import one_line
 from ddpdiag.render.ranks import Row, ranks_table
 from ddpdiag.stats import quantile
-from ddpdiag.text import (
-    bytes_per_s,
-    count,
-    fold_hosts,
-    fold_ranks,
-    is_number,
-    label,
-    quantity,
-    seconds,
-)
+from ddpdiag.text import bytes_per_s, count, fold_hosts, fold_ranks, is_number, label, quantity, seconds
 
 _NAMES_SHOWN, _MATRICES_SHOWN, _WIDEST_MATRIX = 16, 12, 64
 _MARKS = {Severity.ERROR: Mark.ERROR, Severity.WARNING: Mark.WARNING}
@@ -33,13 +24,10 @@ _FAILED_STATUSES = frozenset({"error", "hung", "died", "raised", "unheard"})
 def sections(report: Report) -> Iterator[Section]:
     """Yield all sections that are not empty."""
     matrices = group_equal_matrices(report.matrices)
+    rates = [group for group in matrices if group.matrix.unit]
     sections: tuple[tuple[str, str, Iterator[Block]], ...] = (
         ("inventory", "Inventory", _inventory_blocks(report)),
-        (
-            "pairs",
-            "Bandwidth of pairs",
-            _rate_matrices([group for group in matrices if group.matrix.unit], report.findings),
-        ),
+        ("pairs", "Bandwidth of pairs", _rate_matrices(rates, report.findings)),
         ("ranks", "Ranks", filter(None, (ranks_table(report),))),
         ("stages", "Stages", _stage_blocks(report)),
         ("topology", "Topology", _topology_blocks(report, [group for group in matrices if not group.matrix.unit])),

@@ -58,10 +58,8 @@ def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
         return ()
     # If half of the hosts are slow, excluding them may not help.
     are_few = 2 * len(slow) < len(report.world.hosts)
-    return (
-        *([_exclude_failing(report, failing)] if failing else ()),
-        *([_exclude_slow(report, slow)] if slow and are_few else ()),
-    )
+    without_failing = [_exclude_failing(report, failing)] if failing else []
+    return (*without_failing, *([_exclude_slow(report, slow)] if slow and are_few else []))
 
 
 def _exclude_failing(report: Report, failing: Sequence[str]) -> tuple[str, str]:

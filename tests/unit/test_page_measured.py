@@ -28,7 +28,7 @@ def test_sentences_are_a_list_without_the_one_of_the_report():
 def test_charts_have_a_line_for_each_series_and_a_dashed_one_for_its_expectation():
     (busbw,) = drawn(healthy(bench("gloo", collectives=FOUR)), Chart)
     names = [f"{name} over gloo" for name in FOUR]
-    assert [(line.name, line.dashed) for line in busbw.lines] == [
+    assert [(line.name, line.is_dashed) for line in busbw.lines] == [
         *((f"{name}, float", False) for name in names),
         *((f"expected of {name}", True) for name in names),
     ]

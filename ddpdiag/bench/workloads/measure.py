@@ -27,17 +27,13 @@ _MOMENTS_AT_END = 4
 _GPU_COPY_BYTES = 256 << 20
 # Time before the trial's end for closing the group and sending the result.
 _SHUTDOWN_SECONDS = 2.0
-# The least time between reports. Each report sends all rows again, of 300 bytes, and rank 0 receives those of all ranks
-# while it measures.
+# The least time between reports. Each sends all rows (300 bytes each) again to rank 0, which measures meanwhile.
 _REPORT_SECONDS = 0.5
 _REPORT_SECONDS_PER_ROW = 300 / 5e6
 
 
 def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds: float) -> Data:
-    """Run a sweep over the open group within `seconds`, and return `empty_data` with its results.
-
-    The rows that are done are reported from time to time, so that a trial that is cut short keeps them.
-    """
+    """Run a sweep within `seconds`, report finished rows from time to time, and return `empty_data` with results."""
     # The sweep ends before the trial's deadline.
     end = min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
     ctx.step("measure this rank's own limits")
@@ -60,9 +56,8 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
             copier.measure(_MOMENT_SECONDS)
         if time.monotonic() - reported_at > _REPORT_SECONDS + len(rows) * len(ctx.group) * _REPORT_SECONDS_PER_ROW:
             reported_at = time.monotonic()
-            partial = structs.replace(
-                empty_data, rows=tuple(rows), copy_rates=tuple(copier.rates), limits=limits, is_complete=False
-            )
+            rates = tuple(copier.rates)
+            partial = structs.replace(empty_data, rows=tuple(rows), copy_rates=rates, limits=limits, is_complete=False)
             rate = busbw(empty_data.collective, row.size_bytes, row.median_seconds, empty_data.rank_count)
             subject = f"{empty_data.collective} {empty_data.backend} {size_text(row.size_bytes)}"
             ctx.report(partial, f"{subject}: {rate_text(rate)}")

@@ -39,8 +39,7 @@ _FINISHED_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 MIN_CALLS = 3
 # A size may use at least this share of the time left, even if much larger sizes follow.
 _MIN_TIME_SHARE = 1 / 3
-# A call of this size is short, yet shows bandwidth. The time of a smaller call is mostly latency, and does not tell how
-# long a large call takes.
+# A call of this size is short, yet shows bandwidth. The time of a smaller call, mostly latency, predicts no large one.
 PROBE_BYTES = 1 << 20
 # The first call of a size may take so many times as long as the previous size suggests: new memory, a slower protocol.
 _FIRST_CALL_FACTOR = 2.0
@@ -148,10 +147,7 @@ class _SweepRun:
         return True
 
     def _measure_size(self, dtype: str, counts_of_size: MessageSize, ahead_ratio: float) -> RankRow | None:
-        """Check the values of one size, agree with all ranks on the number of calls, and time the calls.
-
-        Returns None if the time is too short.
-        """
+        """Check the values of one size, agree on the number of calls, and time these; None if there is no time."""
         context, bench, size_bytes = self._context, self._context.bench, counts_of_size.size_bytes
         label = f"{context.collective} {size_bytes} B {dtype}"
         context.announce_step(f"{label}: is there time?")

@@ -66,13 +66,13 @@ def render(report: Report, features: Sequence[Feature] = ()) -> str:
     """The report as HTML. Raises UsageError if Jinja2 is not installed."""
     check_available()
     page = page_of(report, features)
-    script = _template("script.js")
+    script = _asset("script.js")
     # The policy allows only this script, even if another got into the page.
     policy = b64encode(sha256(script.encode()).digest()).decode()
     return _environment().get_template("page.html").render(page=page, script=script, policy=policy)
 
 
-def _template(name: str) -> str:
+def _asset(name: str) -> str:
     return (files(__name__) / "templates" / name).read_text(encoding="utf-8")
 
 
@@ -82,11 +82,7 @@ def _environment() -> "Environment":
     from markupsafe import Markup
 
     environment = Environment(
-        loader=FunctionLoader(_template),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
         "code": _with_code,

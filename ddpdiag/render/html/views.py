@@ -48,8 +48,7 @@ class CellView(NamedTuple):
 
 
 class TableView(NamedTuple):
-    """A table as text. `heads` are (title, is aligned right) pairs, and `kinds` are CSS classes. A click opens
-    a `folded` table."""
+    """A table as text. `heads` are (title, is right-aligned) pairs; `kinds` are CSS classes; a click opens `folded`."""
 
     caption: str
     heads: list[tuple[str, bool]]
