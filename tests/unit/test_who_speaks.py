@@ -16,11 +16,13 @@ class Screen(io.StringIO):
         return True
 
 
-def spoken(place: Place, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, outputs: Outputs, *, whole: bool):
+def spoken(
+    place: Place, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, outputs: Outputs, *, is_whole_world: bool
+):
     monkeypatch.setattr(sys, "stderr", stream)
     for name in ("CI", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    listener = _display(place, outputs, whole=whole)
+    listener = _display(place, outputs, is_whole_world=is_whole_world)
     listener.close()
     return type(listener)
 
@@ -42,15 +44,15 @@ def place(rank: int, local_rank: int | None) -> Place:
 )
 def test_one_rank_speaks_in_each_place(monkeypatch, rank, local_rank, on_screen, in_log):
     who = place(rank, local_rank)
-    assert spoken(who, Screen(), monkeypatch, Outputs(), whole=False) is on_screen
-    assert spoken(who, io.StringIO(), monkeypatch, Outputs(), whole=False) is in_log
+    assert spoken(who, Screen(), monkeypatch, Outputs(), is_whole_world=False) is on_screen
+    assert spoken(who, io.StringIO(), monkeypatch, Outputs(), is_whole_world=False) is in_log
 
 
 def test_where_one_process_started_all_ranks_only_rank_0_speaks(monkeypatch):
-    assert spoken(place(0, 0), io.StringIO(), monkeypatch, Outputs(), whole=True) is Progress
-    assert spoken(place(1, 1), io.StringIO(), monkeypatch, Outputs(), whole=True) is SilentListener
+    assert spoken(place(0, 0), io.StringIO(), monkeypatch, Outputs(), is_whole_world=True) is Progress
+    assert spoken(place(1, 1), io.StringIO(), monkeypatch, Outputs(), is_whole_world=True) is SilentListener
 
 
 def test_a_quiet_run_shows_no_progress(monkeypatch):
     for stream in (Screen(), io.StringIO()):
-        assert spoken(place(0, 0), stream, monkeypatch, Outputs(quiet=True), whole=False) is SilentListener
+        assert spoken(place(0, 0), stream, monkeypatch, Outputs(quiet=True), is_whole_world=False) is SilentListener
