@@ -280,7 +280,7 @@ def explain(
         typer.Argument(
             metavar="CODE|NAME|TEXT|FILE|DIR|-",
             help="The code of a check, finding or lint rule, the name of a check, an error text, or logs "
-            "(of a folder its text files; '-': standard input).",
+            "(of a folder its text files; '-': standard input), or the flight recorder's dumps of a job that hung.",
             autocompletion=completion(codes_and_names),
         ),
     ],

@@ -13,6 +13,8 @@ from ddpdiag.cli.options import Color, DisplayArgs
 from ddpdiag.cli.outputs import show, terminal_style
 from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.evidence.attribution import find_faults
+from ddpdiag.evidence.dumps import may_be_dump, read_job
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.explain.tally import STANDARD_INPUT
 
@@ -31,10 +33,17 @@ def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
         _print_page(code, display.color)
         return ExitCode.FIT
     if all(map(_is_log, words)):
-        logs = [log for word in words for log in (_log_files(word) if os.path.isdir(word) else [word])]
+        logs, dumps = _classify(
+            [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
+        )
+        exit_code = _explain_dumps(dumps, display) if dumps else ExitCode.UNKNOWN
+        if not logs:
+            return exit_code
         names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in logs}
         explained_logs = [explain_log(_read_pieces(log, quiet=display.quiet), names[log]) for log in logs]
-        return _print_explanations(explained_logs, display)
+        if dumps and not any(log.sightings for log in explained_logs):
+            return exit_code
+        return min(exit_code, _print_explanations(explained_logs, display))
     missing = next((word for word in words if _names_missing_log(word)), None)
     if missing is not None and any(map(_is_log, words)):
         raise UsageError(f"{readable(missing)}: no such file")
@@ -61,15 +70,28 @@ def _names_missing_log(word: str) -> bool:
     return not _is_log(word) and ("/" in word or word.endswith(_LOG_SUFFIXES))
 
 
-def _log_files(folder: str) -> list[str]:
-    """The text files among the first `_MAX_FILES` files below a folder. Raises UsageError if there is none."""
+def _files_below(folder: str) -> list[str]:
+    """The first `_MAX_FILES` files below a folder that are neither empty nor binary, but for dumps.
+
+    Raises UsageError if there is none.
+    """
     files = list(islice(_plain_files(folder), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
         complain(f"{readable(folder)} has more than {_MAX_FILES:,} files; the others are not read")
-    logs = [path for path in files[:_MAX_FILES] if _is_text(path)]
-    if not logs:
-        raise UsageError(f"{readable(folder)}: no text file in this folder")
-    return logs
+    known = [
+        path
+        for path in files[:_MAX_FILES]
+        if (head := _head(path, complain_unreadable=True)) and (b"\0" not in head or may_be_dump(path, head))
+    ]
+    if not known:
+        raise UsageError(f"{readable(folder)}: no text file and no flight-recorder dump in this folder")
+    return known
+
+
+def _classify(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separate logs from dumps of torch's flight recorder."""
+    dumps = [path for path in files if path != "-" and may_be_dump(path, _head(path))]
+    return [path for path in files if path not in dumps], dumps
 
 
 def _plain_files(folder: str) -> Iterator[str]:
@@ -80,19 +102,32 @@ def _plain_files(folder: str) -> Iterator[str]:
         yield from (file for file in files if os.path.isfile(file) and not os.path.islink(file))
 
 
-def _is_text(path: str) -> bool:
-    """Whether a file is neither empty nor begins with binary data. Complains about a file that cannot be read."""
+def _head(path: str, *, complain_unreadable: bool = False) -> bytes:
+    """The first bytes of a file; none if it cannot be read."""
     try:
         with open_file(path) as file:
-            head = file.read(_HEAD_BYTES)
+            return file.read(_HEAD_BYTES)
     except OSError as error:
-        _complain_unreadable(path, error)
-        return False
-    return bool(head) and b"\0" not in head
+        if complain_unreadable:
+            _complain_unreadable(path, error)
+        return b""
 
 
 def _complain_unreadable(path: str, error: OSError) -> None:
     complain(f"cannot read {readable(path)}: {error.strerror or error}; it is left out")
+
+
+def _explain_dumps(paths: Sequence[str], display: DisplayArgs) -> int:
+    """Print the faults that dumps show. Returns the exit code: 0 if any fault is known, else 3."""
+    from ddpdiag.explain.render import render_job  # imports rich, which a manual page does not need
+
+    job, problems = read_job(paths)
+    for problem in problems:
+        complain(problem)
+    faults = find_faults(job)
+    width, color = terminal_style(sys.stdout, display.color)
+    show(render_job(job, faults, width=width, color=color), sys.stdout)
+    return ExitCode.FIT if faults else ExitCode.UNKNOWN
 
 
 def _print_explanations(explanations: Sequence[Explanation], display: DisplayArgs) -> int:

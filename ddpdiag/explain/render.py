@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from ddpdiag.evidence.attribution import Job, rank_lines
 from ddpdiag.explain.card import Role
 from ddpdiag.explain.tally import Call, Explanation, Sighting
+from ddpdiag.model import Finding
 from ddpdiag.render.blocks import Block, Items, Mark, Text
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
@@ -72,6 +74,25 @@ def blocks(explanation: Explanation) -> Iterator[Block]:
         yield Items((one.card.meaning,) if is_brief else tuple(_details(one, is_log=bool(explanation.source))))
     if sentence := _closing_sentence(explanation):
         yield Text(sentence)
+
+
+def render_job(job: Job, faults: Sequence[Finding], *, width: int, color: bool) -> str:
+    """The faults that flight-recorder dumps of a job show, and what each rank does, as text."""
+    page = Page(color=color, width=width)
+    paint(page, _job_blocks(job, faults), details=True)
+    return page.text()
+
+
+def _job_blocks(job: Job, faults: Sequence[Finding]) -> Iterator[Block]:
+    absent = f"; none of {_ranks_text(tuple(sorted(job.absent)))}" if job.absent else ""
+    dumps = count(len(job.witnesses), "flight-recorder dump")
+    yield Text(f"ddpdiag: {dumps}, {_ranks_text(tuple(job.witnesses))}{absent}")
+    for fault in faults:
+        yield Text(fault.title, fault.severity.value, Mark.ERROR if fault.ranks else Mark.WARNING)
+        yield Items((fault.message, f"Do: {fault.fix}"))
+    if not faults:
+        yield Text("No operation is open in these dumps, or the last ones were posted by all ranks: they show no hang.")
+    yield Items(tuple(rank_lines(job)), "ranks")
 
 
 def _unexplained_logs(logs: Sequence[Explanation], *, explained_count: int) -> Iterator[Block]:

@@ -116,7 +116,7 @@ def test_a_folder_is_its_text_files(tmp_path, capsys, monkeypatch, golden) -> No
     assert run(["logs"]) == 0
     golden(capsys.readouterr().out)
     monkeypatch.setattr(command, "_MAX_FILES", 2)  # a core dump and an empty file
-    with pytest.raises(UsageError, match="logs: no text file in this folder"):
+    with pytest.raises(UsageError, match="logs: no text file and no flight-recorder dump in this folder"):
         run(["rank0.log", "logs"])
     assert capsys.readouterr().err == "ddpdiag: logs has more than 2 files; the others are not read\n"
 

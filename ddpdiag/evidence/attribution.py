@@ -1,0 +1,331 @@
+"""Attribution of a hang from what each rank posted to its process groups.
+
+A rank that has an operation open waits for each rank of that group that has not posted it. These waits lead from group
+to group, from rank to rank, to the ranks that wait for no other: they hold up the job. Four faults end such a path:
+
+- a rank that did not post the operation, and waits for none: its program is elsewhere, or it has ended;
+- a rank whose GPU does not finish an operation that all other ranks of the group have finished;
+- ranks that posted different operations under the same number;
+- an operation that all ranks have posted and none finishes: no rank is at fault, the path between them is.
+
+A rank without a dump is one that may hold up the others: the process group of a rank that raised writes none (pytorch
+issue 196968).
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from msgspec import Struct, structs
+
+from ddpdiag.evidence.witness import Group, Operation, Witness
+from ddpdiag.model import Finding, Severity
+from ddpdiag.stats import find_odd_ranks
+from ddpdiag.text import begun, ranks_text
+
+# Ranks must pass equally many elements to these. In a gather, a scatter or an all-to-all they may differ.
+_EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
+# Some ranks may finish these before others have begun.
+_ENDS_EARLY = frozenset({"broadcast", "reduce", "scatter", "gather"})
+_SIDES_SHOWN = 4
+_STACK_FIX = (
+    "Look at what {} did instead: its log, its Python stack (`py-spy dump --pid PID`), the kernel log of its host."
+)
+_GPU_FIX = (
+    "Look at the GPU of {0} (`dmesg -T | grep Xid`, `nvidia-smi -q -d ECC`), and run `ddpdiag host` on the host of {0}."
+)
+_PATHS_FIX = (
+    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
+)
+
+
+class Wait(NamedTuple):
+    """An open operation of `rank`, and the other ranks of its group that have not posted it."""
+
+    rank: int
+    operation: Operation
+    missing: tuple[int, ...]
+
+
+class Job(Struct, frozen=True, dict=True):
+    """The dumps of a job, by rank."""
+
+    witnesses: Mapping[int, Witness]
+
+    @cached_property
+    def groups(self) -> dict[str, Group]:
+        """The groups of all ranks. If the recorder does not know a group's ranks, they are those that posted to it."""
+        groups: dict[str, Group] = {}
+        members: dict[str, set[int]] = defaultdict(set)
+        for rank, witness in self.witnesses.items():
+            for name, group in witness.groups.items():
+                members[name].update(group.ranks or (rank,))
+                groups.setdefault(name, group)
+        return {name: structs.replace(group, ranks=tuple(sorted(members[name]))) for name, group in groups.items()}
+
+    @cached_property
+    def absent(self) -> frozenset[int]:
+        """Ranks without a dump: those of the groups, and those between the ranks that have one."""
+        ranks = {rank for group in self.groups.values() for rank in group.ranks}
+        return frozenset({*ranks, *range(max(self.witnesses, default=0))} - self.witnesses.keys())
+
+    @cached_property
+    def collectives(self) -> dict[tuple[str, int], dict[int, Operation]]:
+        """The collectives that ranks posted, by group and number, the oldest first."""
+        found: dict[tuple[str, int], dict[int, Operation]] = defaultdict(dict)
+        for rank, witness in self.witnesses.items():
+            for operation in witness.operations:
+                if not operation.is_p2p:
+                    found[operation.group, operation.number][rank] = operation
+        return dict(sorted(found.items(), key=lambda item: item[0][1]))
+
+    def missing(self, group: str, number: int) -> tuple[int, ...]:
+        """The ranks of a group that have not posted its collective `number`, as far as is known."""
+        posted = {rank: self.witnesses[rank].posted for rank in self.groups[group].ranks if rank in self.witnesses}
+        return tuple(
+            rank for rank in self.groups[group].ranks if rank not in posted or posted[rank].get(group, -1) < number
+        )
+
+    @cached_property
+    def open_collectives(self) -> dict[tuple[str, int], dict[int, Operation]]:
+        """Those of `collectives` that are open. If ends are not recorded, only those that some rank has not posted."""
+        found = {}
+        for (group, number), by_rank in self.collectives.items():
+            ranks = {rank: operation for rank, operation in by_rank.items() if operation.is_open}
+            if ranks and (all(self.witnesses[rank].knows_ends for rank in ranks) or self.missing(group, number)):
+                found[group, number] = ranks
+        return found
+
+    @cached_property
+    def stuck(self) -> dict[int, Operation]:
+        """The first open operation of each rank whose GPU does not finish what the other ranks of a group finished."""
+        found: dict[int, Operation] = {}
+        for (group, number), by_rank in self.open_collectives.items():
+            done = len(self.groups[group].ranks) - len(by_rank)
+            if len(by_rank) <= done and not self.missing(group, number):
+                found |= {r: o for r, o in by_rank.items() if r not in found and o.name not in _ENDS_EARLY}
+        return found
+
+    @cached_property
+    def waits(self) -> list[Wait]:
+        """For each rank and group the first open operation for which ranks are missing, and all that are missing."""
+        found: dict[tuple[int, str], Wait] = {}
+        for (group, number), by_rank in self.open_collectives.items():
+            missing = self.missing(group, number)
+            for rank, operation in by_rank.items():
+                others = {*missing, *(by_rank.keys() & self.stuck.keys())} - {rank}
+                if others and not (rank in self.stuck and rank not in missing and others <= self.stuck.keys()):
+                    first = found.get((rank, group), Wait(rank, operation, ())).operation
+                    found[rank, group] = Wait(rank, first, tuple(sorted(others)))
+        return [*found.values(), *self._unmatched()]
+
+    def _unmatched(self) -> Iterator[Wait]:
+        """Open sends and receives whose other end is not open."""
+        ends = {
+            (operation.group, operation.name, rank, operation.peer): operation
+            for rank, witness in self.witnesses.items()
+            for operation in reversed(witness.operations)
+            if operation.is_p2p and operation.is_open and witness.knows_ends
+        }
+        for (group, name, rank, peer), operation in ends.items():
+            other = (group, "recv" if name == "send" else "send", peer, rank)
+            if peer is not None and other not in ends:
+                yield Wait(rank, operation, (peer,))
+
+
+def find_faults(job: Job) -> list[Finding]:
+    """The faults that hold up the job, each with the ranks that it names. Empty if no operation is open."""
+    edges: dict[int, set[int]] = defaultdict(set)
+    for wait in job.waits:
+        edges[wait.rank].update(wait.missing)
+    found = [*_mismatches(job), *_stuck(job)]
+    named = {rank for finding in found for rank in finding.ranks}
+    ends = {other for others in edges.values() for other in others} - edges.keys() - named
+    blocked = {rank: operation for rank in ends if (operation := _posted_by_all(job, rank)) is not None}
+    behind = sorted(ends - blocked.keys() - job.absent)
+    if behind:
+        found += _behind(job, behind)
+    if blocked or not (found or edges):
+        found += _unfinished(job, tuple(blocked.values()))
+    if circle := _circle(edges, ends | named):
+        found.append(_deadlock(job, circle))
+    absent = tuple(sorted(ends & job.absent)) or (() if found else tuple(sorted(job.absent)))
+    if absent and not named and not behind:
+        found.append(_absent(job, absent))
+    return found
+
+
+def _circle(edges: Mapping[int, set[int]], ends: Iterable[int]) -> tuple[int, ...]:
+    """Ranks that wait for each other: those of which no path leads to `ends`, without ranks that only wait for them."""
+    reverse: dict[int, set[int]] = defaultdict(set)
+    for rank, others in edges.items():
+        for other in others:
+            reverse[other].add(rank)
+    todo, explained = list(ends), set(ends)
+    while todo:
+        new = reverse[todo.pop()] - explained
+        explained |= new
+        todo += new
+    left = edges.keys() - explained
+    while True:
+        waited_for = {other for rank in left for other in edges[rank]} & left
+        if waited_for == left:
+            return tuple(sorted(left))
+        left = waited_for
+
+
+def _posted_by_all(job: Job, rank: int) -> Operation | None:
+    """The first open collective of `rank` that all ranks of its group have posted; None if there is none."""
+    for (group, number), by_rank in job.open_collectives.items():
+        if rank in by_rank and not job.missing(group, number):
+            return by_rank[rank]
+    return None
+
+
+def _mismatches(job: Job) -> Iterator[Finding]:
+    """Groups whose ranks posted different operations under one number: the first such number of each."""
+    seen: set[str] = set()
+    for (group, number), by_rank in job.collectives.items():
+        odd = find_odd_ranks({rank: _call(operation) for rank, operation in by_rank.items()})
+        if odd is None or group in seen:
+            continue
+        seen.add(group)
+        sides = "; ".join(
+            f"{ranks_text(ranks)} posted {_words(by_rank[ranks[0]])}"
+            for ranks in sorted(odd.by_value.values(), key=lambda ranks: (len(ranks), ranks))[:_SIDES_SHOWN]
+        )
+        yield _finding(
+            "mismatch",
+            f"{ranks_text(odd.ranks)} posted a different collective than the others"
+            if odd.ranks
+            else f"the ranks of {_group(job, group)} posted different collectives",
+            f"Collective {number} of {_group(job, group)}: {sides}.",
+            _PATHS_FIX,
+            odd.ranks,
+        )
+
+
+def _stuck(job: Job) -> Iterator[Finding]:
+    if ranks := tuple(sorted(job.stuck)):
+        first = job.stuck[ranks[0]]
+        yield _finding(
+            "stuck",
+            f"the GPU of {ranks_text(ranks)} does not finish its work",
+            f"{begun(ranks_text(ranks[:1]))} posted {_text(job, first)}. "
+            "The other ranks have finished it, this GPU has not.",
+            _GPU_FIX.format(ranks_text(ranks)),
+            ranks,
+        )
+
+
+def _behind(job: Job, ranks: Sequence[int]) -> Iterator[Finding]:
+    """Name ranks that did not post an operation for which others wait: one finding for each such operation."""
+    lacking: dict[tuple[str, int], tuple[Wait, list[int]]] = {}
+    for rank in ranks:
+        waits = [wait for wait in job.waits if rank in wait.missing]
+        wait = min(waits, key=lambda wait: (wait.operation.is_p2p, len(wait.missing), wait.operation.number, wait.rank))
+        lacking.setdefault((wait.operation.group, wait.operation.number), (wait, []))[1].append(rank)
+    direct = {wait.rank for wait in job.waits if set(wait.missing) & set(ranks)}
+    others = tuple(sorted({wait.rank for wait in job.waits} - direct))
+    in_turn = f" {begun(ranks_text(others))} wait for those." if others else ""
+    for wait, behind in lacking.values():
+        waiting = {each.rank for each in job.waits if set(each.missing) & set(behind)}
+        name = ranks_text(behind)
+        end = f"the other end of a {wait.operation.name} on rank {wait.rank}"
+        yield _finding(
+            "behind",
+            f"{name} did not post {end if wait.operation.is_p2p else _text(job, wait.operation)}",
+            f"{_waiting_text(waiting)} for {name}.{in_turn}",
+            _STACK_FIX.format(name),
+            tuple(behind),
+        )
+
+
+def _waiting_text(ranks: Collection[int]) -> str:
+    return f"{begun(ranks_text(tuple(sorted(ranks))))} {'waits' if len(ranks) == 1 else 'wait'}"
+
+
+def _unfinished(job: Job, operations: Sequence[Operation]) -> Iterator[Finding]:
+    todo = operations or [
+        next(iter(ops.values())) for key, ops in job.open_collectives.items() if not job.missing(*key)
+    ]
+    for operation in list(dict.fromkeys(todo))[:1]:
+        yield _finding(
+            "unfinished",
+            f"all ranks have posted {_words(operation)}, and none finishes it",
+            f"It is a collective of {_group(job, operation.group)}. No rank is missing, so a message does not arrive.",
+            "Look at what these ranks share: network, firewall, interface, the paths between GPUs (`ddpdiag check`).",
+        )
+
+
+def _deadlock(job: Job, ranks: tuple[int, ...]) -> Finding:
+    waits = {wait.rank: wait for wait in job.waits if wait.rank in ranks}
+    each = [f"{ranks_text([rank])} waits in {_words(waits[rank].operation)}" for rank in ranks[:_SIDES_SHOWN]]
+    return _finding(
+        "deadlock",
+        f"{ranks_text(ranks)} wait for each other",
+        f"{begun('; '.join(each))}. Their programs post to several groups in different orders.",
+        "Let all ranks post to their groups in the same order.",
+        ranks,
+    )
+
+
+def _absent(job: Job, ranks: tuple[int, ...]) -> Finding:
+    few = len(ranks) < len(job.witnesses)
+    return _finding(
+        "no-dump",
+        f"{ranks_text(ranks)} left no dump",
+        f"The other ranks wait for {'it' if len(ranks) == 1 else 'them'}. A rank that raised or was killed leaves none."
+        if few
+        else "So the rank that holds up the job cannot be named.",
+        f"Look at the log of {ranks_text(ranks)}." if few else "Copy the dumps of all hosts into one folder.",
+        ranks if few else (),
+    )
+
+
+def rank_lines(job: Job) -> list[str]:
+    """A line for each group of ranks that do the same."""
+    doing: dict[str, list[int]] = defaultdict(list)
+    waits: dict[int, list[Wait]] = defaultdict(list)
+    for wait in job.waits:
+        waits[wait.rank].append(wait)
+    for rank in sorted(job.witnesses):
+        if waits[rank]:
+            wait = min(waits[rank], key=lambda wait: len(wait.missing))
+            text = f"in {_text(job, wait.operation)}, without {ranks_text(wait.missing)}"
+        elif operation := job.stuck.get(rank) or _posted_by_all(job, rank):
+            text = f"in {_text(job, operation)}, which all its ranks posted"
+        else:
+            text = "in no collective"
+        doing[text].append(rank)
+    return [f"{ranks_text(ranks)}: {text}" for text, ranks in doing.items()]
+
+
+def _finding(word: str, title: str, message: str, fix: str, ranks: tuple[int, ...] = ()) -> Finding:
+    severity = Severity.ERROR if ranks else Severity.WARNING
+    return Finding(code=f"dump.{word}", severity=severity, title=title, message=message, fix=fix, ranks=ranks)
+
+
+def _call(operation: Operation) -> tuple[str, int, str]:
+    """What must be alike in all ranks that post one collective."""
+    name = operation.name
+    return (name, operation.elements, operation.dtype) if name in _EQUAL_SIZES else (name, 0, "")
+
+
+def _words(operation: Operation) -> str:
+    """An operation in words: "all_to_all #45265 (2048x5120 BFloat16)"."""
+    if operation.is_p2p:
+        return f"{operation.name} {'to' if operation.name == 'send' else 'from'} rank {operation.peer}"
+    sizes = ", ".join("x".join(map(str, size)) for size in operation.sizes[:_SIDES_SHOWN])
+    return f"{operation.name} #{operation.number}" + (f" ({sizes} {operation.dtype})" if sizes else "")
+
+
+def _group(job: Job, name: str) -> str:
+    group = job.groups[name]
+    return f"{group.description or f'group {name}'} ({ranks_text(group.ranks)})"
+
+
+def _text(job: Job, operation: Operation) -> str:
+    return f"{_words(operation)} of {_group(job, operation.group)}"

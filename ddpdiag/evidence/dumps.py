@@ -1,0 +1,201 @@
+"""Reader of the files that torch's flight recorder writes when a job hangs, one for each rank.
+
+A file is a pickle (what ProcessGroupNCCL's watchdog writes, torch 2.6 to 2.15) or JSON (what the debug server returns).
+Its rank is the number at the end of its name ("nccl_trace_rank_12"). Not each version has each field:
+
+- `pg_config` names the groups of the rank by their name in all ranks; gloo leaves it empty (measured, torch 2.13).
+- `pg_status` counts what a rank posted, by the group's number in its own process. Both list the groups in the order in
+  which they were opened. gloo counts point-to-point operations as well, which its recorder does not list.
+- gloo never notes that an operation is over: all stay "scheduled" (measured, torch 2.13 and 2.15).
+"""
+
+import contextlib
+import gc
+import io
+import json
+import os
+import pickle
+import re
+import resource
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct, field
+
+from ddpdiag.codec import read_bytes, readable
+from ddpdiag.evidence.attribution import Job
+from ddpdiag.evidence.witness import Group, Operation, Witness
+
+MAX_BYTES = 32 << 20
+_RANK = re.compile(r"(\d{1,6})(?:\.(?:json|pkl|pickle))?$")
+_PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+# Memory beyond that of the process while a pickle is read: nine bytes can ask for gigabytes.
+_MEMORY_BYTES = 256 << 20
+# The operations of each group that are kept: those that are open, and these before them.
+_KEPT = 16
+
+
+class _Entry(Struct, frozen=True, gc=False):
+    profiling_name: str
+    process_group: tuple[str, ...] = ()
+    pg_id: int = 0
+    collective_seq_id: int = 0
+    is_p2p: bool = False
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
+    state: str = ""
+    time_created_ns: int = 0
+
+
+class _Config(Struct, frozen=True):
+    desc: str = ""
+    ranks: str = ""
+
+
+class _Status(Struct, frozen=True):
+    last_enqueued_collective: int = -1
+
+
+class _Dump(Struct, frozen=True):
+    version: str
+    entries: tuple[_Entry, ...]
+    pg_config: dict[str, _Config] = field(default_factory=dict)
+    pg_status: dict[str, _Status] = field(default_factory=dict)
+
+
+class _PlainData(pickle.Unpickler):
+    """An unpickler of numbers, texts, lists, tuples and dicts, which refuses whatever has a name."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise pickle.UnpicklingError("a reference in a flight recorder's dump")
+
+
+def may_be_dump(path: str, head: bytes) -> bool:
+    """Whether a file with these first bytes is a pickle, or JSON with a rank at the end of its name."""
+    return head.startswith(b"\x80") or (head.lstrip()[:1] == b"{" and _RANK.search(Path(path).name) is not None)
+
+
+def read_job(paths: Sequence[str]) -> tuple[Job, list[str]]:
+    """Read the dumps of a job: the newest of each rank, and a sentence for each file that is left out."""
+    problems: list[str] = []
+    witnesses: dict[int, Witness] = {}
+    files: dict[int, str] = {}
+    for path in sorted(paths, key=os.path.getmtime):
+        try:
+            witness = read_dump(path)
+        except OSError as error:
+            problems.append(f"cannot read {readable(path)}: {error.strerror or error}; it is left out")
+            continue
+        if witness is None:
+            problems.append(f"{readable(path)} is no complete dump of torch's flight recorder; it is left out")
+            continue
+        if witness.rank in files:
+            problems.append(f"{readable(files[witness.rank])} is an older dump of rank {witness.rank}; it is left out")
+        witnesses[witness.rank], files[witness.rank] = witness, path
+    return Job(dict(sorted(witnesses.items()))), problems
+
+
+def read_dump(path: str | Path) -> Witness | None:
+    """Read the dump of one rank. None if the file is no dump of a flight recorder, is cut off, or names no rank.
+
+    Raises OSError if it cannot be read, or is larger than 32 MiB.
+    """
+    rank = _RANK.search(Path(path).name)
+    dump = _parse(read_bytes(path, MAX_BYTES))
+    return None if dump is None or rank is None else _witness(int(rank[1]), dump)
+
+
+def _parse(data: bytes) -> _Dump | None:
+    try:
+        with _limited_memory():
+            trace = _PlainData(io.BytesIO(data)).load() if data.startswith(b"\x80") else json.loads(data)
+            return msgspec.convert(trace, _Dump, strict=False)
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
+        return None
+    except (MemoryError, OverflowError, RecursionError):  # an impossible length
+        return None
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Let this process grow by no more than `_MEMORY_BYTES` of addresses, and collect no garbage, which costs 60 %."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = min(value for value in (soft, hard, used + _MEMORY_BYTES) if value != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _witness(rank: int, dump: _Dump) -> Witness:
+    groups = {
+        name: Group(description=config.desc, ranks=_ranks(config.ranks))
+        for name, config in dump.pg_config.items()
+        if config.ranks not in ("", "[]")
+    }
+    knows_ends = not any(entry.profiling_name.startswith("gloo:") for entry in dump.entries)
+    posted = _posted(dump, groups) if knows_ends else {}
+    operations: list[Operation] = []
+    counts: Counter[str] = Counter()
+    for entry in sorted(dump.entries, key=attrgetter("time_created_ns"), reverse=True):
+        name, *description = entry.process_group or ("",)
+        is_open = entry.state != "completed"
+        if not entry.is_p2p:
+            posted[name] = max(posted.get(name, 0), entry.collective_seq_id)
+        if counts[name] >= _KEPT and not (is_open and knows_ends):
+            continue
+        counts[name] += 1
+        group = groups.setdefault(name, Group(description=description[0] if description else ""))
+        operations.append(_operation(entry, name, group, is_open=is_open))
+    return Witness(
+        rank=rank, operations=tuple(reversed(operations)), posted=posted, groups=groups, knows_ends=knows_ends
+    )
+
+
+def _operation(entry: _Entry, name: str, group: Group, *, is_open: bool) -> Operation:
+    peer = _PEER.search(entry.profiling_name)
+    index = int(peer[2]) if peer else -1
+    return Operation(
+        group=name,
+        number=entry.collective_seq_id,
+        name=peer[1] if peer else entry.profiling_name.rpartition(":")[2].lstrip("_"),
+        sizes=entry.input_sizes,
+        dtype="/".join(dict.fromkeys(entry.input_dtypes)),
+        peer=group.ranks[index] if 0 <= index < len(group.ranks) else None,
+        is_open=is_open,
+    )
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
+def _posted(dump: _Dump, groups: Mapping[str, Group]) -> dict[str, int]:
+    """The number of the last collective of each group, for groups whose recent operations are all over.
+
+    Groups with point-to-point operations are left out, because their number counts these instead.
+    """
+    names = _in_order(groups)
+    numbers = _in_order(dump.pg_status)
+    if len(names) != len(numbers):
+        return {}
+    pairs = dict(zip(numbers, names, strict=True))
+    if any(pairs.get(str(entry.pg_id)) != entry.process_group[0] for entry in dump.entries if entry.process_group):
+        return {}
+    p2p = {entry.process_group[0] for entry in dump.entries if entry.is_p2p and entry.process_group}
+    return {name: dump.pg_status[number].last_enqueued_collective for number, name in pairs.items() if name not in p2p}
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
