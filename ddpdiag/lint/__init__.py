@@ -48,5 +48,5 @@ class Rule:
 
 
 def rule(code: str, severity: Severity) -> Callable[[FindHits], Rule]:
-    """Return a decorator that makes a rule of a function. Its name and docstring become the rule's name and manual."""
+    """Return a decorator that makes a `Rule` of a function, from the name and docstring of the function."""
     return lambda find: Rule(code, find.__name__.replace("_", "-"), severity, cleandoc(find.__doc__ or ""), find)

@@ -4,11 +4,11 @@ sampler), and the conditions and ranks under which a line runs."""
 import ast
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 
 from ddpdiag.lint.bindings import PROCESS_INDEX, Bindings, return_values
-from ddpdiag.lint.script import BLOCKS, argument, attribute_path, is_function, names_in, text_of, variables_in
+from ddpdiag.lint.script import BLOCKS, Function, argument, attribute_path, names_in, text_of, variables_in
 from ddpdiag.model import Severity
 
 
@@ -78,7 +78,7 @@ class Analysis(Bindings):
         self._rank_dependence: dict[tuple[ast.AST, int], bool] = {}
 
     def kinds(self, node: ast.expr | None) -> Kinds:
-        """The possible kinds of an expression; {OTHER}: not known; empty: None, or being computed by an outer call."""
+        """The possible kinds of an expression; empty if it is None, nested too deep, or in work by an outer call."""
         if node is None or node in self._in_progress or len(self._in_progress) > _MAX_DEPTH:
             return frozenset()
         if (known := self._final_kinds.get(node) or self._provisional_kinds.get(node)) is not None:
@@ -106,10 +106,6 @@ class Analysis(Bindings):
         """Whether at least one possible kind of the expression is among `kinds`."""
         return node is not None and bool(self.kinds(node) & frozenset(kinds))
 
-    def depends_on_rank(self, node: ast.AST) -> bool:
-        """Whether the value of an expression may depend on the rank, to judge by its names and kinds."""
-        return self._may_depend_on_rank(node, 3)
-
     def contains_rank(self, node: ast.AST) -> bool:
         """Whether a part of the expression is a rank, as a number or as text."""
         ranks = RANKS | {Kind.RANK_TEXT, Kind.LOCAL_RANK_TEXT}
@@ -120,13 +116,14 @@ class Analysis(Bindings):
         parts = [path, *(origin for origin in self.origins(path) if origin is not None)]
         return any(self.contains_rank(part) or any(map(_SUGGESTS_RANK_PATH.search, names_in(part))) for part in parts)
 
-    def _may_depend_on_rank(self, node: ast.AST, depth: int) -> bool:
+    def may_depend_on_rank(self, node: ast.AST, depth: int = 3) -> bool:
+        """Whether an expression may depend on the rank: by its names, its kinds, and `depth` levels of its sources."""
         if (node, depth) not in self._rank_dependence:
             self._rank_dependence[node, depth] = False  # ends the recursion if a name depends on itself
             found = any(map(_SUGGESTS_RANK.search, names_in(node))) or self.contains_rank(node)
             if not found and depth > 0:
                 sources = (source.expression for each in variables_in(node) for source in self.sources(each))
-                found = any(each is not None and self._may_depend_on_rank(each, depth - 1) for each in sources)
+                found = any(each is not None and self.may_depend_on_rank(each, depth - 1) for each in sources)
             self._rank_dependence[node, depth] = found
         return self._rank_dependence[node, depth]
 
@@ -223,10 +220,8 @@ class Analysis(Bindings):
             return self.kinds(call.func.value) & {Kind.WRAPPED} or ONLY_OTHER
         return ONLY_OTHER
 
-    # Conditions on the rank
-
     def is_rank_test(self, test: ast.expr) -> bool:
-        """Whether a condition surely divides the ranks (`rank == 0`, `not rank`, `is_main_process()`)."""
+        """Whether a condition surely holds on some ranks only (`rank == 0`, `not rank`, `is_main_process()`)."""
         match test:
             case ast.Compare(
                 left=left, ops=[(ast.Eq() | ast.NotEq() | ast.Gt() | ast.Lt()) as relation], comparators=[right]
@@ -249,12 +244,10 @@ class Analysis(Bindings):
             return False
         return type(other.value) is int and (other.value >= 0 if equal else 0 <= other.value <= 1)
 
-    # The ranks that run a line
-
     def node_under_rank_test(self, node: ast.AST) -> ast.AST | None:
-        """`node`, or the call through which it is reached, if a rank test surely decides whether that runs; else None.
+        """`node`, or the call through which it is reached, if that is surely under a rank test; else None.
 
-        The search goes from a function to its call only if the script has exactly one.
+        The search goes from a function to its call only if the script calls the function exactly once.
         """
         visited: set[ast.AST] = set()
         while not any(map(self.is_rank_test, self.conditions(node))):
@@ -268,15 +261,11 @@ class Analysis(Bindings):
             node = call_sites[0]
         return node
 
-    def may_run_on_some_ranks(self, node: ast.AST) -> bool:
-        """Whether a node may run on some ranks only: every path to it has a condition that depends on the rank."""
-        return self._runs_only_under(node, self.depends_on_rank)
-
     def runs_on_all_ranks(self, node: ast.AST) -> bool:
         """Whether every rank surely runs a node: the script's top level leads to it, under no condition on the rank."""
         # In a script that spawns its ranks, only the functions of the spawned processes run on every rank.
         is_run_by_ranks = not self.process_starts or self.function_of(node) in self.process_functions
-        return self._is_reached(node) and is_run_by_ranks and not self.may_run_on_some_ranks(node)
+        return self._is_reached(node) and is_run_by_ranks and not self._may_run_on_some_ranks_only(node)
 
     @property
     def several_hosts_severity(self) -> Severity:
@@ -299,24 +288,22 @@ class Analysis(Bindings):
                     exits = self.early_exits.get((outer, name), ())
                     before = bisect_left(exits, block.index(child), key=lambda exit: exit.position)
                     yield from (each.test for each in exits[max(0, before - _MAX_EXITS) : before])
-            if is_function(outer):
+            if isinstance(outer, Function):
                 return
             child = outer
 
-    def _runs_only_under(
-        self, node: ast.AST, matches: Callable[[ast.expr], bool], visited: frozenset[ast.AST] = frozenset()
-    ) -> bool:
-        """Whether a node runs only under conditions that match, in its function or at every call of its function."""
-        if any(map(matches, self.conditions(node))):
+    def _may_run_on_some_ranks_only(self, node: ast.AST, visited: frozenset[ast.AST] = frozenset()) -> bool:
+        """Whether a condition around a node, or around every call of its function, may depend on the rank."""
+        if any(map(self.may_depend_on_rank, self.conditions(node))):
             return True
         function = self.function_of(node)
         if function is None or function in visited or self._is_started(function):
             return False
         sites = self.call_sites.get(function, ())
-        return bool(sites) and all(self._runs_only_under(site, matches, visited | {function}) for site in sites)
+        return bool(sites) and all(self._may_run_on_some_ranks_only(site, visited | {function}) for site in sites)
 
     def _is_reached(self, node: ast.AST, visited: frozenset[ast.AST] = frozenset()) -> bool:
-        """Whether the script's top level or a started process leads to a node, through calls in the script."""
+        """Whether a node runs, through calls in the script, from its top level or in a process that it starts."""
         function = self.function_of(node)
         if function is None or self._is_started(function):
             return True

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from ddpdiag.lint.script import Function, Script, argument, attribute_path, has_unpacking, is_function, scope_nodes
+from ddpdiag.lint.script import Function, Script, argument, attribute_path, has_unpacking, scope_nodes
 
 # A name with the function or module in which it is bound, or a dotted attribute with its class (see `_attribute_key`).
 Key = tuple[ast.AST | None, str]
@@ -15,7 +15,7 @@ PROCESS_INDEX, ELEMENT = "process index", "element"
 
 
 class Source(NamedTuple):
-    """The origin of a value: `expression`, or an element of the tuple that the expression gives.
+    """The origin of a value: `expression`, or element `element_index` of the tuple that the expression gives.
 
     `role` is PROCESS_INDEX or ELEMENT, else empty. `expression` is None for a PROCESS_INDEX and for an unknown origin.
     """
@@ -26,7 +26,6 @@ class Source(NamedTuple):
 
 
 UNKNOWN = Source(None)
-Binding = tuple[Key, Source]
 
 
 class Bindings(Script):
@@ -37,7 +36,7 @@ class Bindings(Script):
         """The sources of all names and attributes that the script assigns."""
         sources: dict[Key, list[Source]] = defaultdict(list)
         for scope in self.nodes:
-            if isinstance(scope, ast.Module) or is_function(scope):
+            if isinstance(scope, ast.Module | Function):
                 nodes = tuple(scope_nodes(scope))
                 global_names = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
                 for target, source in (pair for node in nodes for pair in _assignments(node)):
@@ -50,13 +49,15 @@ class Bindings(Script):
         if isinstance(node, ast.Attribute):
             return self._sources_by_key.get(self._attribute_key(node), [])
         for scope in self.ancestors(node):
-            if isinstance(scope, ast.Module) or is_function(scope):
-                arguments = self._argument_sources(scope, node.id) if is_function(scope) else ()
+            if isinstance(scope, ast.Module | Function):
+                arguments = self._argument_sources(scope, node.id) if isinstance(scope, Function) else ()
                 if sources := [*arguments, *self._sources_by_key.get((scope, node.id), ())]:
                     return sources
         return []
 
-    def _bindings(self, scope: ast.AST, target: ast.expr, source: Source, global_names: set[str]) -> Iterator[Binding]:
+    def _bindings(
+        self, scope: ast.AST, target: ast.expr, source: Source, global_names: set[str]
+    ) -> Iterator[tuple[Key, Source]]:
         """Yield the key and source of each name or attribute in a target; `global_names` belong to the module."""
         match target:
             case ast.Name(id=name):
@@ -73,7 +74,7 @@ class Bindings(Script):
         return (self.class_of(node) if path.startswith("self.") else None, path)
 
     def _argument_sources(self, function: Function, name: str) -> Iterator[Source]:
-        """Yield the source of the parameter `name` at each call, or UNKNOWN; nothing if there is no such parameter."""
+        """Yield a source of the parameter `name` for each call of `function`; nothing if it has no such parameter."""
         arguments = function.args
         parameters = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if name not in parameters:
@@ -97,7 +98,7 @@ class Bindings(Script):
 
     def _process_argument(self, start_call: ast.Call, position: int) -> Source:
         """The source of parameter `position` of f in mp.spawn(f, args=(...)) or Process(target=f, args=(...))."""
-        is_spawn = self.callee_name(start_call).rpartition(".")[2] != "Process"
+        is_spawn = self.last_name(start_call) != "Process"
         if is_spawn and position == 0:
             return Source(None, role=PROCESS_INDEX)
         arguments = argument(start_call, "args", 1 if is_spawn else 3)
@@ -122,7 +123,7 @@ class Bindings(Script):
         )
 
     def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
-        """The expressions from which a value may come, through names, attributes and calls; None: unknown."""
+        """The expressions that may give the value of `node`, through names, attributes and calls; None: unknown."""
         origins: list[ast.expr | None] = []
         visited: set[ast.expr | None] = set()
         waiting: list[ast.expr | None] = [node]

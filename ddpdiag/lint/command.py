@@ -79,14 +79,14 @@ def run(paths: Sequence[str], options: LintArgs) -> int:
         files.write(json, encode(report).decode() + "\n")
     show(report_text(report, details=options.details, width=width, color=has_color), stream)
     if options.github:
-        sys.stdout.write("".join(map(_annotation, report.findings)))
+        sys.stdout.write("".join(map(_github_annotation, report.findings)))
     for sentence in report.errors:
         complain(sentence)
     return report.exit_code
 
 
 def select_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules whose codes begin with one of `select` (empty: all), none of `ignore`. UsageError: no rule has one."""
+    """The rules whose codes begin with a text in `select` (empty: all) and none in `ignore`. Refuses unknown codes."""
     codes = [rule.code for rule in all_rules()]
     selected, excluded = (
         tuple(part.strip().upper() for each in texts for part in each.split(",")) for texts in (select, ignore)
@@ -96,16 +96,12 @@ def select_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ..
             if not name or not any(code.startswith(name) for code in codes):
                 known = f"expected {codes[0]} to {codes[-1]}, or a prefix{did_you_mean(name, codes)}"
                 raise UsageError(f"{option} {name}: unknown code of a lint rule; {known}")
-    return tuple(
-        rule
-        for rule in all_rules()
-        if (not selected or rule.code.startswith(selected)) and not (excluded and rule.code.startswith(excluded))
-    )
+    rules = (rule for rule in all_rules() if not selected or rule.code.startswith(selected))
+    return tuple(rule for rule in rules if not rule.code.startswith(excluded))
 
 
 def judge_files(paths: Sequence[str], rules: Sequence[Rule] | None = None, *, quiet: bool = False) -> LintReport:
     """Judge all files and folders of `paths` by `rules` (None: all). A file that cannot be read becomes an error."""
-    rules = all_rules() if rules is None else rules
     scripts: list[FileResult] = []
     findings: list[Finding] = []
     errors: list[str] = []
@@ -137,7 +133,7 @@ def _read_standard_input(*, quiet: bool) -> bytes:
 
 
 def _python_files(folder_or_file: str, errors: list[str]) -> Iterator[str]:
-    """Yield a file, or the Python files below a folder by name. If there are none, add a sentence to `errors`."""
+    """Yield the file, or the Python files below the folder by name. If it has none, add a sentence to `errors`."""
     if not os.path.isdir(folder_or_file):
         yield folder_or_file
         return
@@ -150,9 +146,6 @@ def _python_files(folder_or_file: str, errors: list[str]) -> Iterator[str]:
                 yield os.path.join(folder, name)
     if not has_files:
         errors.append(f"{readable(folder_or_file)}: no Python file (*.py) in this directory")
-
-
-# From the bytes of a file to its findings ----------------------------------------------------------------------------
 
 
 def read_findings(
@@ -216,9 +209,10 @@ def _position(lines: Sequence[str], node: ast.AST) -> tuple[int, int, str]:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the `with` block after `seconds` of processor time. Signals do so: in the main thread only.
+    """Raise TimeoutError in the `with` block after `seconds` of processor time. A signal does so, in the main thread.
 
-    Some rules compare pairs of lines, so for some generated scripts the time grows with the square of the length.
+    In another thread there is no limit. Some rules compare pairs of lines, so that for some generated scripts the time
+    grows with the square of the length.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -272,9 +266,6 @@ def _ignore_comments(source: str) -> Iterator[tuple[int, frozenset[str]]]:
             yield token.start[0], frozenset(code.strip().upper() for code in codes)
 
 
-# Text for the terminal and for GitHub --------------------------------------------------------------------------------
-
-
 def report_text(report: LintReport, *, details: bool, width: int, color: bool) -> str:
     """The report as text: a paragraph for each finding, then a line with the counts. Notes only with `details`."""
     findings = [finding for finding in report.findings if details or finding.severity is not Severity.NOTE]
@@ -286,7 +277,7 @@ def report_text(report: LintReport, *, details: bool, width: int, color: bool) -
     # Without `details`, the reason is shown only if there is a single script.
     shows_not_judged = details or len(not_judged) == len(report.scripts) == 1
     notes = [f"{one_line(script.path)}: not judged: {script.not_judged}" for script in not_judged if shows_not_judged]
-    lines = [*notes, _counts(report, details=details)]
+    lines = [*notes, _counts_text(report, details=details)]
     if findings:
         lines.append(f"`ddpdiag explain {findings[0].code}` gives the reason and sources.")
     return page.text() + "\n".join(lines) + "\n"
@@ -313,8 +304,8 @@ def _write_source(page: Page, line: int, column: int, source: str, style: str) -
     page.write_verbatim((f"{' ' * len(str(line))} | ", "dim"), " " * cell_len(before), ("^", style), indent=_INDENT)
 
 
-def _annotation(finding: Finding) -> str:
-    """GitHub's annotation of a finding (docs.github.com/actions/reference/workflow-commands-for-github-actions)."""
+def _github_annotation(finding: Finding) -> str:
+    """The annotation of a finding, as in docs.github.com/actions/reference/workflow-commands-for-github-actions."""
     evidence: Mapping[str, Any] = finding.evidence
     level = "notice" if finding.severity is Severity.NOTE else finding.severity.value
     names = {"file": evidence["path"], "line": evidence["line"], "col": evidence["column"]}
@@ -323,19 +314,17 @@ def _annotation(finding: Finding) -> str:
     return f"::{level} {place}::{_escaped(finding.message)}%0AFix: {_escaped(finding.fix)}\n"
 
 
-def _escaped(value: object, extra: str = "") -> str:
-    return "".join(f"%{ord(letter):02X}" if letter in f"%{extra}" else letter for letter in one_line(str(value)))
+def _escaped(value: object, separators: str = "") -> str:
+    """One line of text, in which percent signs and `separators` are replaced by their codes."""
+    return "".join(f"%{ord(letter):02X}" if letter in f"%{separators}" else letter for letter in one_line(str(value)))
 
 
-def _counts(report: LintReport, *, details: bool) -> str:
+def _counts_text(report: LintReport, *, details: bool) -> str:
     judged = sum(script.not_judged is None for script in report.scripts)
     counts = {severity: sum(finding.severity is severity for finding in report.findings) for severity in Severity}
-    faults = ", ".join(
-        count(counts[severity], severity.value) for severity in (Severity.ERROR, Severity.WARNING) if counts[severity]
-    )
-    parts = [
-        f"{count(judged, 'script')} judged" + (f": {faults}" if faults else ": no problems found" if judged else "")
-    ]
+    faults = ", ".join(count(counts[each], each.value) for each in (Severity.ERROR, Severity.WARNING) if counts[each])
+    result = f": {faults}" if faults else ": no problems found" if judged else ""
+    parts = [f"{count(judged, 'script')} judged{result}"]
     hidden = "" if details else " (--details)"
     if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
         parts.append(f"{count(others, 'file')} not judged{hidden}")

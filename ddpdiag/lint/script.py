@@ -4,12 +4,12 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Frameworks that open the process group, move the model and shard the data themselves, each in its own way.
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
+# The full names of the classes and functions whose calls `Script` collects.
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 _GROUPS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
 _SAMPLERS = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler")
@@ -20,8 +20,8 @@ _HOST_VARIABLES = {"NODE_RANK", "GROUP_RANK", "NNODES", "SLURM_NNODES", "SLURM_J
 BLOCKS = ("body", "orelse", "finalbody")
 
 
-class Exit(NamedTuple):
-    """The position in its block and the condition of an `if` whose body leaves the block, such as by `return`."""
+class EarlyExit(NamedTuple):
+    """An `if` whose body leaves the block, such as by `return`: its position in the block, and its condition."""
 
     position: int
     test: ast.expr
@@ -58,7 +58,7 @@ class Script:
         """The functions and methods that the script defines, by name."""
         named: dict[str, list[Function]] = defaultdict(list)
         for node in self.nodes:
-            if is_function(node):
+            if isinstance(node, Function):
                 named[node.name].append(node)
         return {name: tuple(each) for name, each in named.items()}
 
@@ -101,24 +101,19 @@ class Script:
         """Yield the calls of functions with these full names, by line."""
         return (call for call in self.calls if self.callee_name(call) in names)
 
-    # Whether the script is judged
-
     @cached_property
     def imported_packages(self) -> frozenset[str]:
-        """The packages from which the script imports."""
         return frozenset(origin.partition(".")[0] for origin in self.imports.values())
 
     @property
     def why_not_judged(self) -> str | None:
-        """The reason why this file is not judged. None: it is judged."""
+        """The reason why the script is not judged; None if it is."""
         for framework in _FRAMEWORKS:
             if framework in self.imported_packages:
                 return f"{framework} sets up DistributedDataParallel in it"
         if not self.wrappings and not self.groups:
             return "it makes no process group and no DistributedDataParallel"
         return None
-
-    # What encloses a node
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that enclose `node`, the innermost first."""
@@ -127,7 +122,7 @@ class Script:
             node = outer
 
     def function_of(self, node: ast.AST) -> Function | None:
-        return next((outer for outer in self.ancestors(node) if is_function(outer)), None)
+        return next((outer for outer in self.ancestors(node) if isinstance(outer, Function)), None)
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         return next((outer for outer in self.ancestors(node) if isinstance(outer, ast.ClassDef)), None)
@@ -143,18 +138,16 @@ class Script:
         return node
 
     @cached_property
-    def early_exits(self) -> dict[tuple[ast.AST, str], tuple[Exit, ...]]:
-        """The exits such as `if rank != 0: return` in each block, in order. A block is (node, name of its field)."""
-        exits: dict[tuple[ast.AST, str], tuple[Exit, ...]] = {}
+    def early_exits(self) -> dict[tuple[ast.AST, str], tuple[EarlyExit, ...]]:
+        """The early exits of each block, in order. The key of a block is its node and the field that holds it."""
+        exits: dict[tuple[ast.AST, str], tuple[EarlyExit, ...]] = {}
         for node in self.nodes:
             for name in BLOCKS:
                 block = getattr(node, name, None)
                 if isinstance(block, list):
                     ifs = ((index, each) for index, each in enumerate(block) if isinstance(each, ast.If))
-                    exits[node, name] = tuple(Exit(index, each.test) for index, each in ifs if leaves_block(each.body))
+                    exits[node, name] = tuple(EarlyExit(i, each.test) for i, each in ifs if leaves_block(each.body))
         return exits
-
-    # Calls of the script's functions
 
     @cached_property
     def call_sites(self) -> dict[ast.AST, tuple[ast.Call, ...]]:
@@ -223,8 +216,6 @@ class Script:
             waiting += [callee for call in calls for callee in self.callees(call)]
         return frozenset(reached)
 
-    # Facts about the whole script
-
     @cached_property
     def strings(self) -> frozenset[str]:
         return frozenset(text for node in self.nodes if (text := text_of(node)) is not None)
@@ -251,13 +242,6 @@ class Script:
     def mentions_several_hosts(self) -> bool:
         """Whether the script mentions hosts: an option such as --nnodes, a variable such as NODE_RANK."""
         return bool(_HOST_OPTIONS & self.options.keys()) or bool(_HOST_VARIABLES & self.strings)
-
-
-# Functions that read one node alone ----------------------------------------------------------------------------------
-
-
-def is_function(node: ast.AST) -> TypeGuard[Function]:
-    return isinstance(node, _FUNCTIONS)
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
@@ -316,7 +300,7 @@ def scope_nodes(function: ast.AST) -> Iterator[ast.AST]:
     while stack:
         node = stack.pop()
         yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
             stack.extend(ast.iter_child_nodes(node))
 
 

@@ -6,12 +6,12 @@ from ddpdiag.errors import UsageError
 from ddpdiag.lint import Rule
 from ddpdiag.lint.rules import data, devices, model, processes, training
 
-_SUBJECTS = (devices, processes, data, model, training)
+_MODULES = (devices, processes, data, model, training)
 
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    return tuple(sorted((rule for subject in _SUBJECTS for rule in subject.RULES), key=lambda rule: rule.code))
+    return tuple(sorted((rule for module in _MODULES for rule in module.RULES), key=lambda rule: rule.code))
 
 
 def rule_of(code: str) -> Rule:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ddpdiag.lint import Hit, rule
 from ddpdiag.lint.analysis import RANKS, Analysis, Kind, name_or_code
-from ddpdiag.lint.script import argument, has_backward, has_unpacking, is_constant, is_function, variables_in
+from ddpdiag.lint.script import Function, argument, has_backward, has_unpacking, is_constant, variables_in
 from ddpdiag.model import Severity
 
 
@@ -27,11 +27,8 @@ def shuffle_beside_sampler(script: Analysis) -> Iterator[Hit]:
     for loader in script.loaders:
         is_shuffled = is_constant(argument(loader, "shuffle", 2), True)
         if is_shuffled and script.may_be(argument(loader, "sampler", 3), Kind.SAMPLER):
-            yield Hit(
-                loader,
-                "DataLoader refuses shuffle=True together with a sampler",
-                "Remove shuffle: the DistributedSampler shuffles.",
-            )
+            message = "DataLoader refuses shuffle=True together with a sampler"
+            yield Hit(loader, message, "Remove shuffle: the DistributedSampler shuffles.")
 
 
 @rule("LNT009", Severity.WARNING)
@@ -71,7 +68,7 @@ def _mentions_sampler(script: Analysis) -> bool:
 
 
 def _is_unsharded(script: Analysis, dataset: ast.expr | None) -> bool:
-    """Whether the dataset is surely complete on every rank: one of torchvision or a TensorDataset, without the rank."""
+    """Whether every rank surely has all data: a dataset of torchvision or a TensorDataset, made without the rank."""
     if dataset is None or script.may_differ_by_rank(dataset):
         return False
     return all(
@@ -85,9 +82,6 @@ def _feeds_training(script: Analysis, loader: ast.Call) -> bool:
     loops = (node for node in script.nodes if isinstance(node, ast.For) and has_backward(node))
     iterated = (name for loop in loops for name in variables_in(loop.iter))
     return any(origin is loader for name in iterated for origin in script.origins(name))
-
-
-_MAX_DEPTH = 4
 
 
 @rule("LNT010", Severity.WARNING)
@@ -114,12 +108,9 @@ def no_set_epoch(script: Analysis) -> Iterator[Hit]:
         return
     loops = (node for node in script.nodes if isinstance(node, ast.For) and _is_training_loop(script, node))
     epoch_loops = (loop for loop in loops if any(script.may_be(name, Kind.LOADER) for name in variables_in(loop.iter)))
-    if any(_is_repeated(script, loop, _MAX_DEPTH) for loop in epoch_loops):
-        yield Hit(
-            shuffling[0],
-            "set_epoch is never called: the sampler gives the same order in every epoch",
-            "Call sampler.set_epoch(epoch) at the start of every epoch.",
-        )
+    if any(_is_repeated(script, loop) for loop in epoch_loops):
+        message = "set_epoch is never called: the sampler gives the same order in every epoch"
+        yield Hit(shuffling[0], message, "Call sampler.set_epoch(epoch) at the start of every epoch.")
 
 
 def _is_training_loop(script: Analysis, loop: ast.For) -> bool:
@@ -129,18 +120,18 @@ def _is_training_loop(script: Analysis, loop: ast.For) -> bool:
     return any(has_backward(function) for call in calls for function in script.callees(call))
 
 
-def _is_repeated(script: Analysis, node: ast.AST, depth: int) -> bool:
-    """Whether a loop encloses `node` in its function, or encloses a call of that function."""
+def _is_repeated(script: Analysis, node: ast.AST, depth: int = 4) -> bool:
+    """Whether a loop encloses `node` in its function, or a call of that function, through `depth` calls at most."""
     for outer in script.ancestors(node):
         if isinstance(outer, (ast.For, ast.While)):
             return True
-        if is_function(outer):
+        if isinstance(outer, Function):
             call_sites = script.call_sites.get(outer, ())
             return depth > 0 and any(_is_repeated(script, site, depth - 1) for site in call_sites)
     return False
 
 
-_FIX = "Remove this argument: the sampler asks the process group."
+_SAMPLER_FIX = "Remove this argument: the sampler asks the process group."
 
 
 @rule("LNT011", Severity.WARNING)
@@ -169,21 +160,22 @@ def sampler_of_wrong_rank(script: Analysis) -> Iterator[Hit]:
         counts_one_host = replicas is not None and script.is_surely(replicas, Kind.LOCAL_WORLD_SIZE)
         if rank is not None and script.is_surely(rank, Kind.LOCAL_RANK) and not counts_one_host:
             message = f"{name_or_code(rank)} is a local rank: all hosts train on the same parts of the data"
-            yield Hit(rank, message, _FIX, script.several_hosts_severity)
+            yield Hit(rank, message, _SAMPLER_FIX, script.several_hosts_severity)
         if replicas is not None and counts_one_host and (rank is None or script.is_surely(rank, Kind.RANK)):
             message = f"{name_or_code(replicas)} counts the GPUs of one host, not the ranks of the job"
-            yield Hit(replicas, message, _FIX, script.several_hosts_severity)
+            yield Hit(replicas, message, _SAMPLER_FIX, script.several_hosts_severity)
         seed = argument(sampler, "seed", 4)
         if seed is not None and script.contains_surely(seed, *RANKS):
-            yield Hit(seed, "the seed differs between ranks: their parts of the data overlap", _FIX, Severity.ERROR)
+            message = "the seed differs between ranks: their parts of the data overlap"
+            yield Hit(seed, message, _SAMPLER_FIX, Severity.ERROR)
 
 
+# Functions that split data, with the name and position of the argument that fixes their random numbers.
 _SPLITS = {
     "torch.utils.data.random_split": ("generator", 2),
     "torch.utils.data.dataset.random_split": ("generator", 2),
     "sklearn.model_selection.train_test_split": ("random_state", None),
 }
-_GENERATOR = "generator=torch.Generator().manual_seed(0)."
 
 
 @rule("LNT012", Severity.ERROR)
@@ -211,11 +203,9 @@ def split_differs(script: Analysis) -> Iterator[Hit]:
         name, position = _SPLITS[script.callee_name(call)]
         is_random = argument(call, name, position) is None and not is_constant(argument(call, "shuffle"), False)
         if is_random and not has_unpacking(call) and script.runs_on_all_ranks(call):
-            yield Hit(
-                call,
-                "each rank splits by different random numbers: one rank trains on data that another validates on",
-                "Fix the split: " + ("random_state=0." if position is None else _GENERATOR),
-            )
+            fix = "random_state=0." if name == "random_state" else "generator=torch.Generator().manual_seed(0)."
+            message = "each rank splits by different random numbers: one rank trains on data that another validates on"
+            yield Hit(call, message, f"Fix the split: {fix}")
 
 
 @rule("LNT014", Severity.WARNING)
@@ -243,9 +233,7 @@ def uneven_inputs(script: Analysis) -> Iterator[Hit]:
     if not script.wrappings or is_evened_out:
         return
     for loop in script.nodes:
-        if not isinstance(loop, ast.For) or not has_backward(loop):
-            continue
-        if script.contains_surely(loop.iter, Kind.SHARD):
+        if isinstance(loop, ast.For) and has_backward(loop) and script.contains_surely(loop.iter, Kind.SHARD):
             yield Hit(
                 loop,
                 "this loop trains on every n-th element: if their number is not a multiple of the world size, some "

@@ -99,7 +99,7 @@ def device_of_global_rank(script: Analysis) -> Iterator[Hit]:
 
 
 def _devices(script: Analysis, node: ast.AST) -> Iterator[ast.expr]:
-    """The expressions in `node` that give the number of a GPU."""
+    """Yield the expressions in `node` that give the number of a GPU."""
     match node:
         case ast.keyword(arg="device_ids", value=ast.List(elts=devices)):
             yield from devices
@@ -137,11 +137,8 @@ def one_gpu_for_all(script: Analysis) -> Iterator[Hit]:
         return
     for call in script.groups:
         if any(word == "nccl" or word.endswith(":nccl") for word in words_in(call)):
-            yield Hit(
-                call,
-                "nothing chooses a GPU for each rank, so all ranks of a host use GPU 0",
-                'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.',
-            )
+            fix = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.'
+            yield Hit(call, "nothing chooses a GPU for each rank, so all ranks of a host use GPU 0", fix)
 
 
 def _chooses_gpu(script: Analysis) -> bool:
@@ -208,21 +205,16 @@ def local_rank_option(script: Analysis) -> Iterator[Hit]:
     option = script.options.get("local_rank")
     if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & script.strings or not _is_read_but_not_set(script):
         return
-    spellings = {text_of(arg) for arg in option.args}
+    spellings, fix = {text_of(arg) for arg in option.args}, 'Read int(os.environ["LOCAL_RANK"]) instead.'
     if "--local-rank" not in spellings:
-        yield Hit(
-            option,
+        message = (
             "torchrun passes no --local_rank, and torch.distributed.launch passes --local-rank since torch 2.0: "
-            "the script stops, or all ranks use one GPU",
-            'Read int(os.environ["LOCAL_RANK"]) instead.',
+            "the script stops, or all ranks use one GPU"
         )
+        yield Hit(option, message, fix)
     elif "--local_rank" in spellings or len(spellings) == 1:
-        yield Hit(
-            option,
-            "torchrun and srun pass no --local-rank; only torch.distributed.launch does, and it is deprecated",
-            'Read int(os.environ["LOCAL_RANK"]) instead.',
-            Severity.NOTE,
-        )
+        message = "torchrun and srun pass no --local-rank; only torch.distributed.launch does, and it is deprecated"
+        yield Hit(option, message, fix, Severity.NOTE)
 
 
 def _is_read_but_not_set(script: Analysis) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from ddpdiag.lint import Hit, rule
 from ddpdiag.lint.analysis import RANKS, Analysis, Kind, is_same, moved_object, name_or_code
 from ddpdiag.lint.script import (
+    Function,
     argument,
     has_backward,
     has_unpacking,
     is_constant,
-    is_function,
     names_in,
     text_of,
     words_in,
@@ -19,7 +19,6 @@ from ddpdiag.lint.script import (
 from ddpdiag.model import Severity
 
 _DEVICE_NAME = re.compile(r"dev|gpu|cuda|rank", re.IGNORECASE)
-_FIX = "Move the model first, then wrap it."
 
 
 @rule("LNT016", Severity.ERROR)
@@ -43,15 +42,16 @@ def wrapped_before_move(script: Analysis) -> Iterator[Hit]:
     """
     if "set_default_device" in script.read_attributes:
         return
+    fix = "Move the model first, then wrap it."
     for wrapping in script.wrappings:
         model = argument(wrapping, "module", 0)
         if model is None or not _is_unmoved(script, wrapping, model):
             continue
         device_ids = argument(wrapping, "device_ids", 1)
         if (move := _move_after(script, wrapping)) is not None:
-            yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", _FIX)
+            yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", fix)
         elif isinstance(device_ids, ast.List) and device_ids.elts:
-            yield Hit(wrapping, "device_ids is set, but the model is still on the CPU: this call fails", _FIX)
+            yield Hit(wrapping, "device_ids is set, but the model is still on the CPU: this call fails", fix)
 
 
 def _is_unmoved(script: Analysis, wrapping: ast.Call, model: ast.expr) -> bool:
@@ -64,7 +64,7 @@ def _is_unmoved(script: Analysis, wrapping: ast.Call, model: ast.expr) -> bool:
         is_later_move = moves_wrapped and each is not None and each.lineno > wrapping.lineno
         if each is not wrapping and target is not wrapping and not is_later_move:
             origins.append(each)
-    if not origins or not all(isinstance(each, ast.Call) and _makes_module(script, each) for each in origins):
+    if not origins or not all(isinstance(each, ast.Call) and _makes_cpu_module(script, each) for each in origins):
         return False
     function = script.function_of(wrapping)
     return not any(
@@ -75,7 +75,8 @@ def _is_unmoved(script: Analysis, wrapping: ast.Call, model: ast.expr) -> bool:
     )
 
 
-def _makes_module(script: Analysis, call: ast.Call) -> bool:
+def _makes_cpu_module(script: Analysis, call: ast.Call) -> bool:
+    """Whether the call surely makes a module, and neither its arguments nor the module's class mention a device."""
     if any(_DEVICE_NAME.search(name) for each in (*call.args, *call.keywords) for name in names_in(each)):
         return False
     name = script.callee_name(call)
@@ -175,11 +176,11 @@ def _calls_bare_model(script: Analysis, call: ast.Call, *, by_name: bool) -> boo
     scope = script.scope_of(call)
     if script.may_be(func, Kind.BARE_MODEL):
         outer = script.parents.get(call)
-        is_target = isinstance(outer, ast.Attribute) and outer.attr == "detach"  # no gradient flows through it
+        is_detached = isinstance(outer, ast.Attribute) and outer.attr == "detach"  # no gradient flows through it
         # A function of another file may call the wrapped model, and return the result that is trained.
         others = (other for other in script.calls if script.scope_of(other) is scope)
         results = (other for other in others if not isinstance(script.parents.get(other), ast.Expr))
-        return not is_target and not any(_passes_model_on(script, other) for other in results)
+        return not is_detached and not any(_passes_model_on(script, other) for other in results)
     return by_name and any(
         script.scope_of(wrapping) is scope and any(is_same(func, name) for name in _names_of_wrapped(script, wrapping))
         for wrapping in script.wrappings
@@ -217,7 +218,7 @@ def _is_in_training(script: Analysis, call: ast.Call) -> bool:
         if isinstance(outer, ast.With) and any(_NO_GRAD.search(ast.unparse(item.context_expr)) for item in outer.items):
             return False
         is_in_loop = is_in_loop or (isinstance(outer, (ast.For, ast.While)) and has_backward(outer))
-        if is_function(outer):
+        if isinstance(outer, Function):
             break
     return is_in_loop
 

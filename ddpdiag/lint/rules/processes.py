@@ -22,7 +22,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 @rule("LNT005", Severity.ERROR)
-def coordinator_at_home(script: Analysis) -> Iterator[Hit]:
+def loopback_master_addr(script: Analysis) -> Iterator[Hit]:
     """MASTER_ADDR is this host, in a script for several hosts.
 
     What: the script sets MASTER_ADDR to localhost or 127.0.0.1 and overrides the launcher's value, or opens the process
@@ -49,8 +49,8 @@ def coordinator_at_home(script: Analysis) -> Iterator[Hit]:
 
 def _sets_loopback(script: Analysis, node: ast.AST) -> bool:
     match node:
-        case ast.Assign(targets=[ast.Subscript(value=whole, slice=key)], value=value):
-            is_variable = text_of(key) == "MASTER_ADDR" and script.name(whole) == "os.environ"
+        case ast.Assign(targets=[ast.Subscript(value=container, slice=key)], value=value):
+            is_variable = text_of(key) == "MASTER_ADDR" and script.name(container) == "os.environ"
             return is_variable and text_of(value) in _LOOPBACK
         case ast.Call() if node in script.groups:
             address = text_of(argument(node, "init_method", 1)) or ""
@@ -82,17 +82,11 @@ def spawn_at_import(script: Analysis) -> Iterator[Hit]:
         functions = script.functions.get(target.id, ()) if isinstance(target, ast.Name) else ()
         is_nested = bool(functions) and all(script.function_of(each) is not None for each in functions)
         if script.function_of(call) is None and not any(script.conditions(call)):
-            yield Hit(
-                call,
-                "every spawned process imports this script, and would spawn again",
-                'Move the call into `if __name__ == "__main__":`.',
-            )
+            message = "every spawned process imports this script, and would spawn again"
+            yield Hit(call, message, 'Move the call into `if __name__ == "__main__":`.')
         elif target is not None and (is_nested or isinstance(target, ast.Lambda)):
-            yield Hit(
-                target,
-                'a spawned process cannot find this function by its name, and fails with "Can\'t pickle"',
-                "Define the function at the top of the file.",
-            )
+            message = 'a spawned process cannot find this function by its name, and fails with "Can\'t pickle"'
+            yield Hit(target, message, "Define the function at the top of the file.")
 
 
 @rule("LNT007", Severity.ERROR)
@@ -125,6 +119,7 @@ def fork_after_cuda(script: Analysis) -> Iterator[Hit]:
 
 
 def _forks_workers(loader: ast.Call) -> bool:
+    """Whether the DataLoader has worker processes that are forked, as by default."""
     workers = argument(loader, "num_workers", 5)
     is_spawned = text_of(argument(loader, "multiprocessing_context")) in ("spawn", "forkserver")
     return workers is not None and not is_constant(workers, 0) and not is_spawned and not has_unpacking(loader)
@@ -256,11 +251,8 @@ def load_without_map_location(script: Analysis) -> Iterator[Hit]:
         if any("pretrain" in word.lower() for part in parts for word in words_in(part)):
             continue
         if _is_loaded_as_state(script, call) and script.runs_on_all_ranks(call):
-            yield Hit(
-                call,
-                "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory",
-                'Pass map_location="cpu".',
-            )
+            message = "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory"
+            yield Hit(call, message, 'Pass map_location="cpu".')
 
 
 def _is_loaded_as_state(script: Analysis, call: ast.Call) -> bool:
@@ -290,15 +282,12 @@ def no_destroy(script: Analysis) -> Iterator[Hit]:
     """
     cleanup_names = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
     if script.groups and not cleanup_names & set(names_in(script.tree)) and not cleanup_names & set(script.imports):
-        yield Hit(
-            script.groups[0],
-            "the process group is never destroyed: torch warns, and ranks that end early may leave others hanging",
-            "Call dist.destroy_process_group() at the end.",
-        )
+        message = "the process group is never destroyed: torch warns, and ranks that end early may leave others hanging"
+        yield Hit(script.groups[0], message, "Call dist.destroy_process_group() at the end.")
 
 
 RULES = (
-    coordinator_at_home,
+    loopback_master_addr,
     spawn_at_import,
     fork_after_cuda,
     download_race,

@@ -36,22 +36,15 @@ def collective_on_some_ranks(script: Analysis) -> Iterator[Hit]:
         group = argument(call, "group") or argument(call, "process_group")
         has_group = has_unpacking(call) or (group is not None and not is_constant(group, None))
         branch = None if has_group or _has_matching_call(script, call) else script.node_under_rank_test(call)
-        if branch is None:
-            continue
         name = script.last_name(call)
         if branch is call:
             message = f"only some ranks reach this {name}, and all ranks must call it: they will hang"
-        else:
-            message = (
-                f"only some ranks call {_call_text(branch)}, and all ranks must call the {name} in it: they will hang"
-            )
-        yield Hit(
-            branch,
-            message,
-            f"Let every rank call {name if branch is call else _call_text(branch)}, or pass a group of the ranks that "
-            f"call {'it' if branch is call else name}.",
-            helper=None if branch is call else call,
-        )
+            yield Hit(call, message, f"Let every rank call {name}, or pass a group of the ranks that call it.")
+        elif branch is not None:
+            outer = _call_text(branch)
+            message = f"only some ranks call {outer}, and all ranks must call the {name} in it: they will hang"
+            fix = f"Let every rank call {outer}, or pass a group of the ranks that call {name}."
+            yield Hit(branch, message, fix, helper=call)
 
 
 def _call_text(node: ast.AST) -> str:
@@ -155,12 +148,9 @@ def batchnorm_local(script: Analysis) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html.
     """
     if has_batchnorm(script) and not any(_SYNC_BATCHNORM_NAME.search(word) for word in words_in(script.tree)):
+        fix = "With few images per GPU, convert the model: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)."
         for wrapping in script.wrappings[:1]:
-            yield Hit(
-                wrapping,
-                "BatchNorm computes its statistics from one rank's batch only",
-                "With few images per GPU, convert the model: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).",
-            )
+            yield Hit(wrapping, "BatchNorm computes its statistics from one rank's batch only", fix)
 
 
 _OPTIMIZER = re.compile(r"torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*")
