@@ -24,7 +24,7 @@ under torchrun, and compare its losses with those of single.
 Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (docs.pytorch.org/tutorials).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from msgspec import structs
@@ -32,9 +32,9 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec, Section
 from ddpdiag.checks.world import without_gpu
-from ddpdiag.model import Finding, Kind, Scalar, Trial
+from ddpdiag.model import Finding, Kind, Trial
 from ddpdiag.model.options import Figure, Sampling
-from ddpdiag.model.train import Strategy
+from ddpdiag.model.train import Strategy, TrainReport
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.judge import findings, train_report
 from ddpdiag.strategies.trainings import (
@@ -108,10 +108,9 @@ def measure(ctx: Context) -> Data:
     digits = mnist.load()
     try:
         # If this torch lacks the strategy, its module raises ImportError before anything is trained.
-        backend = str(ctx.trial.params["backend"])
         arguments = (train_args.group_size,) if strategy is Strategy.MODEL_PARALLEL else ()
         module = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
-        data: Data = module.train(ctx, task, digits, backend, *arguments)
+        data: Data = module.train(ctx, task, digits, str(params["backend"]), *arguments)
         return data
     except ImportError as error:
         if strategy not in _TORCH_PARTS:
@@ -128,17 +127,15 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
     return inapplicable(without_gpu(seen.world))
 
 
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """Images per second of each strategy that had a trial."""
-    rows = train_report(seen).rows
-    return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
-
-
-def section(seen: Seen[Data]) -> Section | None:
-    """The section with the table of strategies; None unless this is a run of `ddpdiag train`."""
-    if seen.options.train is None:
-        return None
+def report(seen: Seen[Data]) -> Contribution:
+    """The images per second of each strategy that had a trial, and in a run of `ddpdiag train` the section."""
     train = train_report(seen)
+    rows = (row for row in train.rows if row.ranks)
+    figures = {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows}
+    return Contribution(figures=figures, section=_section(train) if seen.options.train is not None else None)
+
+
+def _section(train: TrainReport) -> Section:
     return Section(
         question="Which strategies {} can train with",
         sentence=train.sentence,
@@ -156,11 +153,6 @@ def section(seen: Seen[Data]) -> Section | None:
             if row.samples_per_second
         ),
     )
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """The figures and the section that this check adds to the report."""
-    return Contribution(figures=figures(seen), section=section(seen))
 
 
 # The largest difference of a loss from that of single, in nats; the loss begins at ln 10 = 2.3. Sums in another order

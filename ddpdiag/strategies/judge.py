@@ -26,16 +26,15 @@ from ddpdiag.text import begun
 
 
 class StrategyRun(NamedTuple):
-    """One training by a strategy, with its outcome (`ended`) and the reason for the outcome.
+    """One training by a strategy, with the data of each rank, its outcome (`ended`) and the reason for the outcome.
 
     `blame` is set if a rank failed or hung, `deviation` (the largest difference of a loss from that of single) if the
     losses were compared. `bad_step` is the index, from 0, of the first step beyond the tolerance.
     """
 
     strategy: Strategy
-    batch_size: int
     trial: Trial
-    data: Mapping[int, Data]
+    data_by_rank: Mapping[int, Data]
     outcomes: Sequence[Outcome]
     ended: StrategyStatus
     reason: str = ""
@@ -44,17 +43,17 @@ class StrategyRun(NamedTuple):
     bad_step: int = 0
 
     @property
-    def rate(self) -> float | None:
-        """Images per second of all ranks together, by the slowest rank's time; None if the training did not end."""
-        seconds = max((data.seconds for data in self.data.values()), default=0.0)
+    def images_per_second(self) -> float | None:
+        """The rate of all ranks together, by the slowest rank's time; None if the training did not end."""
+        seconds = max((data.seconds for data in self.data_by_rank.values()), default=0.0)
         if self.ended not in (StrategyStatus.WORKS, StrategyStatus.WRONG) or seconds <= 0:
             return None
-        return self.batch_size * next(iter(self.data.values())).timed_steps / seconds
+        return int(self.trial.params["batch"]) * next(iter(self.data_by_rank.values())).timed_steps / seconds
 
     @property
     def losses(self) -> tuple[float, ...]:
         """The mean loss over all images of each step: the mean of the ranks' losses, weighted by their image counts."""
-        trained = [data for data in self.data.values() if data.losses]
+        trained = [data for data in self.data_by_rank.values() if data.losses]
         images = sum(data.images for data in trained)
         steps = range(min((len(data.losses) for data in trained), default=0))
         return tuple(sum(data.losses[step] * data.images for data in trained) / images for step in steps)
@@ -66,19 +65,20 @@ def run_of(seen: Seen[Data], strategy: Strategy) -> StrategyRun | None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
-    run = StrategyRun(strategy, int(trial.params["batch"]), trial, data, outcomes, StrategyStatus.WORKS)
-    return _compared_with_single(seen, _with_outcome(seen, run))
+    return _compared_with_single(
+        seen, _with_outcome(seen, StrategyRun(strategy, trial, data, outcomes, StrategyStatus.WORKS))
+    )
 
 
 def runs(seen: Seen[Data]) -> tuple[StrategyRun, ...]:
     """All trainings with their outcomes, in the order in which they ran."""
-    found = (run_of(seen, Strategy(trial.params["strategy"])) for trial in seen.trials)
-    return tuple(run for run in found if run is not None)
+    strategies = (Strategy(trial.params["strategy"]) for trial in seen.trials)
+    return tuple(run for strategy in strategies if (run := run_of(seen, strategy)) is not None)
 
 
 def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
     """`run` with its outcome, reason and blame, without a comparison of losses."""
-    reasons = [data.not_possible for data in run.data.values() if data.not_possible]
+    reasons = [data.not_possible for data in run.data_by_rank.values() if data.not_possible]
     if reasons := reasons or [*without_backend(run.outcomes).values()]:
         return run._replace(ended=StrategyStatus.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
     if reason := _why_ended_early(seen, run):
@@ -99,7 +99,7 @@ def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
 
 
 def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
-    """The reason if the training was ended from outside: a rank left the run, or the time was over; else empty."""
+    """The reason why the training was ended although it may work: a rank left the run, or time ran out; else empty."""
     lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
     if lost:
         return f"{ranks_text(lost)} left the run before the training ended"
@@ -115,32 +115,32 @@ def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
 
 
 def _compared_with_single(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
-    """`run` with the outcome of comparing its losses with those of single. The losses of single must only be finite."""
+    """`run` with its losses compared with those of single. For single itself, the losses must only be finite."""
     if run.ended is not StrategyStatus.WORKS:
         return run
     losses = run.losses
     if not losses or not all(map(math.isfinite, losses)):
-        bad = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), 0)
-        reason = f"its loss is {losses[bad] if losses else 'missing'}"
-        return run._replace(ended=StrategyStatus.WRONG, deviation=math.inf, bad_step=bad, reason=reason)
+        bad_step = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), 0)
+        reason = f"its loss is {losses[bad_step] if losses else 'missing'}"
+        return run._replace(ended=StrategyStatus.WRONG, deviation=math.inf, bad_step=bad_step, reason=reason)
     if run.strategy is Strategy.SINGLE:
         return run
     if not (single_losses := reference_losses(seen)):
         return run._replace(ended=StrategyStatus.UNFINISHED, reason="single gave no losses to compare with")
     differences = [abs(loss - expected) for loss, expected in zip(losses, single_losses, strict=False)]
     run = run._replace(deviation=max(differences, default=math.inf))
-    bad_step = next((step for step, each in enumerate(differences) if each > seen.number("tolerance")), None)
-    if bad_step is None:
-        return run
-    reason = f"its loss differs from that of single by {run.deviation:.2g}"
-    return run._replace(ended=StrategyStatus.WRONG, bad_step=bad_step, reason=reason)
+    for step, difference in enumerate(differences):
+        if difference > seen.number("tolerance"):
+            reason = f"its loss differs from that of single by {run.deviation:.2g}"
+            return run._replace(ended=StrategyStatus.WRONG, bad_step=step, reason=reason)
+    return run
 
 
 def reference_losses(seen: Seen[Data]) -> tuple[float, ...]:
     """The loss of each step of single; empty if single did not train, or if a loss is not finite."""
     trial = trial_of(seen, Strategy.SINGLE)
-    found = (row.data.losses for row in seen.rows if trial is not None and row.trial.number == trial.number)
-    return next((losses for losses in found if all(map(math.isfinite, losses))), ())
+    rows = (row for row in seen.rows if trial is not None and row.trial.number == trial.number)
+    return next((row.data.losses for row in rows if all(map(math.isfinite, row.data.losses))), ())
 
 
 def train_report(seen: Seen[Data]) -> TrainReport:
@@ -153,7 +153,7 @@ def train_report(seen: Seen[Data]) -> TrainReport:
     return TrainReport(
         request=options,
         batch_size=batch_size_of(seen.world),
-        device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
+        device=next((data.device for run in runs(seen) for data in run.data_by_rank.values() if data.device), ""),
         rows=rows,
         tolerance=seen.number("tolerance"),
         sentence=_sentence(rows),
@@ -168,19 +168,20 @@ def _row(seen: Seen[Data], strategy: Strategy, single: StrategyRun | None) -> St
     if run is None:
         reason = "the run ended before this strategy was tried"
         return StrategyRow(strategy=strategy, status=StrategyStatus.UNFINISHED, reason=reason)
-    devices = devices_of(strategy, seen.world)
-    speedup = run.rate / single.rate if run.rate is not None and single and single.rate else None
+    devices, all_data = devices_of(strategy, seen.world), run.data_by_rank.values()
+    rate, single_rate = run.images_per_second, single.images_per_second if single is not None else None
+    speedup = rate / single_rate if rate is not None and single_rate else None
     return StrategyRow(
         strategy=strategy,
         status=run.ended,
         reason=run.reason,
         ranks=run.trial.ranks,
         devices=devices,
-        samples_per_second=run.rate,
+        samples_per_second=rate,
         speedup=speedup,
         efficiency=speedup / devices if speedup is not None else None,
-        peak_bytes=max((data.peak_bytes for data in run.data.values() if data.peak_bytes is not None), default=None),
-        state_bytes=max((data.state_bytes for data in run.data.values() if data.state_bytes is not None), default=None),
+        peak_bytes=max((data.peak_bytes for data in all_data if data.peak_bytes is not None), default=None),
+        state_bytes=max((data.state_bytes for data in all_data if data.state_bytes is not None), default=None),
         deviation=run.deviation,
     )
 
@@ -282,8 +283,8 @@ def _different_weights(run: StrategyRun) -> tuple[tuple[str, ...], tuple[int, ..
     """Sentences on ranks that began, or in ddp ended, with other parameters than most ranks; and these ranks."""
     sentences: list[str] = []
     for word, values in (
-        ("began", {rank: data.start_checksum for rank, data in run.data.items() if data.start_checksum}),
-        ("ended", {rank: data.end_checksum for rank, data in run.data.items() if data.end_checksum}),
+        ("began", {rank: data.start_checksum for rank, data in run.data_by_rank.items() if data.start_checksum}),
+        ("ended", {rank: data.end_checksum for rank, data in run.data_by_rank.items() if data.end_checksum}),
     ):
         odd = find_odd_ranks(values)
         if odd is not None and odd.ranks:

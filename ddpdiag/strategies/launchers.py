@@ -12,8 +12,6 @@ from ddpdiag.errors import ExitCode
 from ddpdiag.model.train import StrategyStatus
 from ddpdiag.text import count
 
-LAUNCHERS_SCHEMA = "ddpdiag.launchers/1"
-
 
 class LaunchMethod(Enum):
     """A way to start the ranks of one host, under the name that users know. The first, torchrun, is the reference."""
@@ -36,7 +34,7 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 class RankTimes(Struct, frozen=True, kw_only=True):
-    """What one rank measured in a training.
+    """The measurements of one rank in a training.
 
     `group_ready_at` is the end of the first all-reduce, when all ranks have joined the group; all processes of a host
     share its clock, time.monotonic(). `step_seconds` is the median timed step, `threads` is torch.get_num_threads().
@@ -68,7 +66,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
 
 class LaunchersReport(Struct, frozen=True, kw_only=True):
-    """The rows with their verdict. `setting` names the backend, the device and torch's version; empty if none ran."""
+    """The rows and the verdict. `setting` names the backend, the device and torch's version; empty if none works."""
 
     training: Training
     host: str
@@ -78,7 +76,7 @@ class LaunchersReport(Struct, frozen=True, kw_only=True):
     sentence: str
     exit_code: int
     setting: str = ""
-    schema: str = LAUNCHERS_SCHEMA
+    schema: str = "ddpdiag.launchers/1"
 
 
 def judge(
@@ -95,10 +93,10 @@ def judge(
     not_started = "no time was left; give more --budget"
     if stop_signal is not None:
         not_started = "the run was interrupted before its turn"
-    rows = tuple(
-        rows_by_method.get(method) or LauncherRow(method=method, ended=StrategyStatus.UNFINISHED, reason=not_started)
-        for method in LaunchMethod
-    )
+    defaults = {
+        each: LauncherRow(method=each, ended=StrategyStatus.UNFINISHED, reason=not_started) for each in LaunchMethod
+    }
+    rows = tuple((defaults | dict(rows_by_method)).values())
     sentence, code = _verdict(rows, training)
     return LaunchersReport(
         training=training,

@@ -42,7 +42,6 @@ _ERROR_LINE = re.compile(r"(?:\[rank\d+\]: )?((?:[\w.]*(Error|Exception|Interrup
 _MAX_REASON_CHARACTERS = 300
 
 Processes = Sequence[subprocess.Popen[bytes]]
-MODULE = "ddpdiag.strategies.workloads.launched"
 LOOPBACK = "127.0.0.1"
 # Variables that an earlier job may have left in the shell. They are removed, and the launcher sets new ones.
 _STALE_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -68,7 +67,7 @@ def commands(
 
     The ranks write their times into the folder `out`. `seconds` is the time-out of their process group.
     """
-    program = (MODULE, out, f"{seconds:.0f}", encode(training).decode())
+    program = ("ddpdiag.strategies.workloads.launched", out, f"{seconds:.0f}", encode(training).decode())
     address = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     match method:
         case LaunchMethod.SPAWN:
@@ -112,28 +111,26 @@ class LauncherComparison:
         order = (LaunchMethod.TORCHRUN, *LaunchMethod)
         for index, method in enumerate(order):
             report_start(method)
-            self._start(method, (self._end - time.monotonic()) / (len(order) - index))
+            self._run_method(method, (self._end - time.monotonic()) / (len(order) - index))
 
-    def _start(self, method: LaunchMethod, seconds: float) -> None:
+    def _run_method(self, method: LaunchMethod, seconds: float) -> None:
         """Run one training and set its row. Do nothing if no time is left, or after a signal to stop."""
         seconds -= END_SECONDS
         if seconds <= 0 or self._signals.received is not None:
             return
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
-        to_start = commands(
-            method, self._torchrun, self._training, port=free_port(LOOPBACK), out=str(out), seconds=seconds
-        )
+        port, training = free_port(LOOPBACK), self._training
+        to_start = commands(method, self._torchrun, training, port=port, out=str(out), seconds=seconds)
         begin = time.monotonic()
-        ended, reason = self._run(to_start, out, seconds)
-        rank_times = _read_rank_times(out)
-        if ended is StrategyStatus.WORKS and {(times.rank, times.world_size) for times in rank_times} != {
-            (rank, self._training.ranks) for rank in range(self._training.ranks)
-        }:
-            trained = ", ".join(f"{times.rank} of {times.world_size}" for times in rank_times) or "none"
-            ended = StrategyStatus.FAILS
-            reason = f"there was no error, but the ranks that trained are {trained}; expected {self._training.ranks}"
+        ended, reason = self._run_commands(to_start, out, seconds)
         if self._signals.received is not None:  # this process ended the training, so the outcome is not known
             return
+        rank_times = _read_rank_times(out)
+        expected_ranks = {(rank, training.ranks) for rank in range(training.ranks)}
+        if ended is StrategyStatus.WORKS and {(times.rank, times.world_size) for times in rank_times} != expected_ranks:
+            trained = ", ".join(f"{times.rank} of {times.world_size}" for times in rank_times) or "none"
+            ended = StrategyStatus.FAILS
+            reason = f"there was no error, but the ranks that trained are {trained}; expected {training.ranks}"
         if ended is not StrategyStatus.WORKS:
             self.rows[method] = LauncherRow(method=method, ended=ended, reason=with_meaning(reason))
             return
@@ -147,7 +144,7 @@ class LauncherComparison:
             step_seconds=max(times.step_seconds for times in rank_times),
         )
 
-    def _run(self, to_start: Sequence[Command], out: Path, limit_seconds: float) -> tuple[StrategyStatus, str]:
+    def _run_commands(self, to_start: Sequence[Command], out: Path, limit_seconds: float) -> tuple[StrategyStatus, str]:
         """Run the commands for at most `limit_seconds`, then end all processes. Returns the outcome and its reason."""
         env = environment(with_package_path(os.environ), folder=self._folder)
         log = Log()
@@ -187,7 +184,7 @@ class LauncherComparison:
 
 
 def _wait(processes: Processes, end: float, signals: Signals) -> bool:
-    """Wait for all processes, after a failure of one at most _ECHO_SECONDS. False if `end` or a signal comes first."""
+    """Wait for all processes; after one fails, at most _ECHO_SECONDS. Returns False if `end` or a signal is earlier."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()

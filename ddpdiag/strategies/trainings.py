@@ -34,8 +34,8 @@ def train_options(options: RunOptions) -> TrainRequest:
     return options.train if options.train is not None else TrainRequest()
 
 
-# The smallest width of the last layers, as in `Task`. `hidden_width_of` rounds it up for tensor-parallel.
-_HIDDEN_WIDTH = 128
+# The width of the last layers: large enough for tensor parallelism to be useful, and quick on a CPU.
+HIDDEN_WIDTH = 128
 
 
 def strategies_of(world: World) -> tuple[Strategy, ...]:
@@ -67,8 +67,8 @@ def batch_size_of(world: World) -> int:
 
 
 def hidden_width_of(world: World) -> int:
-    """The width of the last layers: a multiple of the number of ranks, so that tensor-parallel can cut them evenly."""
-    return math.ceil(_HIDDEN_WIDTH / world.size) * world.size
+    """HIDDEN_WIDTH, rounded up to a multiple of the number of ranks, so that tensor-parallel can cut layers evenly."""
+    return math.ceil(HIDDEN_WIDTH / world.size) * world.size
 
 
 def trial_of(seen: Seen[Data], strategy: Strategy) -> Trial | None:

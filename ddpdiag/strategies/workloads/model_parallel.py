@@ -40,12 +40,12 @@ class SplitNetwork(nn.Module):
 
 
 def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device]:
-    """The devices of type `kind` for a rank: the next `group_size` of its host, or the CPU. Makes the first current."""
+    """The `group_size` devices of type `kind` for a rank, or so many times the CPU. Makes the first device current."""
     if kind == "cpu":
         return [torch.device("cpu")] * group_size
     module = torch.get_device_module(kind)
-    replicas = module.device_count() // group_size
-    first = group_size * (local_rank % replicas)
+    group_count = module.device_count() // group_size
+    first = group_size * (local_rank % group_count)
     module.set_device(first)  # tensors without an explicit device must not go to another rank's device
     return [torch.device(kind, index) for index in range(first, first + group_size)]
 

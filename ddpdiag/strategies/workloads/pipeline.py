@@ -62,9 +62,9 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         return trainer.measurements(list(model.parameters()), optimizer)
 
 
-def piece_count(batch: int) -> int:
-    """The largest number of equal pieces into which a batch can be cut, up to MOST_PIECES."""
-    return max(number for number in range(1, MAX_PIECES + 1) if batch % number == 0)
+def piece_count(batch_size: int) -> int:
+    """The largest number of equal pieces into which a batch can be cut, up to MAX_PIECES."""
+    return max(number for number in range(1, MAX_PIECES + 1) if batch_size % number == 0)
 
 
 def why_impossible(stage: PipelineStage) -> str:

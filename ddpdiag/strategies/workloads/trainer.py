@@ -1,5 +1,5 @@
-"""What all strategies share: one network with the same first weights, the same images in the same order (`Task`), and
-the measurement of losses, time and memory (`Trainer`).
+"""The parts that all strategies share: `Task`, one network with the same first weights, and the same images in the same
+order; and `Trainer`, which measures losses, time and memory.
 """
 
 import resource
@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.trainings import Data
+from ddpdiag.strategies.trainings import HIDDEN_WIDTH, Data
 from ddpdiag.workloads.collectives import is_true_on_any_rank
 from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepare
 
-# The width of the last layers: large enough for tensor parallelism to be useful, and quick on a CPU.
-HIDDEN = 128
 # Found by trial: 30 steps are enough to see the loss fall to a tenth.
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
@@ -34,7 +32,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
     steps: int
     batch_size: int
-    hidden: int = HIDDEN
+    hidden: int = HIDDEN_WIDTH
     seed: int = 0
 
     def network(self) -> nn.Sequential:
@@ -122,7 +120,7 @@ class Trainer:
             self._peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
 
     def keep_loss(self, loss: Tensor) -> None:
-        """Keep the mean loss of this rank's images of this step, on the device, as reading would wait for it."""
+        """Keep the mean loss of this rank's images in this step, on the device, because reading it would take time."""
         if len(self._losses) < self._task.steps:
             self._losses.append(loss.detach())
 
@@ -142,7 +140,6 @@ class Trainer:
         )
 
     def _synchronize(self) -> None:
-        """Wait until the devices have done all work that was queued."""
         for device in self._devices:
             synchronize(device)
 
