@@ -51,12 +51,12 @@ class Child:
     """The watched command. `status` is its wait status, or None while it runs."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], descriptors: Mapping[int, int]) -> None:
-        """Start the command, and block BLOCKED_SIGNALS. `descriptors` maps the command's descriptors to those here."""
+        """Block BLOCKED_SIGNALS, and start the command. `descriptors`: this process's descriptors, by the command's."""
         # A parent may have left SIGCHLD ignored. Then no child could be waited for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         self._probe = SignalProbe()
-        actions = [(os.POSIX_SPAWN_DUP2, own, number) for number, own in descriptors.items()]
+        actions = [(os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in descriptors.items()]
         try:
             self.pid = os.posix_spawnp(
                 command[0], list(command), env, file_actions=actions, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON
@@ -115,7 +115,7 @@ class SignalProbe:
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _report_signals(writer, parent)
+            _run_probe(writer, parent)
         os.close(writer)
         self._signals: set[int] = set()  # received by the probe process, but not reported by `wait_for` yet
         self.is_running = True
@@ -140,8 +140,8 @@ class SignalProbe:
         self.is_running = False
 
 
-def _report_signals(pipe: int, parent: int) -> None:
-    """Run the probe process, and never return. It closes all descriptors but `pipe`, so that no reader waits for it."""
+def _run_probe(pipe: int, parent: int) -> None:
+    """Write signals into `pipe` until `parent` has ended, and exit. No other descriptor stays open for a reader."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):

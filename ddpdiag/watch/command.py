@@ -35,6 +35,7 @@ from ddpdiag.watch.report import Reporter
 _POLL_SECONDS = 1.0
 # If a turn of the loop takes longer than this, this process or the machine was stopped meanwhile.
 _GAP_SECONDS = 4.0
+# After the command has ended, its output is copied until nothing was written for so long.
 _DRAIN_SECONDS = 1.0
 _DRAIN_POLL_SECONDS = 0.05
 _NO_SINKS = "Standard output and error go where writes cannot be seen (/dev/null), and no --output names another file."
@@ -80,7 +81,7 @@ class Watch:
         self._last_progress = time.monotonic()  # the last sign of progress other than output
         self._last_turn = time.monotonic()
         self._previous_look: Look | None = None  # at the same silence
-        self._refusals: set[str] = set()
+        self._shown_refusals: set[str] = set()
         self._got_ending_signal = False  # the command received a signal that ends it
         self.bug: str | None = None  # a traceback; if set, the command is no longer watched
         self.kill_exit_code: ExitCode | None = None
@@ -116,11 +117,11 @@ class Watch:
 
     def _pass_on(self, signum: int, *, reached_command: bool) -> None:
         self._got_ending_signal |= signum in ENDING_SIGNALS
-        refused = "" if reached_command else self._command.send(signum)
-        if refused and refused not in self._refusals:
-            self._refusals.add(refused)
+        refusal = "" if reached_command else self._command.send(signum)
+        if refusal and refusal not in self._shown_refusals:
+            self._shown_refusals.add(refusal)
             with self._monitor.ignore_writes():
-                complain(refused)
+                complain(refusal)
         if signum == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)  # as SIGTSTP would have done, until SIGCONT is sent
         if signum in (signal.SIGTSTP, signal.SIGCONT):

@@ -39,7 +39,7 @@ _PAUSE_SECONDS = 0.05
 _MAX_CHARACTERS = 160
 _TOO_LATE = "py-spy did not respond in time"
 NO_PY_SPY = "py-spy is not installed (python -m pip install py-spy)"
-_PERMIT = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
+_PERMIT_HINT = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
 
 
 class Stacks(NamedTuple):
@@ -67,9 +67,6 @@ class _Thread(Struct, frozen=True):
     frames: tuple[_Frame, ...]
     os_thread_id: int | None = None
     owns_gil: bool = False
-
-
-_threads_decoder: msgspec.json.Decoder[tuple[_Thread, ...]] = msgspec.json.Decoder(tuple[_Thread, ...])
 
 
 def find_py_spy() -> str | None:
@@ -121,7 +118,7 @@ def _dump_once(program: str, pid: int, end: float) -> Stacks:
         first = next((line.strip() for line in completed.stderr.splitlines() if line.strip()), "it failed")
         return Stacks(is_refused=is_refused, why_missing=f"py-spy: {first.removeprefix('Error: ')[:_MAX_CHARACTERS]}")
     try:
-        threads = _threads_decoder.decode(completed.stdout)
+        threads = msgspec.json.decode(completed.stdout, type=tuple[_Thread, ...])
         main = next((thread for thread in threads if thread.os_thread_id == pid), None)
         others = tuple(_frames(thread) for thread in threads if thread is not main and thread.frames)
         if main is None or not main.frames:
@@ -143,17 +140,18 @@ def refusal(pid: int, root: Path = PROC) -> str:
     """
     users = read_pairs(root / str(pid) / "status", ":").get("Uid", "").split()
     if users and set(users) != {str(os.geteuid())}:
-        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: start both as one user, or {_PERMIT}"
+        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: start both as one user, or {_PERMIT_HINT}"
     scope = read_int(root / "sys" / "kernel" / "yama" / "ptrace_scope")
     if scope:
-        hint = "" if scope == 3 else f" (as root: sysctl kernel.yama.ptrace_scope=0), or {_PERMIT}"
+        hint = "" if scope == 3 else f" (as root: sysctl kernel.yama.ptrace_scope=0), or {_PERMIT_HINT}"
         return f"kernel.yama.ptrace_scope is {scope}: expected 0{hint}"
-    return f"it is not dumpable, has capabilities of its own, or a container's seccomp profile forbids it: {_PERMIT}"
+    return (
+        f"it is not dumpable, has capabilities of its own, or a container's seccomp profile forbids it: {_PERMIT_HINT}"
+    )
 
 
-PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_PIPE_STEM, _FILE_STEM = "ask-", "rank-"
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _NO_PIPE = "its process group has no recorder that can be read; in torch 2.15 and newer it needs TORCH_DIST_USE_NCCL2=0"
 _MAX_BYTES = 16 << 20
 # The number of entries that NCCL's flight recorder keeps, as in torch's tutorials.
@@ -162,9 +160,9 @@ _BUFFER_ENTRIES = "2000"
 
 def recorder_variables(folder: str) -> dict[str, str]:
     """The variables that make NCCL put its recorder's pipes and dumps into `folder`, without those that are set."""
-    pipe, file = f"{folder}/{_PIPE_STEM}", f"{folder}/{_FILE_STEM}"
-    variables = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
-    variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    pipe, file = f"{folder}/ask-", f"{folder}/rank-"
+    variables = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | dict.fromkeys(FILE_VARIABLES, file)
+    variables |= {PIPE_VARIABLE: pipe, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
@@ -177,10 +175,10 @@ class Request(NamedTuple):
 
 def request_dump(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Request | str:
     """Ask a process to dump its flight recorder. Returns a sentence without full stop if it cannot be asked."""
-    stem = env.get(PIPE_NAME)
-    file = next((env[name] for name in FILE_NAMES if env.get(name)), None)
+    stem = env.get(PIPE_VARIABLE)
+    file = next((env[name] for name in FILE_VARIABLES if env.get(name)), None)
     if not stem or not file:
-        return f"{PIPE_NAME} and {FILE_NAMES[0]} are not both set (--flight-recorder sets them)"
+        return f"{PIPE_VARIABLE} and {FILE_VARIABLES[0]} are not both set (--flight-recorder sets them)"
     pipe, dump = _path_from_here(pid, f"{stem}{rank}.pipe", root), _path_from_here(pid, f"{file}{rank}", root)
     if not os.path.lexists(pipe):
         return _NO_PIPE
@@ -200,11 +198,13 @@ def request_dump(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC)
 
 
 def await_dump(request: Request, end: float) -> TraceDump | str:
-    """Wait until the process has written its dump, and return it; at `end` (time.monotonic) return a sentence."""
+    """Wait until the process has written its dump, and return the dump; at `end` (time.monotonic) return a sentence."""
     while time.monotonic() < end:
-        if _modified_ns(request.file) > request.previous_ns and (trace := _load_file(request.file)) is not None:
-            return trace
-        time.sleep(0.05)
+        if _modified_ns(request.file) > request.previous_ns:
+            with contextlib.suppress(OSError):
+                if (trace := load_trace(read_bytes(request.file, _MAX_BYTES))) is not None:
+                    return trace
+        time.sleep(_PAUSE_SECONDS)
     return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"
 
 
@@ -250,11 +250,4 @@ def load_trace(data: bytes) -> TraceDump | None:
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
         return None
     except (MemoryError, OverflowError, RecursionError):  # an impossible length
-        return None
-
-
-def _load_file(file: Path) -> TraceDump | None:
-    try:
-        return load_trace(read_bytes(file, _MAX_BYTES))
-    except OSError:
         return None

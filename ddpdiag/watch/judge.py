@@ -59,7 +59,7 @@ def _finding(code_word: str, title: str, message: str, fix: str = "", ranks: Seq
     )
 
 
-def _ended_ranks(look: Look) -> Finding | None:
+def _judge_ended_ranks(look: Look) -> Finding | None:
     ranks = look.ranks_doing(Activity.ENDED)
     if not ranks or (len(ranks) < len(look.ranks) and not look.ranks_doing(Activity.WAITING)):
         return None
@@ -73,7 +73,7 @@ def _ended_ranks(look: Look) -> Finding | None:
     )
 
 
-def _last_ranks(look: Look) -> Finding | None:
+def _judge_remaining_ranks(look: Look) -> Finding | None:
     """Name no rank if some have ended and none is known to wait for them. Usually rank 0 then saves the model."""
     ended = look.ranks_doing(Activity.ENDED)
     left = tuple(sorted(rank for rank in look.by_rank if rank not in ended))
@@ -87,7 +87,7 @@ def _last_ranks(look: Look) -> Finding | None:
     )
 
 
-def _stopped_ranks(look: Look) -> Finding | None:
+def _judge_stopped_ranks(look: Look) -> Finding | None:
     ranks = look.ranks_doing(Activity.STOPPED)
     if not ranks:
         return None
@@ -102,7 +102,7 @@ def _stopped_ranks(look: Look) -> Finding | None:
     )
 
 
-def _unread_output(look: Look) -> Finding | None:
+def _judge_unread_output(look: Look) -> Finding | None:
     if look.blocked_seconds < look.stall_seconds:
         return None
     return _finding(
@@ -114,7 +114,7 @@ def _unread_output(look: Look) -> Finding | None:
     )
 
 
-def _stuck_ranks(look: Look) -> Finding | None:
+def _judge_stuck_ranks(look: Look) -> Finding | None:
     ranks = look.ranks_doing(Activity.STUCK)
     if not ranks:
         return None
@@ -129,7 +129,7 @@ def _stuck_ranks(look: Look) -> Finding | None:
     )
 
 
-def _ranks_without_data(look: Look) -> Finding | None:
+def _judge_ranks_without_data(look: Look) -> Finding | None:
     """Name ranks that wait for data from a worker process that is stopped, stuck or dead."""
     helpers = {
         rank: [helper for helper in look.by_rank[rank].helpers if helper.state in _HELPER_STATES]
@@ -152,7 +152,7 @@ def _ranks_without_data(look: Look) -> Finding | None:
     )
 
 
-def _different_collectives(look: Look) -> Finding | None:
+def _judge_collectives(look: Look) -> Finding | None:
     """Name ranks that posted another collective than most ranks, or fewer collectives."""
     traces = {state.rank: state.collectives for state in look.ranks if state.collectives is not None}
     if mismatch := split(traces):
@@ -179,7 +179,7 @@ def _different_collectives(look: Look) -> Finding | None:
     )
 
 
-def _single_process(look: Look) -> Finding | None:
+def _judge_single_process(look: Look) -> Finding | None:
     if len(look.ranks) != 1 or (look.world_size or 1) > 1:
         return None
     state = look.ranks[0]
@@ -206,7 +206,7 @@ def _single_process(look: Look) -> Finding | None:
     )
 
 
-def _without_rank_0(look: Look) -> Finding | None:
+def _judge_host_without_rank_0(look: Look) -> Finding | None:
     """Name no rank if rank 0 runs on another host and the training may continue there."""
     if not look.is_without_rank_0 or look.all_unmoved:
         return None
@@ -219,7 +219,7 @@ def _without_rank_0(look: Look) -> Finding | None:
     )
 
 
-def _awaited_ranks(look: Look) -> Finding | None:
+def _judge_awaited_ranks(look: Look) -> Finding | None:
     """Name ranks that are not in the collective in which other ranks wait."""
     waiting, absent = look.ranks_doing(Activity.WAITING), look.ranks_doing(Activity.ELSEWHERE, Activity.LOADING)
     if not waiting or not absent:
@@ -233,11 +233,11 @@ def _awaited_ranks(look: Look) -> Finding | None:
     )
 
 
-def _busy_ranks_without_stack(look: Look) -> Finding | None:
+def _judge_ranks_without_stack(look: Look) -> Finding | None:
     """Name ranks without a stack that use a core if all others sleep, because ranks that wait over gloo sleep."""
     # In a job with GPUs, a rank that uses a core may be waiting.
-    hides_gpus = any(state.holds_gpu is None and state.process is not None for state in look.ranks)
-    if any(state.holds_gpu for state in look.ranks) or (hides_gpus and bool(look.gpus or look.why_no_gpus)):
+    may_hold_gpus = any(state.holds_gpu is None and state.process is not None for state in look.ranks)
+    if any(state.holds_gpu for state in look.ranks) or (may_hold_gpus and (look.gpus or look.why_no_gpus)):
         return None
     busy = tuple(rank for rank in look.ranks_doing(Activity.NO_STACK) if look.by_rank[rank].is_busy)
     others = [state.rank for state in look.ranks if state.rank not in busy]
@@ -255,7 +255,7 @@ def _busy_ranks_without_stack(look: Look) -> Finding | None:
     )
 
 
-def _ranks_with_idle_gpu(look: Look) -> Finding | None:
+def _judge_idle_gpus(look: Look) -> Finding | None:
     """Name ranks whose GPU is idle if all other GPUs are busy, because an NCCL kernel that waits keeps a GPU busy."""
     busy_shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
     shares = {rank: busy_shares.get(look.by_rank[rank].pid) for rank in look.ranks_doing(Activity.MAY_WAIT)}
@@ -273,7 +273,7 @@ def _ranks_with_idle_gpu(look: Look) -> Finding | None:
     )
 
 
-def _ranks_elsewhere(look: Look) -> Finding | None:
+def _judge_ranks_elsewhere(look: Look) -> Finding | None:
     """Name ranks that are at another place in the code than most ranks, if no rank is known to wait."""
     known = look.ranks_doing(Activity.ELSEWHERE, Activity.MAY_WAIT, Activity.LOADING)
     places = {rank: look.by_rank[rank].place for rank in known}
@@ -291,7 +291,7 @@ def _ranks_elsewhere(look: Look) -> Finding | None:
     )
 
 
-def _all_waiting(look: Look) -> Finding | None:
+def _judge_waiting_ranks(look: Look) -> Finding | None:
     waiting = look.ranks_doing(Activity.WAITING)
     if not waiting or len(waiting) != len(look.ranks):
         return None
@@ -322,7 +322,7 @@ def _all_waiting(look: Look) -> Finding | None:
     )
 
 
-def _no_rank_to_name(look: Look) -> Finding:
+def _judge_otherwise(look: Look) -> Finding:
     if not look.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
         return _finding("no-rank", "no rank was found", message)
@@ -352,21 +352,21 @@ def _no_rank_to_name(look: Look) -> Finding:
 
 
 RULES: tuple[Callable[[Look], Finding | None], ...] = (
-    _ended_ranks,
-    _stopped_ranks,
-    _unread_output,
-    _stuck_ranks,
-    _ranks_without_data,
-    _last_ranks,
-    _different_collectives,
-    _single_process,
-    _without_rank_0,
-    _awaited_ranks,
-    _busy_ranks_without_stack,
-    _ranks_with_idle_gpu,
-    _ranks_elsewhere,
-    _all_waiting,
-    _no_rank_to_name,
+    _judge_ended_ranks,
+    _judge_stopped_ranks,
+    _judge_unread_output,
+    _judge_stuck_ranks,
+    _judge_ranks_without_data,
+    _judge_remaining_ranks,
+    _judge_collectives,
+    _judge_single_process,
+    _judge_host_without_rank_0,
+    _judge_awaited_ranks,
+    _judge_ranks_without_stack,
+    _judge_idle_gpus,
+    _judge_ranks_elsewhere,
+    _judge_waiting_ranks,
+    _judge_otherwise,
 )
 
 
@@ -380,7 +380,7 @@ def rank_groups(look: Look, named_ranks: Sequence[int]) -> list[tuple[tuple[int,
 
 
 def _group_text(state: RankState) -> str:
-    """What a rank does, as the same text for all ranks that do the same."""
+    """Describe what a rank does, in the same words for all ranks that do the same."""
     process = state.process
     if process is None:
         return "ended"
@@ -410,8 +410,8 @@ def missing_evidence(look: Look) -> tuple[str, ...]:
     )
 
 
-def _reason_sentences(what: str, by_rank: Mapping[int, str]) -> Iterator[str]:
-    """Yield a sentence for each reason, or "", in `by_rank` why `what` is missing, with all ranks that share it."""
-    for reason in dict.fromkeys(filter(None, by_rank.values())):
-        ranks = [rank for rank, other in by_rank.items() if other == reason]
+def _reason_sentences(what: str, reasons: Mapping[int, str]) -> Iterator[str]:
+    """Yield a sentence for each reason why `what` is missing, with all ranks that share it. "": it is not missing."""
+    for reason in dict.fromkeys(filter(None, reasons.values())):
+        ranks = [rank for rank, other in reasons.items() if other == reason]
         yield f"{what} of {ranks_text(ranks)}: {reason}."

@@ -23,13 +23,8 @@ from ddpdiag.text import begun
 # A rank whose innermost Python frame is in these files or frames of torch (2.6-2.13) waits for other ranks. The frames
 # are those in which a new DistributedDataParallel compares and sends the model.
 _COLLECTIVE_FILES = frozenset({"distributed_c10d.py", "_functional_collectives.py", "rendezvous.py"})
-_COLLECTIVE_FRAMES = frozenset(
-    {
-        "_verify_param_shape_across_processes (utils.py",
-        "_sync_module_states (utils.py",
-        "_broadcast_coalesced (utils.py",
-    }
-)
+_DDP_FUNCTIONS = ("_verify_param_shape_across_processes", "_sync_module_states", "_broadcast_coalesced")
+_COLLECTIVE_FRAMES = frozenset(f"{function} (utils.py" for function in _DDP_FUNCTIONS)
 _BACKWARD = "_engine_run_backward (graph.py"
 _IMPORT = "importlib._bootstrap"
 _LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py", "c10d_rendezvous_backend.py"})
@@ -46,7 +41,7 @@ _SAME_CORES = 0.2
 
 
 class Activity(Enum):
-    """The activity of a rank."""
+    """The activity of a rank, as far as it can be known from outside."""
 
     ENDED = "ended"
     STOPPED = "stopped"
@@ -242,8 +237,6 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     def ranks_doing(self, *activities: Activity) -> tuple[int, ...]:
         """The ranks whose activity is one of `activities`, sorted."""
         return tuple(sorted(rank for rank, activity in self.activities.items() if activity in activities))
-
-    # Parts of sentences
 
     def calls_text(self, ranks: Sequence[int]) -> str:
         """The collectives in which `ranks` wait: as flight recorders show them, else the names of the functions."""

@@ -23,14 +23,7 @@ from ddpdiag.probes.host.programs import python_command, run_until, with_package
 from ddpdiag.runtime.supervisor.hang_evidence import MAX_FRAMES, MAX_THREAD_FRAMES, MAX_THREADS, first_frames
 from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
 from ddpdiag.watch.look import Helper, Look, RankState
-from ddpdiag.watch.processes import (
-    KnownProcesses,
-    Process,
-    RankProcesses,
-    descendants,
-    find_ranks,
-    read_process,
-)
+from ddpdiag.watch.processes import KnownProcesses, Process, RankProcesses, descendants, find_ranks, read_process
 
 # The time limit of a look: `ddpdiag watch` promises a report 5 s after the stall.
 LOOK_SECONDS = 3.5
@@ -46,7 +39,7 @@ _MAX_READERS = 32
 _GRACE_SECONDS = 0.3
 _TOO_LATE = Stacks(why_missing="it could not be read in time")
 
-_gpus_decoder: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])
+_NVML_TOO_LATE = "NVML did not respond in time"
 T = TypeVar("T")
 
 
@@ -63,18 +56,16 @@ class Observer:
     def refresh(self) -> None:
         """Search for the ranks again, unless the last search was a short time ago."""
         begin = time.monotonic()
-        if begin < self._next_search:
-            return
-        self._find_ranks()
-        took = time.monotonic() - begin
-        self._next_search = begin + max(_MIN_SEARCH_SECONDS, took / _SEARCH_SHARE)
+        if begin >= self._next_search:
+            self._find_ranks()
+            self._next_search = begin + max(_MIN_SEARCH_SECONDS, (time.monotonic() - begin) / _SEARCH_SHARE)
 
     def _find_ranks(self) -> None:
         self._processes = self._known.complete(descendants(self._command_pids()))
         self._ranks = self._with_ended_ranks(find_ranks(self._processes))
 
     def _with_ended_ranks(self, current: RankProcesses) -> RankProcesses:
-        """The ranks `current`, and earlier ranks that have ended, as long as others of them run or none is found."""
+        """`current` with the earlier ranks that have ended, if others of them still run or no rank is found."""
         earlier = self._ranks
         if earlier.are_guessed or not earlier.by_rank:
             return current
@@ -89,12 +80,12 @@ class Observer:
         """Send SIGTERM to the commands, which end their ranks. After END_SECONDS send SIGKILL to what still runs."""
         processes = descendants(self._command_pids())
         for pid in self._command_pids():
-            _kill(pid, signal.SIGTERM)
+            _send_signal(pid, signal.SIGTERM)
         end = time.monotonic() + END_SECONDS
         while (survivors := [process for process in processes if _is_running(process)]) and time.monotonic() < end:
             time.sleep(_END_POLL_SECONDS)
         for process in survivors:
-            _kill(process.pid, signal.SIGKILL)
+            _send_signal(process.pid, signal.SIGKILL)
 
     def observe(self, look: Look) -> Look:
         """Read the state of all ranks and GPUs within about LOOK_SECONDS, and return `look` with it."""
@@ -111,12 +102,11 @@ class Observer:
         stack_readers = {rank: pool.submit(stacks_of, py_spy, process.pid, end) for rank, process in ranks.items()}
         stacks_by_rank = {rank: _result(stack, end, _TOO_LATE) for rank, stack in stack_readers.items()}
         traces = _result(trace_reader, end, {})
-        no_gpus = (), "NVML did not respond in time" if gpu_reader is not None else ""
-        gpus, why_no_gpus = _result(gpu_reader, end, no_gpus) if gpu_reader is not None else no_gpus
+        gpus, why_no_gpus = _result(gpu_reader, end, ((), _NVML_TOO_LATE)) if gpu_reader is not None else ((), "")
         pool.shutdown(wait=False, cancel_futures=True)
         time.sleep(max(0.0, use_measured_at - time.monotonic()))
         states = tuple(
-            self._state(rank, process, stacks_by_rank[rank], traces.get(rank, _TOO_LATE.why_missing), before[rank])
+            self._rank_state(rank, process, stacks_by_rank[rank], traces.get(rank, _TOO_LATE.why_missing), before[rank])
             for rank, process in ranks.items()
         )
         return structs.replace(
@@ -136,7 +126,10 @@ class Observer:
         }
         return {rank: each if isinstance(each, str) else await_dump(each, end) for rank, each in requests.items()}
 
-    def _state(self, rank: int, process: Process, stacks: Stacks, trace: TraceDump | str, before: "_Use") -> RankState:
+    def _rank_state(
+        self, rank: int, process: Process, stacks: Stacks, trace: TraceDump | str, before: "_Use"
+    ) -> RankState:
+        """The state of one rank now. Its use of a core is measured since `before`."""
         current = read_process(process.pid)
         if current is None or current.start != process.start:
             return RankState(rank=rank, pid=process.pid)
@@ -176,8 +169,10 @@ class Observer:
 
 
 class _Use(NamedTuple):
-    """A process at time `at`: its state and wchan, and the `seconds` in which its main thread has used a core or waited
-    for one; if that is not known, the processor time of the process, or None."""
+    """The use of cores by a process from its start until `at` (time.monotonic), and its `state` and wchan at that time.
+
+    `seconds`: how long its main thread used a core or waited for one, else the processor time of all threads, if known.
+    """
 
     at: float
     seconds: float | None
@@ -194,9 +189,9 @@ def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """Read the use of all GPUs in a subprocess until `end` (time.monotonic). If that fails, the text says why."""
     try:
         completed = run_until(python_command("ddpdiag.probes.gpu.nvml"), end, env=with_package_path(os.environ))
-        return (
-            ((), "NVML did not respond in time") if completed is None else (_gpus_decoder.decode(completed.stdout), "")
-        )
+        if completed is None:
+            return (), _NVML_TOO_LATE
+        return msgspec.json.decode(completed.stdout, type=tuple[GpuUse, ...]), ""
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
 
@@ -206,7 +201,7 @@ def _is_running(process: Process) -> bool:
     return now is not None and now.start == process.start and now.state not in "ZX"
 
 
-def _kill(pid: int, signum: int) -> None:
+def _send_signal(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # sudo started it
         os.kill(pid, signum)
 

@@ -159,12 +159,12 @@ class Relay:
                 break
         os.close(self._inner)
 
-    def _write(self, rest: memoryview) -> None:
+    def _write(self, remaining: memoryview) -> None:
         self._blocked_since = time.monotonic()
         try:
-            while rest:
+            while remaining:
                 try:
-                    rest = rest[os.write(self._original, rest) :]
+                    remaining = remaining[os.write(self._original, remaining) :]
                 except BlockingIOError:  # another process that shares the pipe made it non-blocking
                     select.select([], [self._original], [])
         finally:
@@ -235,7 +235,8 @@ class OutputMonitor:
     """Watches each sink in its own thread, because a file system that does not respond must block one sink only."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._last_writes: dict[Sink | None, float] = dict.fromkeys((None, *sinks), time.monotonic())
+        self._start = time.monotonic()
+        self._last_writes = dict.fromkeys(sinks, self._start)
         self._wake_events = {sink: threading.Event() for sink in sinks}
         self._report_count = 0
         self._is_reporting = False
@@ -244,8 +245,8 @@ class OutputMonitor:
 
     @property
     def last_write(self) -> float:
-        """The time (time.monotonic) of the last write to any sink."""
-        return max(self._last_writes.values())
+        """The time (time.monotonic) of the last write to any sink, or of the start if none was written to."""
+        return max(self._last_writes.values(), default=self._start)
 
     def _monitor(self, sink: Sink) -> None:
         ignored_count = 0
@@ -280,13 +281,13 @@ def failure_text(sinks: Iterable[Sink], status: int) -> str:
     """Sentences on why a command with this wait status failed; empty if its output shows no known error in time."""
     texts: list[str] = []
     tail = chain.from_iterable(sink.tail() for sink in sinks)
-    reader = threading.Thread(target=lambda: texts.append(_reason(tail, status)), daemon=True)
+    reader = threading.Thread(target=lambda: texts.append(_known_error_text(tail, status)), daemon=True)
     reader.start()
     reader.join(_READ_SECONDS)
     return texts[0] if texts else ""
 
 
-def _reason(tail: Iterable[bytes], status: int) -> str:
+def _known_error_text(tail: Iterable[bytes], status: int) -> str:
     if status == 0 or (sighting := first_reason(tail)) is None:
         return ""
     cause, code = as_known(sighting), os.waitstatus_to_exitcode(status)

@@ -64,13 +64,10 @@ class Peers:
 
     def all(self, root: Path = PROC) -> list[Peer]:
         """The peers of this user, this process included, the leader first."""
-        peers_found = {self._this_peer}
-        if self._name is not None:
-            sockets = read_text(root / "net" / "unix") or ""
-            names = re.findall(rf"@ddpdiag-watch-{self._name}-(\d+)-(\d+)-(\d+)$", sockets, re.MULTILINE)
-            peers = (Peer(*map(int, row)) for row in names)
-            peers_found |= {peer for peer in peers if _is_of_this_user(root / str(peer.pid))}
-        return sorted(peers_found)
+        sockets = read_text(root / "net" / "unix") or "" if self._name is not None else ""
+        rows = re.findall(rf"@ddpdiag-watch-{self._name}-(\d+)-(\d+)-(\d+)$", sockets, re.MULTILINE)
+        peers = (Peer(*map(int, row)) for row in rows)
+        return sorted({self._this_peer, *(peer for peer in peers if _is_of_this_user(root / str(peer.pid)))})
 
     def is_leader(self) -> bool:
         """Whether this process reports for all peers."""

@@ -13,21 +13,21 @@ from msgspec import Struct, structs
 
 from ddpdiag.probes.host.environment import is_pseudo_step
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
-from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
+from ddpdiag.watch.evidence import FILE_VARIABLES, PIPE_VARIABLE
 
 # The rank's variable of torchrun and all that use env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun is first, since
 # it may run under any of the others. A scheduler may set RANK for a host, and so for torchrun itself, but only ranks
 # have LOCAL_RANK as well. A batch script of Slurm has SLURM_PROCID 0, and is no rank.
-RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_RANK_VARIABLES = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
-WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_REQUIRED_VARIABLES = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_VARIABLES))
+WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 # Part of the command line of a child of multiprocessing's spawn, by which torch.multiprocessing.spawn starts ranks.
 _SPAWN_MARK = "from multiprocessing.spawn import spawn_main"
 # How names of Python programs begin. torch names its processes pt_main_thread; this counts if the file is not known.
 _PYTHON_NAMES = ("python", "pypy", "pt_")
 
 # The variables that are kept: they show the rank of a process and where its flight recorder is.
-_KEPT_VARIABLES = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_NAME, *FILE_NAMES)
+_KEPT_VARIABLES = (*RANK_VARIABLES, *WORLD_VARIABLES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_VARIABLE, *FILE_VARIABLES)
 
 
 class Process(Struct, frozen=True):
@@ -89,7 +89,7 @@ def descendants(pids: Iterable[int], root: Path = PROC) -> list[Process]:
 
 def find_ranks(processes: Sequence[Process]) -> RankProcesses:
     """Find the ranks among `processes`, which must have parents before their children."""
-    for name, required_name in _RANK_VARIABLES:
+    for name, required_name in _REQUIRED_VARIABLES:
         top_processes: dict[int, Process] = {}  # the topmost process with both variables, by rank
         for process in processes:
             value = process.environ.get(name, "")
@@ -99,7 +99,7 @@ def find_ranks(processes: Sequence[Process]) -> RankProcesses:
         if top_processes:
             ranks = {rank: _training_process(top, processes) for rank, top in sorted(top_processes.items())}
             holders = (*ranks.values(), *top_processes.values())
-            world_sizes = (process.environ.get(name, "") for process in holders for name in WORLD_NAMES)
+            world_sizes = (process.environ.get(name, "") for process in holders for name in WORLD_VARIABLES)
             return RankProcesses(ranks, next((int(value) for value in world_sizes if value.isdecimal()), None))
     spawned = {process.pid: process for process in processes if process.is_spawned and process.state not in "ZX"}
     parents = [process for process in spawned.values() if process.parent not in spawned]  # others are their helpers

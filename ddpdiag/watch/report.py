@@ -59,7 +59,8 @@ def render(
 def blocks(look: Look, finding: Finding, missing_evidence: Sequence[str], *, quiet: bool) -> Iterator[Block]:
     """Yield the blocks of a report: the finding, what each rank does, stacks of some ranks, GPUs, missing evidence."""
     time_text = time.strftime("%H:%M:%S", time.localtime(look.unix_seconds))
-    title = f"{one_line(look.host)} {time_text}, {_reason(look)}: {finding.title}"
+    reason = "requested" if look.is_requested else f"nothing new for {look.silent_seconds:.0f} s"
+    title = f"{one_line(look.host)} {time_text}, {reason}: {finding.title}"
     yield Text(title, "ddpdiag watch", Mark.ERROR if finding.ranks else Mark.WARNING)
     yield Text(finding.message)
     if finding.fix:
@@ -74,10 +75,6 @@ def blocks(look: Look, finding: Finding, missing_evidence: Sequence[str], *, qui
             yield Text(gpus, "GPUs", Mark.DIM)
     if missing_evidence:
         yield Items(tuple(missing_evidence), "notes")
-
-
-def _reason(look: Look) -> str:
-    return "requested" if look.is_requested else f"nothing new for {look.silent_seconds:.0f} s"
 
 
 def _gpu_text(use: GpuUse) -> str:

@@ -14,8 +14,8 @@ from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import environ
 from ddpdiag.watch.evidence import (
-    FILE_NAMES,
-    PIPE_NAME,
+    FILE_VARIABLES,
+    PIPE_VARIABLE,
     Request,
     Stacks,
     await_dump,
@@ -169,7 +169,7 @@ def _nccl(pipe: Path, file: Path) -> threading.Thread:
 
 
 def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
-    variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    variables = {PIPE_VARIABLE: f"{tmp_path}/ask-", FILE_VARIABLES[0]: f"{tmp_path}/rank-"}
     thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
     asked = request_dump(os.getpid(), 3, variables)
     assert isinstance(asked, Request)
@@ -180,7 +180,7 @@ def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
 
 
 def test_a_process_without_a_pipe_says_why(golden, tmp_path):
-    variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    variables = {PIPE_VARIABLE: f"{tmp_path}/ask-", FILE_VARIABLES[0]: f"{tmp_path}/rank-"}
     told = [request_dump(os.getpid(), 0, own) for own in ({}, variables)]
     (tmp_path / "ask-0.pipe").write_text("")
     told.append(request_dump(os.getpid(), 0, variables))
