@@ -35,11 +35,9 @@ def check(*, nproc_per_node: int | str | None = None, **options: str | float | b
     as on all ranks of a launcher but rank 0.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
-        all_options = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
-        report_path = Path(str(all_options["json"]))
-        arguments = [
-            word for name, value in all_options.items() for word in _option_arguments(option_name(name), value)
-        ]
+        given = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
+        report_path = Path(str(given["json"]))
+        arguments = [word for name, value in given.items() for word in _option_arguments(option_name(name), value)]
         command = python_command("ddpdiag", "check", "--quiet", *arguments)
         code, stderr_text = _run_to_end(command)
         if report_path.exists():

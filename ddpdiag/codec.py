@@ -151,10 +151,7 @@ def read_recording(paths: Iterable[Path]) -> Recording:
 
 
 def _read_folder(folder: Path, problems: list[str]) -> list[Line]:
-    """Read all recordings in a folder, and append to `problems` what could not be read.
-
-    run.jsonl is first, so that rank 0's records count: of two records with the same key the first is kept.
-    """
+    """Read all recordings in a folder, rank 0's (run.jsonl) first, and append to `problems` what could not be read."""
     lines: list[Line] = []
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: (path.name != "run.jsonl", path.name)):
         try:

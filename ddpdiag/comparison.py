@@ -47,8 +47,7 @@ class Change(Struct, frozen=True, kw_only=True):
     """A line of the comparison: a difference between the runs, or the reason why something was not compared.
 
     `name` is for scripts: a finding's code, or the name of a figure or fact. For a figure, `old` and `new` are medians,
-    and `ratio` is above 1 if the new run is worse. `noise` is the spread of the repeats as a share of their median, in
-    the run with the wider spread; None without repeats.
+    and `ratio` is above 1 if the new run is worse. `noise` is the wider spread of both runs' repeats, as a share.
     """
 
     direction: Direction

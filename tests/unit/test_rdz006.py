@@ -52,14 +52,14 @@ def test_the_host_that_cannot_write_is_named_with_the_reason(golden, errors, hos
     ],
 )
 def test_the_host_that_sees_another_directory_than_most_is_named(golden, views, hosts):
-    findings = found(*[host(unseen=view) for view in views])
+    findings = found(*[host(missing_ranks=view) for view in views])
     assert list(findings) == ["not-shared"]
     assert findings["not-shared"].hosts == hosts
     golden(findings["not-shared"])
 
 
 def test_who_could_not_write_is_not_missed_by_the_others():
-    assert list(found(host(), host(error="EROFS", unseen=()), host())) == ["unwritable"]
+    assert list(found(host(), host(error="EROFS", missing_ranks=()), host())) == ["unwritable"]
 
 
 LOCAL, SHARED_LOCK = host(lock_is_local=True), host(lock_is_local=False)
@@ -112,5 +112,5 @@ def test_what_cannot_be_used_is_known_to_other_checks():
 
 
 def test_not_to_see_the_file_of_a_host_that_gave_no_answer_means_nothing():
-    partly = seen(host(unseen=(2,)), host(unseen=(2,)), size=3, statuses={2: Status.HUNG})
+    partly = seen(host(missing_ranks=(2,)), host(missing_ranks=(2,)), size=3, statuses={2: Status.HUNG})
     assert list(CHECK.judge(partly)) == []

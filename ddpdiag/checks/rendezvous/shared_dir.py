@@ -78,13 +78,13 @@ _OTHER_FIX = (
 
 class Data(Struct, frozen=True, kw_only=True):
     """The shared directory as one host sees it. Errors of writing and locking are errno names, None without an error.
-    `unseen` are ranks whose file this host did not find. `lock_is_local`: this host got a lock that the first host held
+    `missing_ranks`: their files were not found. `lock_is_local`: this host got a lock that the first host held
     (None: not tested). `stores` are files of torch's FileStore; only rank 0's host searches for them."""
 
     directory: str
     error: str | None = None
     lock_error: str | None = None
-    unseen: tuple[int, ...] = ()
+    missing_ranks: tuple[int, ...] = ()
     lock_is_local: bool | None = None
     stores: tuple[shared_files.StoreFile, ...] = ()
 
@@ -108,14 +108,7 @@ def measure(ctx: Context) -> Data:
             view = shared_files.HostFiles() if error else shared_files.find_files(directory, ctx.place.rank, tokens)
     finally:
         shared_files.remove_files((own_file, shared_files.done_path(own_file)))
-    return Data(
-        directory=str(directory),
-        error=error,
-        lock_error=lock_error,
-        stores=old_stores,
-        unseen=view.missing_ranks,
-        lock_is_local=view.lock_is_local,
-    )
+    return Data(directory=str(directory), error=error, lock_error=lock_error, stores=old_stores, **structs.asdict(view))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -135,8 +128,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _unwritable(seen, answers)
     # Only files of hosts with a result count: a host whose trial failed may have removed its file.
     ranks = sorted(rank for rank, data in answers.items() if data.error is None)
-    unseen = {rank: tuple(other for other in answers[rank].unseen if other in ranks) for rank in ranks}
-    writers = {rank: structs.replace(answers[rank], unseen=unseen[rank]) for rank in ranks}
+    unseen = {rank: tuple(other for other in answers[rank].missing_ranks if other in ranks) for rank in ranks}
+    writers = {rank: structs.replace(answers[rank], missing_ranks=unseen[rank]) for rank in ranks}
     yield from _not_shared(seen, writers)
     yield from _bad_locks(seen, writers)
     if old_stores := [store for data in answers.values() for store in data.stores]:
@@ -221,21 +214,23 @@ def _bad_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findin
 
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     """The finding on hosts that do not see every file. Hosts that see other files than most hosts are blamed."""
-    unseen = {seen.world.host_of(rank): seen.world.hosts_of(d.unseen) for rank, d in writers.items() if d.unseen}
+    unseen = {
+        seen.world.host_of(rank): seen.world.hosts_of(ids) for rank, d in writers.items() if (ids := d.missing_ranks)
+    }
     if not unseen:
         return
-    odd = find_odd_ranks({rank: frozenset(writers) - frozenset(data.unseen) for rank, data in writers.items()})
+    odd = find_odd_ranks({rank: frozenset(writers) - frozenset(data.missing_ranks) for rank, data in writers.items()})
     blamed = odd.ranks if odd is not None else ()
-    rank = next(rank for rank in (*blamed, *writers) if writers[rank].unseen)
+    rank = next(rank for rank in (*blamed, *writers) if writers[rank].missing_ranks)
     host, data = seen.world.host_of(rank), writers[rank]
     doubt = no_majority(blamed, "host")
     yield seen.finding(
         "not-shared",
         f"{data.directory} is not the same directory on all hosts",
-        f"{host} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[host])} wrote "
-        f"in {data.directory}; it looked for {shared_files.SEARCH_SECONDS:g} s.{doubt}",
+        f"{host} does not see the {'files' if len(data.missing_ranks) > 1 else 'file'} that {names_text(unseen[host])} "
+        f"wrote in {data.directory}; it looked for {shared_files.SEARCH_SECONDS:g} s.{doubt}",
         hosts=seen.world.hosts_of(blamed),
-        links=[f"{seen.world.host_of(other)} -> {host}" for other in data.unseen],
+        links=[f"{seen.world.host_of(other)} -> {host}" for other in data.missing_ranks],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
         fix=f"As root mount the same file system at {data.directory} on every host; `findmnt -T "
         f"{quote(data.directory)}` "

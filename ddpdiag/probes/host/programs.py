@@ -90,10 +90,7 @@ _MIN_CORES, _MAX_PROCESSES = 0.02, 32
 
 
 class BusyProcess(Struct, frozen=True, kw_only=True):
-    """A process, how many cores it used on average, and the core on which it ran last.
-
-    `command` is the command line, or the process's name in brackets if the command line is hidden.
-    """
+    """A process, how many cores it used on average, and its last core. `command` is "[name]" if it is hidden."""
 
     pid: int
     cores: float

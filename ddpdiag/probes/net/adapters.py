@@ -263,8 +263,7 @@ def rdma_counters(sys: Path, nccl_names: Iterable[str]) -> Iterator[PortCounters
             up=port.active,
             used_by_nccl=port.name in nccl_names,
             below=_names(device / "device" / "net", "*"),
-            counters=_read_numbers(folder / "hw_counters", _HW_COUNTERS)
-            | _read_numbers(folder / "counters", _COUNTERS),
+            counters=_numbers_in(folder / "hw_counters", _HW_COUNTERS) | _numbers_in(folder / "counters", _COUNTERS),
         )
 
 
@@ -289,7 +288,7 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
             pci=pci_of(folder),
             up=False if is_down else None if carrier is None else carrier == 1,
             below=below,
-            counters=_read_numbers(folder, _CARRIER) | _read_numbers(folder / "statistics", _FRAMES),
+            counters=_numbers_in(folder, _CARRIER) | _numbers_in(folder / "statistics", _FRAMES),
         )
 
 
@@ -300,7 +299,7 @@ def tcp_counters(snmp: str) -> dict[str, int]:
     return {name: int(found[name]) for name in _TCP if found.get(name, "").isdecimal()}
 
 
-def _read_numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
+def _numbers_in(folder: Path, names: Iterable[str]) -> dict[str, int]:
     """Read the numbers in the named files. Files without a number, such as "N/A (no PMA)", are omitted."""
     found = {name: read_int(folder / name) for name in names}
     return {name: number for name, number in found.items() if number is not None}

@@ -82,7 +82,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     retransmitted: int | None = None
 
 
-class _SendResult(Struct, frozen=True):
+class _Sending(Struct, frozen=True):
     """The result of sending one message: acknowledged bytes, and the time. `segments` is -1 if it is not known."""
 
     bytes: int
@@ -218,7 +218,7 @@ def _take_turn(turn: threading.Lock, held: contextlib.ExitStack) -> bool:
     return True
 
 
-def _send_load(sock: socket.socket, load: memoryview, limit_seconds: float) -> _SendResult:
+def _send_load(sock: socket.socket, load: memoryview, limit_seconds: float) -> _Sending:
     """Send `load`, and wait for the listener's DONE. Stop at the limit if some bytes have been acknowledged.
 
     TimeoutError if no byte is acknowledged for STALL_SECONDS: then the path loses large packets.
@@ -231,7 +231,7 @@ def _send_load(sock: socket.socket, load: memoryview, limit_seconds: float) -> _
         events = poll_socket(sock, select.POLLIN | (select.POLLOUT if sent < len(load) else 0), _POLL_SECONDS)
         if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
             receive(sock, len(DONE), STALL_SECONDS)
-            return _send_result(sock, before, len(load), time.monotonic() - begin, complete=True)
+            return _result(sock, before, len(load), time.monotonic() - begin, complete=True)
         if events & select.POLLOUT:
             sent += sock.send(load[sent:], socket.MSG_DONTWAIT)
         now, info = time.monotonic(), tcp_info(sock)
@@ -241,20 +241,18 @@ def _send_load(sock: socket.socket, load: memoryview, limit_seconds: float) -> _
         if now - progress_time > STALL_SECONDS:
             raise TimeoutError(f"no progress for {STALL_SECONDS:g} s after {acknowledged} bytes")
         if acknowledged and now - begin > limit_seconds:
-            return _send_result(sock, before, acknowledged, now - begin, complete=False)
+            return _result(sock, before, acknowledged, now - begin, complete=False)
 
 
-def _send_result(
-    sock: socket.socket, before: TcpInfo | None, count: int, seconds: float, *, complete: bool
-) -> _SendResult:
+def _result(sock: socket.socket, before: TcpInfo | None, count: int, seconds: float, *, complete: bool) -> _Sending:
     after = tcp_info(sock)
     if before is None or after is None:
-        return _SendResult(count, seconds, complete, -1, 0)
+        return _Sending(count, seconds, complete, -1, 0)
     segments, again = after.segments - before.segments, after.retransmitted - before.retransmitted
-    return _SendResult(count, seconds, complete, segments, again)
+    return _Sending(count, seconds, complete, segments, again)
 
 
-def _with_rate(cell: Cell, pushed: _SendResult) -> Cell:
+def _with_rate(cell: Cell, pushed: _Sending) -> Cell:
     """The cell with the higher rate and the lower loss: a loss that a repetition avoids is not a fault of the path."""
     rate = max(cell.bytes_per_s or 0.0, pushed.bytes / pushed.seconds)
     cell = structs.replace(cell, bytes_per_s=rate, passed_bytes=LARGE_SIZE if pushed.complete else cell.passed_bytes)

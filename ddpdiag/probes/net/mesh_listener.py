@@ -2,11 +2,9 @@
 
 The host that measures, the caller, connects to the listener of the other host by TCP. The caller sends requests, each a
 letter and a number, and the listener answers:
-- hello: the number is the caller's in the group; the listener's token follows. The answer is DONE. A wrong token ends
-  the connection.
-- data: the number of bytes; the bytes follow. The answer is DONE, when all bytes have arrived.
-- turn: the longest time, in milliseconds, to wait for the turn of the listener's host, a lock. The answer is GRANTED or
-  BUSY.
+- hello: the caller's number in the group, then the listener's token -> DONE. A wrong token ends the connection.
+- data: a number of bytes, then the bytes -> DONE, when all bytes have arrived.
+- turn: the most milliseconds to wait for the turn of the listener's host, which is a lock -> GRANTED or BUSY.
 - end (releases the turn) and bye: no answer.
 """
 
@@ -26,8 +24,7 @@ REQUEST = struct.Struct("!cI")
 TOKEN_BYTES = 16
 KIB = 1 << 10
 MIB = 1 << 20
-# The sizes of messages in bytes: one that fits into a packet, one that needs many (which fail if the path has a smaller
-# MTU), and one for the rate.
+# The sizes in bytes: one that fits into a packet, one that needs many (they fail at a smaller MTU), one for the rate.
 SMALL_SIZES = (KIB, 64 * KIB)
 LARGE_SIZE = 16 * MIB
 
