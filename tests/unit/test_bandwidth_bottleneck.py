@@ -42,9 +42,9 @@ def assessed(
     endless: float, bound: Bound | None, *, latency: float = 20e-6, sizes: tuple[int, ...] = SIZES, **more: Any
 ) -> tuple[Bottleneck, str]:
     """An all-reduce of 8 ranks along a line: bus bandwidth of an endless message, and seconds of an empty one."""
-    backend = "gloo" if bound and bound.part is Bottleneck.COPY else "nccl"
+    backend = "gloo" if bound and bound.bottleneck is Bottleneck.COPY else "nccl"
     rate = endless / busbw_factor("all_reduce", 8)
-    hosts = more.pop("hosts", 2 if bound and bound.part is Bottleneck.NIC else 1)
+    hosts = more.pop("hosts", 2 if bound and bound.bottleneck is Bottleneck.NIC else 1)
     return assess([row(size, latency + size / rate, backend) for size in sizes], bound, host_count=hosts, **more)
 
 

@@ -76,7 +76,7 @@ BOUNDS = {
 def test_the_slowest_part_bounds_an_all_reduce(golden, backend, hosts, limits, part, busbw) -> None:
     found = lowest_bound("all_reduce", backend, hosts, limits)
     assert found is not None
-    assert found.part.name == part
+    assert found.bottleneck.name == part
     assert found.busbw_bytes_per_s == pytest.approx(busbw)
     golden(found.source)
 
@@ -108,7 +108,7 @@ def trays(*domains: str | None) -> dict[int, Limits]:
 def test_hosts_in_one_domain_of_nvlinks_are_not_bound_by_their_cards(golden, collective, domains, part, busbw) -> None:
     found = lowest_bound(collective, "nccl", world(*[4] * len(domains)), trays(*domains))
     assert found is not None
-    assert (found.part, found.network_unknown) == (part, False)
+    assert (found.bottleneck, found.network_unknown) == (part, False)
     assert found.busbw_bytes_per_s == pytest.approx(busbw)
     if collective == "all_reduce":
         golden(found.source)
@@ -132,7 +132,7 @@ def test_all_ports_of_infiniband_are_counted_one_by_one() -> None:
 def test_a_neighbour_gets_what_one_port_carries(golden) -> None:
     found = lowest_bound("send_recv", "nccl", world(8, 8), same(infiniband(H100, 8, 50e9), 16))
     assert found is not None
-    assert found.part is Bottleneck.NIC
+    assert found.bottleneck is Bottleneck.NIC
     assert found.busbw_bytes_per_s == pytest.approx(0.92 * 50e9)
     golden(found.source)
 
