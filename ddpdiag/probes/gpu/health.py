@@ -46,7 +46,6 @@ class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def memory_errors(device: Device) -> MemoryErrors:
-    """Query the memory errors of a GPU."""
     rows = device.numbers("nvmlDeviceGetRemappedRows") or (None, None, None, None)
     status = device.members("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t", _SRAM_MEMBERS)
     if status:

@@ -38,8 +38,6 @@ def read_pairs(path: Path, separator: str | None = None) -> dict[str, str]:
 
 
 class Memory(Struct, frozen=True):
-    """The memory of the host."""
-
     total_bytes: int
     available_bytes: int
 

@@ -104,7 +104,6 @@ class LimitUse(Struct, frozen=True):
 
     @property
     def unused(self) -> int:
-        """The unused rest of the limit; not below 0."""
         return max(0, self.limit - self.used)
 
 

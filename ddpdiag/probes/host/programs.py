@@ -103,9 +103,8 @@ class CoreUse(Struct, frozen=True, kw_only=True):
     """The use of the cores during `seconds`, as the process of one rank measured it.
 
     `own_seconds` is this process's processor time. `waited_seconds` is how long its threads were ready but had no core,
-    None if the kernel does not say. `pids` are the process and its parent. The last three fields are measured by one
-    rank per host: the busy seconds of each core, the seconds in which the hypervisor gave the core to other guests
-    (steal), and the busiest processes.
+    None if the kernel does not say. `pids` are the process and its parent. One rank per host measures the last three
+    fields: by core, the busy seconds and those that the hypervisor gave to other guests; and the busiest processes.
     """
 
     seconds: float
@@ -253,8 +252,8 @@ def run_until(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_REAP_SECONDS)
             return None
-        errors = os.pread(stderr, 4096, 0).decode(errors="replace")
-        return Result(child.returncode, os.pread(stdout, _MAX_BYTES, 0), errors)
+        output, errors = os.pread(stdout, _MAX_BYTES, 0), os.pread(stderr, 4096, 0)
+        return Result(child.returncode, output, errors.decode(errors="replace"))
     finally:
         for descriptor in (stdout, stderr, stdin):
             os.close(descriptor)

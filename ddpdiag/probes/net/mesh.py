@@ -47,8 +47,7 @@ _SMALL_SECONDS = 4.0
 class Peer(Struct, frozen=True, kw_only=True):
     """A host of the group: the rank of its leader, and the host's number in the group.
 
-    `offered` is the address that a job would use for this host ("" if there is none), `host` the address that rank 0
-    uses. `port` and `token` are those of the host's listener.
+    `offered` is the address that a job would use for this host ("": none), `host` the address that rank 0 uses.
     """
 
     rank: int

@@ -50,7 +50,6 @@ BUSY = b"w"
 
 
 def request(kind: Request, number: int = 0) -> bytes:
-    """Encode a request."""
     return REQUEST.pack(kind.value, number)
 
 

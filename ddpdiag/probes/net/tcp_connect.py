@@ -88,10 +88,7 @@ def try_connect(host: str, port: int, seconds: float) -> Attempt:
 
 
 def connect(host: str, port: int, seconds: float) -> tuple[Attempt, socket.socket | None]:
-    """Connect to the first address of `host` that accepts. Returns the result, and the connection in blocking mode.
-
-    If no address accepts within `seconds` in all, returns the best result, and None.
-    """
+    """Connect to the first address of `host` that accepts. Returns the (best) result, and the connection or None."""
     start = time.monotonic()
     addresses = resolve(host, port, seconds)
     if addresses is None:
