@@ -218,7 +218,7 @@ class Leader:
     def measure(self) -> list[Line]:
         """Run all checks, and return the lines of the recording. RunLost if the other ranks ended without rank 0."""
         self._coordinator.run(self._run.endpoint.wait_seconds)
-        self._coordinator.check_not_lost()
+        self._coordinator.membership.check_not_lost()
         return self.run_with_heartbeats(lambda: add_host_answers(self._coordinator.lines(), self._run.port))
 
     def run_with_heartbeats(self, call: Callable[[], T]) -> T:
@@ -226,7 +226,7 @@ class Leader:
         result = self._threads.submit(call)
         end = time.monotonic() + DEADLINES.write_report
         while not result.done():
-            self._coordinator.send_heartbeats()
+            self._coordinator.membership.send_heartbeats()
             if time.monotonic() > end:
                 limit = f"{DEADLINES.write_report:g} s"
                 raise RunLost(f"the report could not be written within {limit}: a disk does not answer")
@@ -246,7 +246,7 @@ class Leader:
     ) -> None:
         if isinstance(error, RunLost):
             self._end = (error.exit_code, str(error))
-        self.shutdown = self._coordinator.shut_down(*self._end)
+        self.shutdown = self._coordinator.membership.shut_down(*self._end)
         # The verdict does not depend on the supervisor's end; but an exception in the supervisor is a bug of ddpdiag.
         wait([self._supervisor_end], timeout=DEADLINES.own_supervisor)
         if error is None and self._supervisor_end.done():

@@ -275,7 +275,7 @@ def lead(size: int, secret: bytes, together: int, say: Connection) -> None:
     coordinator = Coordinator(server, header, (ONE_BY_ONE, TOGETHER), clock, lambda: None)
     recording = coordinator.run(wait_seconds)
     conducted = time.process_time()
-    coordinator.shut_down(0, "over")
+    coordinator.membership.shut_down(0, "over")
     first, second = (*clock.cpu, conducted, conducted)[:2]
     say.send(
         {

@@ -327,7 +327,7 @@ def test_a_signal_after_the_last_trial_is_told_apart() -> None:
     assert coordinator.run(0.05).events == ()
     assert coordinator.late_signal() is None
     server.waiting.append((b"1", Leaving(15)))
-    coordinator.send_heartbeats()
+    coordinator.membership.send_heartbeats()
     assert coordinator.late_signal() == 15
 
 
@@ -346,7 +346,7 @@ def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_
     coordinator.run(0.05)
     server.send = lambda _identity, message: exit_codes.append(message.exit_code)  # type: ignore[method-assign]
     server.waiting.append((b"1", Hello(arrival_of(1, 2))))
-    coordinator.send_heartbeats()
+    coordinator.membership.send_heartbeats()
     assert exit_codes == [143]
 
 

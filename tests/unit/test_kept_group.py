@@ -52,7 +52,7 @@ class Run:
             opened = opens and rank not in self.open
             status = Status.DONE if done else Status.RAISED
             timings = {"communicator": 2.5} if opened else {}
-            self.kept.note_outcome(trial, Outcome(trial=1, code="COL001", rank=rank, status=status, timings=timings))
+            self.kept.record_outcome(trial, Outcome(trial=1, code="COL001", rank=rank, status=status, timings=timings))
             if not done and kind is Kind.TORCH:
                 self.open.discard(rank)
             elif opened and len(trial.groups[0]) == len(RANKS):

@@ -30,8 +30,9 @@ from ddpdiag.runtime.launchers.slurm import leaf_switch, read_topology
         ),
         ("BlockName=b1 Nodes=a[1-2]\nBlockSizes=2,4\n", {"a1": "b1", "a2": "b1"}),
         ("SwitchName=s0 Nodes=n0\nSwitchName=s1 Nodes=n[0-1]\n", {"n0": "s0", "n1": "s1"}),
+        ("n0 leaf0\n\\\nn1 \\\n  leaf1\nn2 leaf2\\", {"n0": "leaf0", "n1": "leaf1", "n2": "leaf2"}),
     ],
-    ids=["by hand", "Slurm's own file", "blocks", "the first of several switches"],
+    ids=["by hand", "Slurm's own file", "blocks", "the first of several switches", "a last line that goes on"],
 )
 def test_a_file_says_on_which_leaf_a_host_is(tmp_path, text, leaves):
     (tmp_path / "leaves").write_text(text)

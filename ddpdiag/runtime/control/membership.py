@@ -175,9 +175,9 @@ class Membership:
             raise RunEnded(messages + self._find_dead_ranks())
         return messages
 
-    def send_heartbeats(self, seconds: float) -> None:
-        """Receive for at most so long, send heartbeats if they are due, and drop all messages but hellos."""
-        list(self._receive(seconds))
+    def send_heartbeats(self) -> None:
+        """Send heartbeats if they are due. Receives for at most 0.05 s, and drops all messages but hellos."""
+        list(self._receive(0.05))
         self._send_heartbeats_if_due(time.monotonic())
 
     def check_not_lost(self) -> None:

@@ -26,7 +26,7 @@ from ddpdiag.model import (
 from ddpdiag.model.news import CheckBegan, CheckProgress, Listener, RunStarted
 from ddpdiag.model.recording import SIGNAL_EVENTS, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
-from ddpdiag.runtime.control.messages import Ack, BarrierReached, MessageToRank0, PartialData, Shutdown, Stop
+from ddpdiag.runtime.control.messages import Ack, BarrierReached, MessageToRank0, PartialData, Stop
 from ddpdiag.runtime.coordinator.dispatch import (
     BudgetSpent,
     DispatchedTrial,
@@ -51,7 +51,8 @@ class Coordinator:
     """Runs the checks of one run, on rank 0: from the first hello to the shutdown.
 
     `signal_received` returns the signal to end that this process got, or None. Each line of the recording is also
-    written to `shared`, the record in `--shared-dir`. `own_arrival` is the arrival of rank 0, if known.
+    written to `shared`, the record in `--shared-dir`. `own_arrival` is the arrival of rank 0, if known. After `run` the
+    caller must keep sending heartbeats through `membership`, and at the end shut the run down.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Coordinator:
         self._assembled_count = 1  # number of lines that `_recording` holds
         self._recording = Recording(header=header)
         self._last_world: World | None = None
-        self._membership = Membership(server, header, signal_received, patience, self._write_and_report, own_arrival)
+        self.membership = Membership(server, header, signal_received, patience, self._write_and_report, own_arrival)
         self._ranks_without_torch: set[int] = set()
         self._torch_is_imported = False
         self._open_group = OpenGroup(header.world_size)
@@ -89,17 +90,17 @@ class Coordinator:
             self._run_checks()
         except (RunEnded, BudgetSpent):
             pass
-        self._write_line(End(seconds=self._membership.now()))
+        self._write_line(End(seconds=self.membership.now()))
         return self.recording()
 
     def _gather(self, wait_seconds: float) -> None:
         size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
         self._send_news(RunStarted(budget_seconds=budget_seconds))
-        self._membership.gather(
+        self.membership.gather(
             min(wait_seconds, budget_seconds - DEADLINES.reserve),
-            lambda left: self._progress.report_wait(self._membership.arrivals, size, left),
+            lambda left: self._progress.report_wait(self.membership.arrivals, size, left),
         )
-        self._progress.report_gathered(self._membership.arrivals, size)
+        self._progress.report_gathered(self.membership.arrivals, size)
 
     def _write_line(self, line: Line) -> None:
         self._lines.append(line)
@@ -119,24 +120,14 @@ class Coordinator:
     def lines(self) -> tuple[Line, ...]:
         return tuple(self._lines)
 
-    def send_heartbeats(self) -> None:
-        """Send heartbeats if they are due, and wait 0.05 s, while another thread judges and writes the report."""
-        self._membership.send_heartbeats(0.05)
-
     def late_signal(self) -> int | None:
         """The signal by which a rank was asked to end after all trials, which no event records, or None."""
-        return None if any(event.kind in SIGNAL_EVENTS for event in self._recording.events) else self._membership.signal
-
-    def check_not_lost(self) -> None:
-        self._membership.check_not_lost()
-
-    def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
-        return self._membership.shut_down(exit_code, sentence)
+        return None if any(event.kind in SIGNAL_EVENTS for event in self._recording.events) else self.membership.signal
 
     @property
     def _unable_ranks(self) -> set[int]:
         """Ranks that joined but can take part in no further trial."""
-        return self._membership.gone_ranks | self._ranks_without_torch
+        return self.membership.gone_ranks | self._ranks_without_torch
 
     def _run_checks(self) -> None:
         measuring_checks = [c for c in self._checks if c.measure is not None and is_selected(c, self._header.options)]
@@ -156,14 +147,15 @@ class Coordinator:
 
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck], *, is_last: bool) -> bool:
         """Run some checks of a stage. Returns whether the budget was spent meanwhile."""
-        begin, first_line, budget_spent = self._membership.now(), len(self._lines), False
+        begin, first_line, budget_spent = self.membership.now(), len(self._lines), False
         self._progress.stage_began(stage)
         try:
             for check in checks:
                 self._run_check(check, is_last=is_last)
         except BudgetSpent:
             budget_spent = True  # `_run_trial` has recorded this
-        self._progress.stage_ended(stage, self._lines[first_line:], self._membership.now() - begin, cut=budget_spent)
+        lines, seconds = self._lines[first_line:], self.membership.now() - begin
+        self._progress.stage_ended(stage, lines, seconds, budget_spent=budget_spent)
         return budget_spent
 
     def _run_check(self, check: AnyCheck, *, is_last: bool) -> None:
@@ -191,7 +183,7 @@ class Coordinator:
 
     def _left_seconds(self, reserved_seconds: float) -> float:
         """Seconds of the budget that trials may still take."""
-        return self._header.options.budget_seconds - self._membership.now() - DEADLINES.reserve - reserved_seconds
+        return self._header.options.budget_seconds - self.membership.now() - DEADLINES.reserve - reserved_seconds
 
     def _seconds_for_last_checks(self) -> float:
         """Seconds of the budget that are reserved for the checks that run last and still plan a trial."""
@@ -219,7 +211,7 @@ class Coordinator:
 
     def _world(self) -> World:
         header, world = self._header, self._last_world
-        arrivals, out = self._membership.arrivals, frozenset(self._unable_ranks)
+        arrivals, out = self.membership.arrivals, frozenset(self._unable_ranks)
         if world is None or world.arrivals is not arrivals or world.out != out:
             size, launcher, options = header.world_size, header.launcher, header.options
             world = World(size=size, launcher=launcher, options=options, arrivals=arrivals, out=out)
@@ -233,26 +225,26 @@ class Coordinator:
         left_seconds = self._left_seconds(reserved_seconds)
         if left_seconds < DEADLINES.min_trial:
             detail = f"before {planned_trial.code} could run"
-            self._write_line(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=detail))
+            self._write_line(Event(kind=EventKind.BUDGET, seconds=self.membership.now(), detail=detail))
             raise BudgetSpent
         number = len(self.recording().trials) + 1
         may_wait_for_import = planned_trial.kind is Kind.TORCH and not self._torch_is_imported
         wanted_seconds = planned_trial.deadline_seconds + (DEADLINES.import_torch if may_wait_for_import else 0.0)
         planned_trial = self._open_group.prepare(planned_trial)
-        trial = numbered_trial(planned_trial, number, wanted_seconds, left_seconds, self._membership.now())
+        trial = numbered_trial(planned_trial, number, wanted_seconds, left_seconds, self.membership.now())
         self._write_line(trial)
         slack = min(DEADLINES.late_outcome, left_seconds - trial.limit_seconds + DEADLINES.cut_short)
-        dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
+        dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self.membership.clock)
         for rank in trial.ranks:
-            self._membership.send(rank, dispatched.trial_message(rank))
+            self.membership.send(rank, dispatched.trial_message(rank))
         self._progress.trial_began(trial, importing=may_wait_for_import)
         try:
             while dispatched.pending_ranks:
-                for rank, message in self._membership.attend(0.05):
+                for rank, message in self.membership.attend(0.05):
                     self._handle(dispatched, rank, message)
                 self._close_overdue(dispatched)
                 self._repeat_messages(dispatched)
-                self._progress.report_pending(dispatched, self._membership.arrivals)
+                self._progress.report_pending(dispatched, self.membership.arrivals)
         except RunEnded as ended:
             for rank, message in ended.messages:
                 self._handle(dispatched, rank, message)
@@ -268,7 +260,7 @@ class Coordinator:
                 if rank == dispatched.first_rank:
                     self._send_news(CheckProgress(text=text))
             case Outcome() as outcome if outcome.rank == rank:
-                self._membership.send(rank, Ack(outcome.trial))
+                self.membership.send(rank, Ack(outcome.trial))
                 if outcome.trial == dispatched.trial.number and rank in dispatched.pending_ranks:
                     self._record_outcome(dispatched, outcome)
             case _:
@@ -276,7 +268,7 @@ class Coordinator:
 
     def _record_outcome(self, dispatched: DispatchedTrial, outcome: Outcome) -> None:
         self._write_line(outcome)
-        self._open_group.note_outcome(dispatched.trial, outcome)
+        self._open_group.record_outcome(dispatched.trial, outcome)
         dispatched.pending_ranks.discard(outcome.rank)
         if outcome.status is Status.DONE:
             dispatched.mark_done(outcome.rank)
@@ -288,18 +280,18 @@ class Coordinator:
 
     def _open_barrier(self, dispatched: DispatchedTrial, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            self._membership.send(rank, dispatched.barrier_message(rank, self._membership.arrivals))
+            self.membership.send(rank, dispatched.barrier_message(rank, self.membership.arrivals))
 
     def _close_overdue(self, dispatched: DispatchedTrial) -> None:
         """Record lost and overdue ranks as unheard, and stop late groups and groups with a failed rank."""
-        for rank in dispatched.pending_ranks & self._membership.lost_ranks:
+        for rank in dispatched.pending_ranks & self.membership.lost_ranks:
             self._record_unheard(dispatched, rank)
-        now = self._membership.clock()
+        now = self.membership.clock()
         for index, since in dispatched.failed_at.items():
             if now - since > self._patience.grace:
                 self._stop_group(dispatched, index)
         if dispatched.has_late_groups() and self._torch_is_imported:
-            for index in {dispatched.group_index_of(rank) for rank in dispatched.pending_ranks}:
+            for index in {dispatched.group_index[rank] for rank in dispatched.pending_ranks}:
                 self._stop_group(dispatched, index)
         if now > dispatched.closes_at:
             for rank in list(dispatched.pending_ranks):
@@ -311,31 +303,31 @@ class Coordinator:
             dispatched.stopped_groups.add(index)
             stop = Stop(dispatched.trial.number)
             for rank in dispatched.pending_ranks.intersection(dispatched.trial.groups[index]):
-                self._membership.send(rank, stop)
+                self.membership.send(rank, stop)
 
     def _repeat_messages(self, dispatched: DispatchedTrial) -> None:
         """Repeat messages that may have been lost, if it is time. A rank ignores a message that it has handled."""
         if not dispatched.repeat_is_due():
             return
-        for rank in dispatched.pending_ranks - self._membership.gone_ranks:
-            if dispatched.group_index_of(rank) in dispatched.stopped_groups:
-                self._membership.send(rank, Stop(dispatched.trial.number))
+        for rank in dispatched.pending_ranks - self.membership.gone_ranks:
+            if dispatched.group_index[rank] in dispatched.stopped_groups:
+                self.membership.send(rank, Stop(dispatched.trial.number))
             elif not dispatched.is_at_barrier(rank):
-                self._membership.send(rank, dispatched.trial_message(rank))
+                self.membership.send(rank, dispatched.trial_message(rank))
             elif dispatched.barrier_is_open(rank):
                 self._open_barrier(dispatched, (rank,))
 
     def _record_unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
-        reason = "it was lost" if rank in self._membership.lost_ranks else "its process reported nothing"
+        reason = "it was lost" if rank in self.membership.lost_ranks else "its process reported nothing"
         dispatched.pending_ranks.discard(rank)
         dispatched.mark_failed(rank)
         outcome = dispatched.missing_outcome(rank, Status.UNHEARD, error=reason)
         self._write_line(outcome)
-        self._open_group.note_outcome(dispatched.trial, outcome)
+        self._open_group.record_outcome(dispatched.trial, outcome)
 
     def _close_trial(self, dispatched: DispatchedTrial) -> None:
         """Record outcomes for the trial in which the run ends: lost ranks are unheard, all others were stopped."""
         for rank in sorted(dispatched.pending_ranks):
-            is_lost = rank in self._membership.lost_ranks
+            is_lost = rank in self.membership.lost_ranks
             status = Status.UNHEARD if is_lost else Status.SKIPPED
-            self._write_line(dispatched.missing_outcome(rank, status, told=not is_lost))
+            self._write_line(dispatched.missing_outcome(rank, status, interrupted=not is_lost))

@@ -21,17 +21,17 @@ _MIN_GROUPS_TO_COMPARE = 2  # in a trial with fewer groups no group counts as la
 class DispatchedTrial:
     """A trial that was sent to its ranks, with what they have reported.
 
-    `pending_ranks` have no outcome yet; at `closes_at` they are given up. `failed_at` holds the time of the first
-    failure in a group, and `stopped_groups` the groups that were told to stop. A group is identified by its index in
-    the trial, because a tuple of thousands of ranks is slow to search.
+    `pending_ranks` have no outcome yet, and are given up at `closes_at`. A group is identified by its index in the
+    trial, because a tuple of thousands of ranks is slow to search: `group_index` holds the index of each rank's group,
+    `failed_at` the time of the first failure in a group, and `stopped_groups` the groups that were told to stop.
     """
 
     def __init__(self, trial: Trial, patience_seconds: float, clock: Callable[[], float]) -> None:
         self.trial = trial
         self._clock = clock
-        self._group_index = {rank: index for index, group in enumerate(trial.groups) for rank in group}
-        self.first_rank = min(self._group_index, default=0)
-        self.pending_ranks = set(self._group_index)
+        self.group_index = {rank: index for index, group in enumerate(trial.groups) for rank in group}
+        self.first_rank = min(self.group_index, default=0)
+        self.pending_ranks = set(self.group_index)
         self.partial_data: dict[int, Raw] = {}
         self.failed_at: dict[int, float] = {}
         self.stopped_groups: set[int] = set()
@@ -49,8 +49,8 @@ class DispatchedTrial:
 
     def trial_message(self, rank: int) -> RunTrial:
         """The message with the trial for a rank. Equal messages are one object, which is encoded only once."""
-        group = self.trial.groups[self._group_index[rank]]
-        key = self._group_index[rank] if len(group) > 1 else None
+        group = self.trial.groups[self.group_index[rank]]
+        key = self.group_index[rank] if len(group) > 1 else None
         if key not in self._run_trials:
             self._run_trials[key] = RunTrial.for_group(group, self.trial)
         return self._run_trials[key]
@@ -60,7 +60,7 @@ class DispatchedTrial:
         is_repetition = rank in self._offers
         self._offers[rank] = offer
         self._is_exchange |= is_exchange
-        index = self._group_index[rank]
+        index = self.group_index[rank]
         self._missing_counts[index] -= not is_repetition
         if self._missing_counts[index]:
             return ()
@@ -70,44 +70,44 @@ class DispatchedTrial:
         return rank in self._offers
 
     def barrier_is_open(self, rank: int) -> bool:
-        return not self._missing_counts[self._group_index[rank]]
+        return not self._missing_counts[self.group_index[rank]]
 
     def barrier_message(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
         """The message to a rank when its barrier opens. It is one object for the whole group."""
-        index = self._group_index[rank]
+        index = self.group_index[rank]
         if index not in self._barriers:
             group = self.trial.groups[index]
-            reached_at = address_lookup(group, arrivals)
+            address_of = address_lookup(group, arrivals)
             exchanging = group if self._is_exchange else ()
-            peers = tuple(BarrierResult(reached_at(peer), self._offers[peer]) for peer in exchanging)
-            self._barriers[index] = BarrierOpen(self.trial.number, reached_at(group[0]), self._offers[group[0]], peers)
+            peers = tuple(BarrierResult(address_of(peer), self._offers[peer]) for peer in exchanging)
+            self._barriers[index] = BarrierOpen(self.trial.number, address_of(group[0]), self._offers[group[0]], peers)
         return self._barriers[index]
 
     def repeat_is_due(self) -> bool:
         """Whether messages must be repeated now. If True, the wait for the next repetition begins."""
-        due = self._clock() - self._repeated_at > max(_REPEAT_SECONDS, HEARTBEAT_SECONDS_PER_RANK * self.size)
-        if due:
+        is_due = self._clock() - self._repeated_at > max(_REPEAT_SECONDS, HEARTBEAT_SECONDS_PER_RANK * self.size)
+        if is_due:
             self._repeated_at = self._clock()
-        return due
+        return is_due
 
     def age_seconds(self) -> float:
         return self._clock() - self._begin
 
-    def missing_outcome(self, rank: int, status: Status, *, error: str = "", told: bool = False) -> Outcome:
-        """The outcome to record for a rank that sent none."""
+    def missing_outcome(self, rank: int, status: Status, *, error: str = "", interrupted: bool = False) -> Outcome:
+        """The outcome to record for a rank that sent none. `interrupted`: the end of the run ended the trial."""
         return Outcome(
             trial=self.trial.number,
             code=self.trial.code,
             rank=rank,
             status=status,
             error=error,
-            interrupted=told,
+            interrupted=interrupted,
             partial_data=self.partial_data.get(rank, NO_DATA),
             seconds=self.age_seconds(),
         )
 
     def mark_done(self, rank: int) -> None:
-        index = self._group_index[rank]
+        index = self.group_index[rank]
         self.done_count += 1
         self._undone_counts[index] -= 1
         if not self._undone_counts[index]:
@@ -116,26 +116,23 @@ class DispatchedTrial:
     @property
     def size(self) -> int:
         """Number of ranks that take part."""
-        return len(self._group_index)
+        return len(self.group_index)
 
     def awaited_ranks(self) -> set[int]:
         """Ranks for which others of their group wait at the barrier, or else all ranks without an outcome."""
         begun = {index for index, group in enumerate(self.trial.groups) if self._missing_counts[index] < len(group)}
-        late = {rank for rank in self.pending_ranks if rank not in self._offers and self._group_index[rank] in begun}
+        late = {rank for rank in self.pending_ranks if rank not in self._offers and self.group_index[rank] in begun}
         return late or set(self.pending_ranks)
-
-    def group_index_of(self, rank: int) -> int:
-        return self._group_index[rank]
 
     def has_late_groups(self) -> bool:
         """Whether half of the groups ended so long ago that the unfinished groups count as late."""
-        times, half = self.trial.late_factor, -(-len(self.trial.groups) // 2)
-        if times is None or len(self._group_seconds) < half or len(self.trial.groups) < _MIN_GROUPS_TO_COMPARE:
+        factor, half = self.trial.late_factor, -(-len(self.trial.groups) // 2)
+        if factor is None or len(self._group_seconds) < half or len(self.trial.groups) < _MIN_GROUPS_TO_COMPARE:
             return False
-        return self.age_seconds() > max(DEADLINES.late_group, times * self._group_seconds[half - 1])
+        return self.age_seconds() > max(DEADLINES.late_group, factor * self._group_seconds[half - 1])
 
     def mark_failed(self, rank: int) -> None:
-        self.failed_at.setdefault(self._group_index[rank], self._clock())
+        self.failed_at.setdefault(self.group_index[rank], self._clock())
 
 
 def address_lookup(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
@@ -147,14 +144,14 @@ def address_lookup(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> C
     first = arrivals[group[0]]
     other = next((arrivals[rank] for rank in group if arrivals[rank].host != first.host), None)
 
-    def reached_at(rank: int) -> str:
+    def address_of(rank: int) -> str:
         arrival = arrivals[rank]
         remote = other if arrival.host == first.host else first  # the first rank of another host
         if remote is None:
             return "127.0.0.1"
         return remote.master_addr if arrival.host == arrivals[0].host else arrival.address
 
-    return reached_at
+    return address_of
 
 
 class OpenGroup:
@@ -162,13 +159,13 @@ class OpenGroup:
 
     The next trial of all ranks with the same backend can use the group. A worker with an open group cannot open another
     one, because all its peers would have to close the first group at the same time. So a trial that needs another group
-    gets new workers. It also gets new workers if a rank has lost the group with its worker, which is replaced after any
-    outcome but DONE, and for other environment variables.
+    gets new workers, also if a rank has lost the group with its worker. A worker is replaced after any outcome but
+    DONE, and for other environment variables.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._holders: set[int] = set()
+        self._ranks_with_group: set[int] = set()
         self._backend: str | None = None
         self._variables: dict[int, Mapping[str, str | None]] = {}  # by rank
 
@@ -178,22 +175,22 @@ class OpenGroup:
             return trial
         ranks = trial.ranks
         replaced = {rank for rank in ranks if trial.fresh or self._variables.get(rank, trial.env) != trial.env}
-        self._holders -= replaced
+        self._ranks_with_group -= replaced
         backend = trial.params.get("backend", "gloo")
-        has_group = len(self._holders) == self._world_size and backend == self._backend
+        has_group = len(self._ranks_with_group) == self._world_size and backend == self._backend
         reuses_group = self._has_all_ranks(trial) and has_group
-        if backend != "gloo" and not reuses_group and not self._holders.isdisjoint(ranks):
+        if backend != "gloo" and not reuses_group and not self._ranks_with_group.isdisjoint(ranks):
             trial = structs.replace(trial, fresh=True)
-            self._holders.difference_update(ranks)
+            self._ranks_with_group -= set(ranks)
         self._variables |= dict.fromkeys(ranks, trial.env)
         return trial
 
-    def note_outcome(self, trial: Trial, outcome: Outcome) -> None:
+    def record_outcome(self, trial: Trial, outcome: Outcome) -> None:
         """Record whether the worker of this outcome's rank has opened the group, or is replaced because it failed."""
         if trial.kind is Kind.TORCH and outcome.status is not Status.DONE:
-            self._holders.discard(outcome.rank)
+            self._ranks_with_group.discard(outcome.rank)
         elif COMMUNICATOR_STEP in outcome.timings and self._has_all_ranks(trial):
-            self._holders.add(outcome.rank)
+            self._ranks_with_group.add(outcome.rank)
             self._backend = str(trial.params.get("backend"))
 
     def _has_all_ranks(self, trial: Trial) -> bool:
@@ -229,13 +226,12 @@ def numbered_trial(
     trial: Trial, number: int, wanted_seconds: float, left_seconds: float, begin_seconds: float | None = None
 ) -> Trial:
     """The trial with its number, and with time limits that fit into the rest of the budget."""
-    hurried = left_seconds < wanted_seconds
     deadline = min(wanted_seconds, left_seconds)
     return structs.replace(
         trial,
         number=number,
         deadline_seconds=deadline,
-        is_shortened=hurried,
+        is_shortened=left_seconds < wanted_seconds,
         begin_seconds=begin_seconds,
         first_use_seconds=min(trial.first_use_seconds, left_seconds - deadline, _MAX_FIRST_USE_SHARE * left_seconds),
     )
@@ -265,12 +261,12 @@ class ProgressReporter:
 
     def report_wait(self, joined_ranks: Collection[int], world_size: int, left_seconds: float) -> None:
         if self._is_due():
-            missing = _missing_ranks(joined_ranks, world_size)
+            missing = tuple(rank for rank in range(world_size) if rank not in joined_ranks)
             self._send_news(news.WaitingForRanks(joined=len(joined_ranks), missing=missing, left_seconds=left_seconds))
 
     def report_gathered(self, arrivals: Mapping[int, Arrival], world_size: int) -> None:
         hosts = {arrival.host for arrival in arrivals.values()}
-        missing = _missing_ranks(arrivals, world_size)
+        missing = tuple(rank for rank in range(world_size) if rank not in arrivals)
         self._send_news(news.RanksGathered(ranks=len(arrivals), hosts=len(hosts), missing=missing))
 
     def report_event(self, line: Line) -> None:
@@ -287,19 +283,16 @@ class ProgressReporter:
         self._parts_left[stage] -= 1
         self._send_news(news.StageBegan(name=stage.value))
 
-    def stage_ended(self, stage: Stage, lines: Sequence[Line], seconds: float, *, cut: bool) -> None:
-        """Report the end of a stage or of a part of it, which wrote these lines. `cut`: the budget was spent."""
+    def stage_ended(self, stage: Stage, lines: Sequence[Line], seconds: float, *, budget_spent: bool) -> None:
+        """Report the end of a stage or of a part of it, which wrote these lines."""
         experiments = {line.number for line in lines if isinstance(line, Trial) and line.may_fail}
         outcomes = [line for line in lines if isinstance(line, Outcome) and line.trial not in experiments]
         failed = tuple(dict.fromkeys(outcome.code for outcome in outcomes if outcome.status is not Status.DONE))
         ran = any(isinstance(line, Trial) for line in lines)
-        status: news.StageStatus = "failed" if failed else "cut short" if cut else "done" if ran else "skipped"
-        will_continue = self._parts_left[stage] > 0
-        self._send_news(
-            news.StageEnded(
-                name=stage.value, status=status, seconds=seconds, failed=failed, will_continue=will_continue
-            )
-        )
+        status: news.StageStatus = "failed" if failed else "cut short" if budget_spent else "done" if ran else "skipped"
+        left = self._parts_left[stage] > 0
+        ended = news.StageEnded(name=stage.value, status=status, seconds=seconds, failed=failed, will_continue=left)
+        self._send_news(ended)
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """Report that a trial was sent. `importing`: it may have to wait for the import of torch."""
@@ -313,10 +306,6 @@ class ProgressReporter:
         hosts = tuple(dict.fromkeys(arrivals[rank].place.host for rank in awaited_ranks if rank in arrivals))
         ranks, done = dispatched.size, dispatched.done_count
         self._send_news(news.TrialPending(ranks=ranks, done=done, awaited=awaited_ranks, hosts=hosts))
-
-
-def _missing_ranks(joined: Collection[int], world_size: int) -> tuple[int, ...]:
-    return tuple(rank for rank in range(world_size) if rank not in joined)
 
 
 def _event_text(event: Event) -> str:

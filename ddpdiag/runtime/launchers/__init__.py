@@ -56,19 +56,15 @@ def read_launch(env: Environ, args: LaunchArgs, *, host: str, gpus: int, cores: 
     `unique_id` is an id that no other run has.
     """
     env = {name: value for name, value in env.items() if value.strip()}
-    by_mpi = any(
-        names is not TORCHRUN and names.rank in env and not _is_set_by_slurm(env, names) for names in LAUNCHERS
-    )
-    name = slurm.node_name(env, host, may_be_copied=by_mpi)
+    launchers = [names for names in LAUNCHERS if names.rank in env and not _is_set_by_slurm(env, names)]
+    name = slurm.node_name(env, host, may_be_copied=any(names is not TORCHRUN for names in launchers))
     this_host = ThisHost(name=name, gpus=gpus, cores=cores, unique_id=unique_id)
     if args.run_id is not None and safe_name(args.run_id) != args.run_id:
         raise UsageError(f"--run-id {args.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'")
-    for names in LAUNCHERS:
-        rank = variable_number(env, names.rank)
-        if rank is not None and not _is_set_by_slurm(env, names):
-            if names is TORCHRUN:
-                return _env_launch(env, args, this_host, rank)
-            return _mpi_launch(env, args, this_host, names, rank)
+    if launchers and (rank := variable_number(env, launchers[0].rank)) is not None:
+        if launchers[0] is TORCHRUN:
+            return _env_launch(env, args, this_host, rank)
+        return _mpi_launch(env, args, this_host, launchers[0], rank)
     rank_option = option_number("--rank", args.rank)
     if slurm.in_step(env):
         step = slurm.read_step(env)
@@ -190,18 +186,21 @@ def _step_launch(env: Environ, args: LaunchArgs, host: ThisHost, step: slurm.Ste
     agreed_setting(step.node_rank, option_number("--node-rank", args.node_rank))
     agreed_setting(step.node_count, option_number("--nnodes", args.nnodes))
     count = _ranks_per_task(args, host, step)
-    rank_place = _task_place(env, args, host, step) if count is None else None
-    ranks = () if count is None else tuple(range(step.rank.value * count, (step.rank.value + 1) * count))
+    first = step.rank.value * (count or 0)
+    ranks = tuple(range(first, first + (count or 0)))
     per_task = "1 rank" if (count or 1) == 1 else f"{count} ranks"
     world = Setting(f"{per_task} for each task of {step.task_count}, world size", step.task_count.value * (count or 1))
-    agreed_setting(step.task_count if rank_place else world, option_number("--world-size", args.world_size))
+    if count is None:
+        place = _task_place(env, args, host, step)
+    else:
+        place = make_place(host, "slurm", first, world, local_rank=0, local_size=count, node_rank=step.node_rank)
+    agreed_setting(step.task_count if count is None else world, option_number("--world-size", args.world_size))
     check_world(world)
     address = master_addr(env, args.master_addr)
     if address is not None:
         slurm.check_master_addr(env, address, step)
     return Launch(
-        place=rank_place
-        or make_place(host, "slurm", ranks[0], world, local_rank=0, local_size=len(ranks), node_rank=step.node_rank),
+        place=place,
         master_addr=address or step.first_node,
         # jobs and steps that share a host have different ids
         port=master_port(env, args.master_port) or derived_port(step.job_id * 101 + step.step_id),

@@ -103,8 +103,8 @@ def node_name(env: Environ, host: str, *, may_be_copied: bool = False) -> str:
     same_names = tuple(dict.fromkeys(name for name in nodes if _without_domain(name) == _without_domain(host)))
     if host in nodes or len(same_names) == 1:
         return host if host in nodes else same_names[0]
-    possible = same_names or (() if may_be_copied else nodes)
-    return slurmd_name if slurmd_name and slurmd_name in possible else host
+    possible_names = same_names or (() if may_be_copied else nodes)
+    return slurmd_name if slurmd_name and slurmd_name in possible_names else host
 
 
 def _without_domain(name: str) -> str:
@@ -257,10 +257,10 @@ def _left_seconds_by_scontrol(job: str) -> float | None:
     matching = [line for line in lines if re.match(rf"JobId={job}\b", line)]
     fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", matching[0])) if len(matching) == 1 else {}
     start, end = (_parse_epoch(fields.get(name, "")) for name in ("StartTime", "EndTime"))
-    ran = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})", fields.get("RunTime", ""))
-    if start is None or end is None or ran is None:
+    run_time = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})", fields.get("RunTime", ""))
+    if start is None or end is None or run_time is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in ran.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in run_time.groups())
     return float(end - start - (days * 86_400 + hours * 3600 + minutes * 60 + seconds))
 
 
@@ -293,18 +293,19 @@ def read_topology(path: str) -> dict[str, str]:
 
 
 def _joined_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Number and text of each line that is not empty, without its comment. A backslash continues a line."""
+    """Yield number and text of each line that is not empty, without its comment. A backslash joins the next line."""
     try:
         text = read_bytes(path, _MAX_TOPOLOGY_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise UsageError(f"--topology {path}: {reason}") from error
-    line_start = ""
-    for line_number, line in enumerate(text.splitlines(), 1):
-        joined_line = line_start + line.partition("#")[0].strip()
-        line_start = joined_line.removesuffix("\\") if joined_line.endswith("\\") else ""
-        if joined_line and not line_start:
+    joined_line, lines = "", text.splitlines()
+    for line_number, line in enumerate(lines, 1):
+        part = line.partition("#")[0].strip()
+        joined_line += part.removesuffix("\\")
+        if joined_line and (not part.endswith("\\") or line_number == len(lines)):
             yield line_number, joined_line
+            joined_line = ""
 
 
 def _leaf_of_hosts(words: list[str], where: str) -> dict[str, str]:
