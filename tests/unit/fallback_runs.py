@@ -61,10 +61,7 @@ class Run:
             run_id="hand", world_size=ranks, launcher="hand", options=self.world.options, created="", version="0"
         )
         self.recording = Recording(header=header, arrivals=self.world.arrivals)
-        self.told(
-            lch002.CHECK,
-            {rank: lch002.Data(dict((variables or {}).get(rank, {})), {}) for rank in range(ranks)},
-        )
+        self.told(lch002.CHECK, {rank: lch002.Data(dict((variables or {}).get(rank, {})), {}) for rank in range(ranks)})
         gpus = {
             rank: devices.Data(torch="2", cuda="12", gpus=(devices.TorchGpu("H100", uuid_of(rank)),), chosen=0)
             for rank in range(ranks)
@@ -152,7 +149,5 @@ class Run:
 
     def _add(self, trial: Trial, outcomes: Sequence[Outcome]) -> None:
         self.recording = structs.replace(
-            self.recording,
-            trials=(*self.recording.trials, trial),
-            outcomes=(*self.recording.outcomes, *outcomes),
+            self.recording, trials=(*self.recording.trials, trial), outcomes=(*self.recording.outcomes, *outcomes)
         )

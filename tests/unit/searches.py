@@ -30,9 +30,7 @@ def searched(
         trial = structs.replace(planned[0], number=len(seen.recording.trials))
         outcomes = [_outcome(trial, rank, group, rate(group)) for group in trial.groups for rank in group]
         recording = structs.replace(
-            seen.recording,
-            trials=(*seen.recording.trials, trial),
-            outcomes=(*seen.recording.outcomes, *outcomes),
+            seen.recording, trials=(*seen.recording.trials, trial), outcomes=(*seen.recording.outcomes, *outcomes)
         )
         seen = Seen(seen.world, check, recording)
     return seen

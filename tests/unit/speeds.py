@@ -52,17 +52,7 @@ def transport_of(rank, size, on_host, *, kind="P2P", name="CUMEM", links=H100, l
 
 
 def run(
-    rate,
-    again=None,
-    around=None,
-    *,
-    size=2,
-    on_host=None,
-    sick=None,
-    health=True,
-    others=(),
-    options=None,
-    **path,
+    rate, again=None, around=None, *, size=2, on_host=None, sick=None, health=True, others=(), options=None, **path
 ):
     """`size` ranks whose all-reduce of 4 MiB reaches `rate`, one of 128 MiB `again`, and `around` without P2P."""
     on_host = on_host or size

@@ -14,10 +14,7 @@ noise = st.floats(1.0, 1.2)
 anything = st.dictionaries(
     st.integers(0, 20),
     st.builds(
-        RankEvidence,
-        st.lists(st.floats(), max_size=4).map(tuple),
-        st.none() | st.floats(),
-        st.none() | st.floats(),
+        RankEvidence, st.lists(st.floats(), max_size=4).map(tuple), st.none() | st.floats(), st.none() | st.floats()
     ),
     max_size=9,
 )

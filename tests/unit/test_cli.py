@@ -92,10 +92,7 @@ def test_a_documented_command_is_understood(words: tuple[str, ...]) -> None:
         lists = {name: split_at_commas(options[name] or ()) for name in ("stage", "skip_stage", "select", "ignore")}
         validate(
             RunOptions(
-                stages=lists["stage"],
-                skip_stages=lists["skip_stage"],
-                select=lists["select"],
-                ignore=lists["ignore"],
+                stages=lists["stage"], skip_stages=lists["skip_stage"], select=lists["select"], ignore=lists["ignore"]
             ),
             all_checks(),
         )
@@ -260,11 +257,7 @@ def test_a_report_is_shown_again_as_its_recording_would_be(written: Path, capsys
 
 def test_a_report_cannot_be_judged_again(written: Path, golden) -> None:
     record = str(written.with_name("run.jsonl"))
-    for asked in (
-        Outputs(strict=True),
-        Outputs(record=record),
-        Outputs(write_workaround=record),
-    ):
+    for asked in (Outputs(strict=True), Outputs(record=record), Outputs(write_workaround=record)):
         with pytest.raises(UsageError) as caught:
             judge_command.run([str(written)], asked)
         golden(str(caught.value).replace(str(written), "report.json"))

@@ -19,12 +19,7 @@ from ddpdiag.codec import indented_json, read_recording
 from ddpdiag.compare import command as rendering
 from ddpdiag.compare.command import run
 from ddpdiag.compare.reports import Comparison, compare
-from ddpdiag.comparison import (
-    Change,
-    Direction,
-    compare_figures,
-    figure_shift,
-)
+from ddpdiag.comparison import Change, Direction, compare_figures, figure_shift
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge, world_of
 from ddpdiag.judgement.reading import read_baseline, read_report
@@ -300,9 +295,7 @@ def test_what_was_not_looked_at_is_neither_new_nor_gone(golden, checks: tuple[Ch
 
 
 @pytest.mark.parametrize(
-    ("statuses", "direction"),
-    [({}, Direction.NEUTRAL), ({"done": 2}, Direction.IMPROVEMENT)],
-    ids=["skipped", "done"],
+    ("statuses", "direction"), [({}, Direction.NEUTRAL), ({"done": 2}, Direction.IMPROVEMENT)], ids=["skipped", "done"]
 )
 def test_a_hang_is_gone_only_where_its_check_was_tried_again(golden, statuses, direction: Direction) -> None:
     old = report(checks=tried("COL001", hung=2), findings=(finding(code="RUN003.hung", ranks=(1,)),))

@@ -80,10 +80,7 @@ def test_a_supervisor_finds_the_server_behind_a_stranger(server: ControlServer) 
 
 
 def _join(
-    server: ControlServer,
-    ports: tuple[int, ...],
-    answer: object = None,
-    signum: int | None = None,
+    server: ControlServer, ports: tuple[int, ...], answer: object = None, signum: int | None = None
 ) -> ControlClient | Exception:
     """Join while a stand-in for the coordinator answers every hello."""
     result: list[ControlClient | Exception] = []

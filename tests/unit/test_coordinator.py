@@ -152,12 +152,7 @@ def coordinator_of(
     listener: Quiet | None = None,
 ) -> Coordinator:
     header = Header(
-        run_id="r",
-        world_size=server.size,
-        launcher="hand",
-        options=options or RunOptions(),
-        created="",
-        version="0",
+        run_id="r", world_size=server.size, launcher="hand", options=options or RunOptions(), created="", version="0"
     )
     return Coordinator(server, header, checks, listener or Quiet(), lambda: signal, HURRY)  # type: ignore[arg-type]
 

@@ -131,10 +131,7 @@ def refused(case: str) -> str:
             "rank=1 world_size=2 launcher=pmix",
         ),
         ("none rank=1 world_size=2 master_addr=h0", "rank=1 launcher=hand master_addr=h0 port=29500 ranks=()"),
-        (
-            "none nnodes=2 node_rank=1 nproc_per_node=2 master_addr=h0",
-            "world_size=4 node_rank=1 ranks=(2,3)",
-        ),
+        ("none nnodes=2 node_rank=1 nproc_per_node=2 master_addr=h0", "world_size=4 node_rank=1 ranks=(2,3)"),
         ("none", "ranks=(0,1) master_addr=127.0.0.1 port=None run_id=f4e5 launcher=standalone"),
         ("none gpus=3", "ranks=(0,1,2)"),
         ("none run_id=mine", "run_id=mine"),

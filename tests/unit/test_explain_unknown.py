@@ -130,10 +130,7 @@ CLIENT = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [
         ((WAIT, "ValueError: x"), [("gloo-operation-timeout", "wait"), ("exception", "failure")]),
         (("ValueError: x", CRASH), [("exception", "failure"), ("worker-signal", "failure")]),
         ((WARNING,), [("unknown-nccl-warning", "hint")]),
-        (
-            (*raised(PEER), *HANDLING, *raised("app.Fatal: no")),
-            [("peer-closed", "echo"), ("exception-named", "echo")],
-        ),
+        ((*raised(PEER), *HANDLING, *raised("app.Fatal: no")), [("peer-closed", "echo"), ("exception-named", "echo")]),
         ((CLIENT,), [("client-failed", "hint")]),
         ((CLIENT, WAIT), [("gloo-operation-timeout", "wait"), ("client-failed", "note")]),
         ((CLIENT, PEER), [("client-failed", "hint"), ("peer-closed", "echo")]),

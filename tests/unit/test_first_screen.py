@@ -34,12 +34,7 @@ SAID = {
         "Find what rank 3",
     ),
     "rank_stopped": ("rank 1; host n1", "(pid 110) is stopped", "Ranks 0,2 wait for it", "kill -CONT 110"),
-    "values_corrupt": (
-        "rank 1; host n1",
-        "up to 2 elements per rank differ",
-        "from the exact sum",
-        "--exclude=n1",
-    ),
+    "values_corrupt": ("rank 1; host n1", "up to 2 elements per rank differ", "from the exact sum", "--exclude=n1"),
 }
 
 

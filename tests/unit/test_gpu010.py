@@ -86,8 +86,7 @@ def test_a_link_without_a_switch_that_goes_down_is_a_warning():
 WHOLE = host_of()
 LOST = structs.replace(WHOLE, gpus=(*WHOLE.gpus[:5], Health(index=5, error="GPU is lost"), *WHOLE.gpus[6:]))
 NOT_LISTED = structs.replace(
-    WHOLE,
-    gpus=tuple(structs.replace(gpu, index=index) for index, gpu in enumerate(WHOLE.gpus[:5] + WHOLE.gpus[6:])),
+    WHOLE, gpus=tuple(structs.replace(gpu, index=index) for index, gpu in enumerate(WHOLE.gpus[:5] + WHOLE.gpus[6:]))
 )
 
 

@@ -30,10 +30,7 @@ HOSTS = {
         [rank(0, 1)] * 4,
         ("oversubscribed", WARNING, (0, 1, 2, 3), {"OMP_NUM_THREADS": "1"}),
     ),
-    "a tight quota": (
-        [rank(*range(8), quota=1.5)] * 2,
-        ("oversubscribed", WARNING, (0, 1), {"OMP_NUM_THREADS": "1"}),
-    ),
+    "a tight quota": ([rank(*range(8), quota=1.5)] * 2, ("oversubscribed", WARNING, (0, 1), {"OMP_NUM_THREADS": "1"})),
     "a quota of one core": (
         [rank(*range(8), quota=1.0)] * 2,
         ("oversubscribed", WARNING, (0, 1), {"OMP_NUM_THREADS": "1"}),

@@ -44,10 +44,7 @@ FAULTS = {
         ("world-size", ERROR, (5,), ("n7",)),
     ),
     "one world size of two": (changed(2, {1: {"world_size": 4}}), ("world-size", ERROR, (), ())),
-    "another version": (
-        with_event(EventKind.VERSION, rank=3, detail="0.0.9"),
-        ("version", ERROR, (3,), ("n1",)),
-    ),
+    "another version": (with_event(EventKind.VERSION, rank=3, detail="0.0.9"), ("version", ERROR, (3,), ("n1",))),
     "another run on the port": (with_event(EventKind.OTHER_RUN, detail=OTHER_RUN), ("other-run", WARNING, (), ())),
     "a host with fewer ranks": (seen(21), ("uneven", WARNING, (20,), ("n10",))),
     "one local rank twice": (changed(2, {1: ZERO}), ("local-rank", ERROR, (0, 1), ("n0",))),
@@ -58,10 +55,7 @@ FAULTS = {
         ("local-rank", ERROR, (0, 1), ("n0",)),
     ),
     "GPUs without a rank": (seen(2, gpus=8), ("idle-gpus", WARNING, (0, 1), ("n0",))),
-    "more ranks than GPUs": (
-        seen(4, ranks_per_node=4, gpus=2),
-        ("fewer-gpus", ERROR, (0, 1, 2, 3), ("n0",)),
-    ),
+    "more ranks than GPUs": (seen(4, ranks_per_node=4, gpus=2), ("fewer-gpus", ERROR, (0, 1, 2, 3), ("n0",))),
     "more ranks than GPUs over gloo": (
         seen(4, ranks_per_node=4, gpus=2, options=RunOptions(backend="gloo")),
         ("fewer-gpus", WARNING, (0, 1, 2, 3), ("n0",)),
@@ -71,10 +65,7 @@ FAULTS = {
         ("fewer-gpus", ERROR, (0, 1), ("n0",)),
     ),
     "a GPU bound to each rank": (changed(2, {0: {"pci_gpus": 8}, 1: {"pci_gpus": 8}}, gpus=1), None),
-    "no local rank": (
-        changed(1, {0: LACKING}),
-        ("no-local-rank", WARNING, (0,), ("n0",)),
-    ),
+    "no local rank": (changed(1, {0: LACKING}), ("no-local-rank", WARNING, (0,), ("n0",))),
     "no local rank on shared GPUs": (
         changed(2, {0: LACKING, 1: LACKING}, gpus=2),
         ("no-local-rank", ERROR, (0, 1), ("n0",)),

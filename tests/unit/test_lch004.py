@@ -8,12 +8,7 @@ from ddpdiag.checks.launch.slurm_step import CHECK, Data
 from ddpdiag.model import Event, EventKind, RunOptions, Severity
 from ddpdiag.probes.host.environment import SLURM_VARIABLES, job_step_id, slurm_variables
 
-STEP = {
-    "SLURM_JOB_ID": "12",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "4",
-}
+STEP = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "4"}
 
 
 def seen(*, cpus=2, launcher="slurm", size=4, gpus=0, options=None, ranks_per_node=2, **variables):

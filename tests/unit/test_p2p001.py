@@ -7,17 +7,7 @@ from cards import healthy
 from cards import host_of as cards_on
 from hypothesis import given
 from hypothesis import strategies as st
-from paths import (
-    around,
-    both,
-    bound,
-    host_of,
-    judged,
-    seen,
-    seen_of_rows,
-    translating,
-    uuid_of,
-)
+from paths import around, both, bound, host_of, judged, seen, seen_of_rows, translating, uuid_of
 from seen import seen_of, skip_text, world_of
 
 from ddpdiag.checks.gpu import devices, memory_errors, present

@@ -7,14 +7,7 @@ from rails import LINK_LOCAL, ROCE, Rail, rails, tree
 from test_probes_route import add_port
 
 from ddpdiag.probes.net.adapters import Port, has_peer_memory, rdma_ports
-from ddpdiag.probes.net.rdma import (
-    Adapter,
-    Gid,
-    gpu_device_ids,
-    nccl_settings,
-    rdma_adapters,
-    roce_gids,
-)
+from ddpdiag.probes.net.rdma import Adapter, Gid, gpu_device_ids, nccl_settings, rdma_adapters, roce_gids
 
 
 def test_ports_with_their_layer_state_and_rate(tmp_path: Path) -> None:
@@ -56,12 +49,7 @@ def test_an_adapter_with_its_firmware_and_place_unless_it_is_made_of_software(tm
     tree(tmp_path, (Rail("mlx5_0", 5), Rail("rxe0", None, "Ethernet")), gpus=0)
     adapter, software = rdma_adapters(tmp_path) or ()
     assert adapter == Adapter(
-        name="mlx5_0",
-        model="MT4129",
-        board="MT_0000000838",
-        firmware="28.39.1002",
-        kind="CA",
-        pci="0000:63:00.0",
+        name="mlx5_0", model="MT4129", board="MT_0000000838", firmware="28.39.1002", kind="CA", pci="0000:63:00.0"
     )
     assert software.pci is None
 

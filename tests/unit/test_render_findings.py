@@ -136,18 +136,12 @@ def test_a_message_does_not_begin_with_its_title(title, message, beyond_it):
 FIGURES = {"rate_bytes_per_s": 2.38e6, "expected_bytes_per_s": 1.35e9, "source": "most hosts", "lost_share": 0.02}
 OUTPUT = {"output": 'File "x.py", line 3\nraise X\nRuntimeError: gone\n'}
 EVIDENCE = {
-    "figures of the message": (
-        "2.38 MB/s; most hosts reach 1.35 GB/s; 2 % lost.",
-        {**FIGURES, "noise_share": 0.5},
-    ),
+    "figures of the message": ("2.38 MB/s; most hosts reach 1.35 GB/s; 2 % lost.", {**FIGURES, "noise_share": 0.5}),
     "parts of other numbers and words": (
         "12.38 MB/s of 6 ranks on n10",
         {"rate_bytes_per_s": 2.38e6, "of": 6, "host": "n1"},
     ),
-    "not known": (
-        "a message",
-        {"rates_bytes_per_s": [None, None], "pair_bytes_per_s": None, "usual_bytes_per_s": 1e9},
-    ),
+    "not known": ("a message", {"rates_bytes_per_s": [None, None], "pair_bytes_per_s": None, "usual_bytes_per_s": 1e9}),
     "known in part": ("a message", {"rates_bytes_per_s": [None, 1e9]}),
     "what the kernel says of a process": (
         "a message",

@@ -39,9 +39,7 @@ def tables(*matrices, **options):
 
 
 @pytest.mark.parametrize(
-    "matrices",
-    [(matrix(), rates()), (matrix(size=16),)],
-    ids=["eight in one piece", "sixteen in two pieces"],
+    "matrices", [(matrix(), rates()), (matrix(size=16),)], ids=["eight in one piece", "sixteen in two pieces"]
 )
 def test_gpus_fit_80_columns(golden, matrices):
     text = tables(*matrices)

@@ -33,10 +33,7 @@ def test_a_port_without_listener_refuses():
 
 def test_a_full_backlog_drops():
     # Linux admits one more than the backlog, then answers nothing.
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
-        socket.create_connection(server.getsockname()),
-    ):
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.create_connection(server.getsockname()):
         found = try_connect("127.0.0.1", port_of(server), 0.1)
     assert found.reach is Reach.DROPPED
 

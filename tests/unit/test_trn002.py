@@ -77,9 +77,7 @@ def ran(world: World, off=None, statuses=None, changed=None, **outcome) -> Seen[
             )
             outcomes.append(Outcome(trial=number, code="TRN002", rank=rank, status=status, step_count=5 + rank, **more))
         recording = structs.replace(
-            seen.recording,
-            trials=(*seen.recording.trials, trial),
-            outcomes=(*seen.recording.outcomes, *outcomes),
+            seen.recording, trials=(*seen.recording.trials, trial), outcomes=(*seen.recording.outcomes, *outcomes)
         )
         seen = Seen(world, CHECK, recording, left_seconds=100.0)
     return seen
