@@ -118,9 +118,6 @@ def test_a_healthy_run_that_is_cancelled_blames_no_rank_wherever_it_is(world, wh
             assert_blames_no_rank(told(ended, ranks, now(ended), signum), signum)
 
 
-# What was established before ------------------------------------------------------------------------------------------
-
-
 FAULTY = {
     "rank_segfaults": lambda: recorded("failures/rank_segfaults"),
     "rank_sleeps": lambda: recorded("failures/rank_sleeps"),

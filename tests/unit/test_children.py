@@ -34,9 +34,6 @@ def test_exit_codes_are_put_in_words(golden) -> None:
     golden(*(describe_end(code) for code in (-11, 3, None, -63)))
 
 
-# Processes that do not end at once ------------------------------------------------------------------------------------
-
-
 class StuckChild(Child):
     """A process that was killed so many seconds ago, and is still there."""
 

@@ -111,9 +111,6 @@ def test_a_path_that_json_cannot_hold_is_refused(golden) -> None:
     assert _absolute_path("--shared-dir", "/tmp/ä") == "/tmp/ä"
 
 
-# Streams -------------------------------------------------------------------------------------------------------------
-
-
 class Full(io.StringIO):
     def flush(self) -> None:
         raise OSError(28, "No space left on device")

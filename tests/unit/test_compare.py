@@ -77,9 +77,6 @@ def of(old: Report, new: Report) -> Comparison:
     return compare(old, new, old_source="a", new_source="b")
 
 
-# The figures of the machine
-
-
 @pytest.mark.parametrize(("then", "now"), [(0.5, 1.0), (None, None)])
 def test_times_on_busy_or_unchecked_cores_are_not_judged(golden, then, now) -> None:
     old, new = snapshot(steps(), busy=then), snapshot(steps(1.5), busy=now)
@@ -158,9 +155,6 @@ def test_the_other_way_round_it_is_the_opposite(one: list[float], other: list[fl
     assert there.ratio == pytest.approx(1 / back.ratio)
 
 
-# Benchmarks
-
-
 SIZES = tuple(8 << power for power in range(24))
 
 
@@ -224,9 +218,6 @@ def test_ranks_that_never_came_are_told(golden) -> None:
     recording = read_recording([HEALTHY.parent / "failures" / "host_missing.jsonl"])
     assert recording.header.world_size > len(recording.arrivals)
     golden(judge(recording, all_checks()).snapshot.shape["ranks"], healthy().snapshot.shape["ranks"])
-
-
-# Whole reports
 
 
 def test_a_run_compared_with_itself_has_no_change() -> None:
@@ -360,9 +351,6 @@ def test_a_report_without_figures_says_what_to_give(golden) -> None:
     golden(rendering.render(found, width=80, color=False))
 
 
-# The command
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     """The same run, as a recording and as a JSON report."""
@@ -401,9 +389,6 @@ def test_a_run_is_not_overwritten(golden, runs, tmp_path) -> None:
     with pytest.raises(UsageError) as caught:
         run(str(runs[0]), str(runs[1]), json=str(runs[1]))
     golden(str(caught.value).replace(str(tmp_path), "TMP"))
-
-
-# check --baseline
 
 
 def judged(old: Snapshot | None) -> list[Finding]:

@@ -43,9 +43,6 @@ def named(found: Diagnosis) -> set[int]:
     return {bad.unit for bad in found.bad}
 
 
-# Slow only while others communicate -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_hosts_behind_a_narrow_uplink_are_not_blamed_and_slow_ones_are(known, seed):
@@ -64,9 +61,6 @@ def test_one_suspect_costs_two_rounds():
     found, rounds = searched(fleet_of(512, (Fault.SLOW_HOST, 1)))
     assert len(found.bad) == 1
     assert sum(step.phase is Phase.QUIET for step in rounds) == 2
-
-
-# Slow in quiet rounds as well -----------------------------------------------------------------------------------------
 
 
 class Slow(Fleet):
@@ -113,9 +107,6 @@ def test_witnesses_show_that_a_suspect_shares_its_slowness(known):
     assert len(part.units) >= 4
 
 
-# Cuts -----------------------------------------------------------------------------------------------------------------
-
-
 class Trunk(Fleet):
     """Two halves with one trunk between them, which carries one pair at a time at full rate, times `share`."""
 
@@ -150,9 +141,6 @@ def test_noise_makes_no_cut(seed):
     assert searched(fleet)[0].congested == ()
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
-
-
 def test_a_row_is_what_chance_does_not_make():
     units = range(16_384)
     chosen = random.Random(1).sample(units, 164)
@@ -161,9 +149,6 @@ def test_a_row_is_what_chance_does_not_make():
     (found,) = rows(sorted({*chosen, *row}), units, 0.05)
     assert set(found) >= set(row)
     assert rows([3, 4, 5, 6], range(16), 0.05) == []  # four of 16 may be four slow hosts
-
-
-# The findings ---------------------------------------------------------------------------------------------------------
 
 
 def judged(fleet: Fleet, **options: object) -> Report:

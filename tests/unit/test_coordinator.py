@@ -359,9 +359,6 @@ def test_a_plan_sees_what_came_of_its_trials_before() -> None:
     assert [trial.number for trial in recording.trials] == [1, 2, 3]
 
 
-# Checks that run last ------------------------------------------------------------------------------------------------
-
-
 def last(code: str = "GPU010", takes: float = 0.1, **more: object) -> Check[Nothing]:
     def plan(seen: Seen[Nothing]) -> tuple[Trial, ...]:
         return (new_trial(seen),) if seen.is_last and not seen.trials else ()
@@ -425,9 +422,6 @@ def test_a_run_that_gets_a_signal_does_not_wait_for_them() -> None:
     recording = conduct(StandIn(2, told), check(), last())
     assert codes(recording) == ["COL001"]
     assert not recording.skips
-
-
-# What the run tells --------------------------------------------------------------------------------------------------
 
 
 def told(server: StandIn, *checks: Check[Nothing], signal: int | None = None) -> Quiet:

@@ -215,8 +215,6 @@ def test_pmix_alone_does_not_give_the_worlds_size() -> None:
     assert "--world-size" in refused("none PMIX_RANK=1 PMIX_NAMESPACE=prterun-h0-8123@1")
 
 
-# Notes ----------------------------------------------------------------------------------------------------------------
-
 INTERACTIVE = (
     f"step SLURM_STEP_ID={FIRST_PSEUDO_STEP + 10} SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 PMIX_RANK=0 "
     f"PMIX_NAMESPACE=slurm.pmix.4711.{FIRST_PSEUDO_STEP + 10}"
@@ -258,9 +256,6 @@ def test_a_launch_that_may_be_meant_has_no_note(case: str) -> None:
     assert launched(case).notice == ""
 
 
-# Run ids and ports ----------------------------------------------------------------------------------------------------
-
-
 def test_run_ids_that_are_no_file_names_or_the_default_are_replaced() -> None:
     one = launched("torchrun TORCHELASTIC_RUN_ID=none").run_id
     other = launched("torchrun TORCHELASTIC_RUN_ID=none MASTER_PORT=29502").run_id
@@ -290,9 +285,6 @@ def test_two_slurm_jobs_or_steps_do_not_share_a_port():
     assert len(ports) == 400
     assert min(ports) >= 20000
     assert max(ports) < 29500
-
-
-# Hosts ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

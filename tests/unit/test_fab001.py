@@ -95,9 +95,6 @@ def test_a_host_that_is_lost_in_the_middle_costs_the_others_nothing(number: int)
     assert {rank // RANKS for rank in proof.ranks} == {*range(12)} - {5}
 
 
-# When it is done ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("hosts", "status", "depth", "is_done"),
     [
@@ -126,9 +123,6 @@ def test_of_two_hosts_one_left_makes_no_pair(golden):
     )
     assert skip_text(fab001.CHECK, every) is skip_text(fab001.CHECK, no_host) is None
     golden(skip_text(fab001.CHECK, one))
-
-
-# Two hosts, and all together ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,6 @@ def test_gpus_behind_nvlinks_are_alike_wherever_their_pcie_ways_meet(one: dict, 
     assert (joined(**one) == joined(**other)) is alike
 
 
-# What is found --------------------------------------------------------------------------------------------------------
-
-
 PATH = ("rank 0 -> rank 1", "rank 1 -> rank 0")
 
 

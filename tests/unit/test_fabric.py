@@ -67,9 +67,6 @@ def named(found: Diagnosis) -> set[int]:
     return {bad.unit for bad in found.bad}
 
 
-# Fleets ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_of_thousands_the_slow_ones_are_named_in_ten_rounds(seed):
     slow = frozenset(random.Random(seed).sample(range(16_384), 164))
@@ -106,9 +103,6 @@ def test_dead_units_are_named_as_well():
     found = searched(Fleet(64, dead=(5, 40)))
     assert named(found) == {5, 40}
     assert all(tested.rate is None for bad in found.bad for tested in bad.tests)
-
-
-# Who cannot be blamed -------------------------------------------------------------------------------------------------
 
 
 def test_a_way_between_two_blames_neither():
@@ -150,9 +144,6 @@ def test_one_unit_alone_has_nobody_to_be_tried_with():
     assert located.diagnosis.cleared == {0}
 
 
-# Matchings ------------------------------------------------------------------------------------------------------------
-
-
 @relaxed
 @given(st.integers(2, 60), st.integers(0, 5), st.integers(0, 1000))
 def test_everybody_is_in_one_pair(count, leaves, seed):
@@ -181,9 +172,6 @@ def test_a_round_robin_meets_everybody_once(count):
     for pairs in rounds:
         members = [unit for pair in pairs for unit in pair]
         assert len(members) == len({*members})
-
-
-# Thresholds -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_bar_lies_by_the_noise_of_the_fleet_and_never_above_the_floor():
@@ -225,9 +213,6 @@ def test_the_smallest_slowdown_is_one_that_fails_every_time(sigma, units):
 def test_any_rates_have_a_bar(rates, units):
     for bar in (bar_of(rates, units, Rules()), bar_of_best(rates, 3, Rules())):
         assert bar.least <= bar.usual or bar.usual == 0
-
-
-# The whole search -----------------------------------------------------------------------------------------------------
 
 
 def test_a_unit_that_is_bad_alone_takes_no_part_in_pairs():

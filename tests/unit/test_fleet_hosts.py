@@ -57,9 +57,6 @@ def test_what_slows_nothing_down_or_names_none_does_not_degrade() -> None:
     assert not concluded(slowing(1), BAD).degraded  # UNFIT
 
 
-# Whole runs ----------------------------------------------------------------------------------------------------------
-
-
 def simulated(*faults: tuple[Fault, int], slower: float = 0.7, **fields: object) -> Recording:
     fleet = Fleet(16, Faults(faults, slower), Noise(), seed=3, hosts_per_leaf=4)
     options = structs.replace(RunOptions(stages=("fabric",), backend="nccl"), **fields)

@@ -136,8 +136,6 @@ def test_each_gpu_is_one_finding_and_held_against_itself(before, after):
     assert [finding.gpus for finding in CHECK.judge(met)] == [(uuid_of(5),)]
 
 
-# Any numbers ----------------------------------------------------------------------------------------------------------
-
 COUNTS = st.one_of(st.none(), st.integers(0, 1 << 40))
 
 
@@ -157,9 +155,6 @@ def test_only_slowdowns_that_are_new_are_reported(before, after):
     found = fifth(before=clocks(events=before), after=clocks(events=after))
     harmful = 0x8 | 0x20 | 0x40 | 0x80
     assert bool(found) is bool(after & harmful and not before & harmful)
-
-
-# Who asks -------------------------------------------------------------------------------------------------------------
 
 
 def planned(rows, **world):

@@ -70,9 +70,6 @@ BRAKED = structs.replace(BUSY, sm_hz=8e8, events=0x80)
 USED = {"processes": (Process(4711, 19 << 30),)}
 
 
-# Sick GPUs -----------------------------------------------------------------------------------------------------------
-
-
 def one(findings, code, severity=Severity.WARNING, rank=5):
     """The only finding, which blames GPU 5 alone."""
     (finding,) = findings
@@ -112,9 +109,6 @@ def test_a_host_that_is_asked_alone_measures_all_gpus_and_compares_them():
     (finding,) = twice({0: all_gpus}, size=1, torch=False, options=RunOptions(alone=True))
     assert (finding.code, finding.gpus) == ("GPU012.slow", (uuid_of(5),))
     assert CHECK.report(run_of({0: all_gpus}, size=1, torch=False)).columns[0]["bf16_flop_per_s"] == 412e12
-
-
-# Healthy ones --------------------------------------------------------------------------------------------------------
 
 
 CUT = {"device": f"{H100} MIG 1g.10gb", "uuid": "GPU-slice", "processors": 16, "bf16": 80.0, "memory": 0.35}
@@ -159,9 +153,6 @@ def test_what_cannot_run_is_not_measured_and_no_fault(golden):
 def test_a_fleet_is_judged_in_a_moment_and_finds_the_one_that_is_slow():
     run = node({5: {"bf16": 412.0}}, count=4096)
     assert [finding.code for finding in twice(run, torch=False)] == ["GPU012.slow"]
-
-
-# What is planned, and shown ------------------------------------------------------------------------------------------
 
 
 def test_each_gpu_is_measured_by_one_rank():

@@ -137,9 +137,6 @@ def test_limits_can_be_set(settings, changes):
     assert found(host_of({5: changes}), options=RunOptions(settings=settings)) == []
 
 
-# Memory ---------------------------------------------------------------------------------------------------------------
-
-
 def test_sram_errors_are_not_counted_twice(golden):
     both = with_fifth(**memory(uncorrected=3, sram_uncorrected=1))
     assert [finding.code for finding in both] == ["GPU003.uncorrected", "GPU003.sram"]
@@ -157,9 +154,6 @@ def test_nothing_that_can_be_read_is_unknown(golden):
     (mute,) = found(GpuReading(gpus=(Health(index=0, uuid="GPU-1", name="NVIDIA T400"),)))
     assert gone.code == mute.code == "GPU003.unreadable"
     golden(gone, mute)
-
-
-# Clocks, links, fabric ------------------------------------------------------------------------------------------------
 
 
 def test_without_gpu003_it_says_that_nothing_was_read(golden):
@@ -202,9 +196,6 @@ def test_a_gpu_that_has_not_joined_and_on_which_cuda_starts_is_a_warning(changes
     assert [finding.severity for finding in nvswitch.CHECK.judge(run.of(nvswitch.CHECK))] == [severity]
 
 
-# Slices ---------------------------------------------------------------------------------------------------------------
-
-
 def test_a_slice_is_harmless_for_a_single_rank():
     assert found(host_of({0: {"mig": True}}, count=1), size=1, gpus=1) == []
 
@@ -242,9 +233,6 @@ def test_a_torch_that_does_not_start_on_slices_is_an_error_with_their_fix():
     cut = seen_of(memory_errors.CHECK, {0: host_of({0: {"mig": True}})})
     (finding,) = devices.CHECK.judge(together(seen_of(devices.CHECK, rows, gpus=1), cut))
     assert (finding.code, finding.fix) == ("GPU002.cuda-start", devices.SLICES_FIX)
-
-
-# Which ranks look -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

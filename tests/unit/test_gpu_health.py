@@ -256,9 +256,6 @@ def test_an_old_driver_does_not_break_the_enumeration(run):
     assert found.driver == "470.256.02"
 
 
-# Load and use ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "uuid", "load", "pids"),
     [
@@ -301,9 +298,6 @@ def test_nvml_that_hangs_is_left(golden, uses):
     gpus, trouble = uses("use-hanging", 1.0)
     assert gpus == ()
     golden(trouble)
-
-
-# Paths between GPUs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

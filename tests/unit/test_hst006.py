@@ -66,8 +66,6 @@ def only(findings):
     return finding.code.removeprefix("HST006."), finding.severity, finding.hosts
 
 
-# Links that are lost --------------------------------------------------------------------------------------------------
-
 LOST = nic(carrier_down_count=2)
 BOND = host(nic("bond0", below=("eth1", "eth2")), nic("eth1"), nic("eth2"), route="bond0")
 DOWN = host(nic(up=False))
@@ -141,9 +139,6 @@ def test_where_most_hosts_lost_their_links_no_host_is_blamed(golden):
     assert only(judged({}, {1: down}, size=2))[2] == ("n1",)
 
 
-# Errors of links ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("counter", "seconds", "most"),
     [
@@ -179,9 +174,6 @@ def test_several_counters_of_several_ports_are_one_finding_of_the_host(golden):
     golden(finding)
 
 
-# Damaged segments -----------------------------------------------------------------------------------------------------
-
-
 def test_damaged_segments_name_the_host_that_got_them_unless_most_did(golden):
     assert judged({}, {1: host(damaged=3)}) == []
     (finding,) = judged({}, {1: host(damaged=4, segments=3000)})
@@ -189,9 +181,6 @@ def test_damaged_segments_name_the_host_that_got_them_unless_most_did(golden):
     golden(finding)
     (finding,) = judged({}, {0: host(damaged=9), 2: host(damaged=9)})
     assert (finding.hosts, finding.evidence["hosts"]) == ((), ["n0", "n2"])
-
-
-# Segments that are sent again ---------------------------------------------------------------------------------------
 
 
 def sending(sent, again):
@@ -226,8 +215,6 @@ def test_loss_that_rdz004_measured_is_its_finding():
         assert all("RDZ004 measured the links before" in finding.message for finding in found)
 
 
-# Any numbers ----------------------------------------------------------------------------------------------------------
-
 COUNTS = st.dictionaries(st.sampled_from([*RDMA_COUNTERS, *ETHERNET_COUNTERS, "rx_dropped"]), st.integers(0, 1 << 40))
 NAMES = st.sampled_from(["eth0", "docker0", "mlx5_0:1"])
 PORTS = st.lists(
@@ -250,9 +237,6 @@ def test_counters_that_stay_or_fall_are_no_rise(before, data):
         for port in before
     )
     assert list(port_changes(pair(before, before), LIMITS)) == list(port_changes(pair(before, lower), LIMITS)) == []
-
-
-# Both looks -----------------------------------------------------------------------------------------------------------
 
 
 def finally_(seen):

@@ -36,8 +36,6 @@ def only(findings):
     return finding.code.removeprefix("HST007."), finding.severity, finding.hosts
 
 
-# Faulty hosts among others --------------------------------------------------------------------------------------------
-
 INDEX = {"NCCL_IB_GID_INDEX": "3"}
 RULE = {"NCCL_IB_HCA": "=" + ",".join(rail.name for rail in GOOD)}
 # The kernel numbers the others on.
@@ -119,8 +117,6 @@ def test_nccl_ib_hca_that_leaves_no_port_on_one_host_blames_that_host():
     assert only(among(host(GOOD, NCCL_IB_HCA="=mlx5"))) == ("hca", *FAILED)
 
 
-# Two hosts, and one ---------------------------------------------------------------------------------------------------
-
 TWO = ["down", "missing", "half the rate", "one lane", "no address", "firmware"]
 
 
@@ -143,8 +139,6 @@ def test_a_host_alone_is_compared_with_itself(fault):
     assert only([finding]) == (word, Severity.WARNING, ("n0",))
     assert finding.evidence["ports"] == ports
 
-
-# Healthy hosts --------------------------------------------------------------------------------------------------------
 
 FRONTEND = Rail("mlx5_8", 8, "Ethernet", rate="100 Gb/sec (4X EDR)", model="MT4127", board="MT_9", gids=LINK_LOCAL)
 VIRTUAL = tuple(Rail(f"mlx5_{9 + number}", number, slot=1, virtual=True, **DOWN) for number in range(4))

@@ -90,9 +90,6 @@ def test_the_reason_is_read_from_the_output(log, reason):
     assert bool(first_error(log)) == bool(reason)
 
 
-# The table -----------------------------------------------------------------------------------------------------------
-
-
 def works(method: LaunchMethod, *, step: float = 0.01, threads: int = 1) -> LauncherRow:
     figures = {"start_seconds": 4.0, "step_seconds": step, "threads": (threads, threads)}
     return LauncherRow(method=method, ended=StrategyStatus.WORKS, **figures)
@@ -143,9 +140,6 @@ def test_json_has_its_schema_and_every_row():
     assert made["schema"] == "ddpdiag.launchers/1"
     assert [each["method"] for each in made["rows"]] == [method.value for method in LaunchMethod]
     assert made["rows"][-1]["threads"] == [2, 2]
-
-
-# Options -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_defaults_are_taken():

@@ -87,9 +87,6 @@ def all_of(index, value, count=4):
     return {link: value for link in permutations(range(count), 2) if index in link}
 
 
-# Contents -------------------------------------------------------------------------------------------------------------
-
-
 PAIRS = set(permutations(range(4), 2))
 BRIDGED = {(0, 1), (1, 0), (2, 3), (3, 2)}
 CLOSED = {link for link in PAIRS if 3 in link}
@@ -141,9 +138,6 @@ def test_wrong_words_are_an_error_that_names_the_gpus_or_the_host_alone(golden, 
     assert (finding.code, finding.severity, finding.hosts) == (code, Severity.ERROR, ("n0",))
     assert finding.gpus == tuple(map(uuid_of, gpus))
     golden(finding)
-
-
-# Rates ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,9 +249,6 @@ def test_any_rates_are_judged_and_no_stranger_is_named(rates):
         assert (finding.title + finding.message + finding.fix).isascii()
 
 
-# To and from the host -------------------------------------------------------------------------------------------------
-
-
 def with_slots(*slots, rate, virtual=None, **changes):
     """GPUs that copy to and from the host at this rate, over these slots; `virtual` is what P2P001 saw."""
     count = len(slots)
@@ -304,8 +295,6 @@ def test_a_gpu_slower_than_its_siblings_is_named(golden):
 def test_a_slot_that_is_not_known_promises_nothing():
     assert with_slots({"generation_max": None}, {"width": None}, rate=1 * GB) == []
 
-
-# What did not end -----------------------------------------------------------------------------------------------------
 
 # The links to and from the host are known when the first pair is tried.
 KNOWN = structs.replace(host_of(2), pairs=(), done=2)
@@ -396,9 +385,6 @@ def test_a_lost_rank_is_named_elsewhere():
     assert list(CHECK.judge(seen)) == []
 
 
-# Who tries ------------------------------------------------------------------------------------------------------------
-
-
 APART = {rank: host_of(1, gpus={0: {"uuid": uuid_of(rank)}}) for rank in range(3)}
 
 
@@ -449,9 +435,6 @@ def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is
 
 def test_no_gpu_is_no_ground(golden):
     golden(skip_text(CHECK, seen_of(CHECK, {}, size=1).world))
-
-
-# The report -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_matrix_has_every_pair_and_no_diagonal():

@@ -14,9 +14,6 @@ def judged(*rates, **more):
     return list(CHECK.judge(run(*rates, **more)))
 
 
-# What is measured -----------------------------------------------------------------------------------------------------
-
-
 TRAY = structs.replace(H100, nvlink_bytes_per_s=721.8 * GB, nvlink_domain="5f2c.7ffe")
 TRAYS = {"size": 8, "on_host": 4, "name": "MNNVL", "links": TRAY}
 FAR_BELOW = {
@@ -105,9 +102,6 @@ def test_gloo_and_tcp_promise_nothing():
     assert skip_text(CHECK, tcp) == "NCCL sends over TCP sockets, for which no rate is expected"
 
 
-# What the path can do -------------------------------------------------------------------------------------------------
-
-
 def rows_of(count, **path):
     return {rank: transport_of(rank, count, count, **path) for rank in range(count)}
 
@@ -135,9 +129,6 @@ def test_the_network_is_the_path_where_nccls_log_shows_it_between_trays():
     assert path_of_trays(name="CUMEM").busbw_bytes_per_s == pytest.approx(0.92 * 50 * GB)
     assert isinstance(path_of_trays(NCCL_MNNVL_ENABLE="0"), str), "and its log shows no network"
     assert isinstance(path_of_trays(links=H100), str), "NVML knows no domain"
-
-
-# Causes ---------------------------------------------------------------------------------------------------------------
 
 
 NARROW = {1: pcie(width=4)}

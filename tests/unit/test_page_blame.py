@@ -38,9 +38,6 @@ def rows_of(report: Report, name: str, title: str = "") -> list[tuple[object, ..
     return [tuple(map(value_of, row)) for row in table.rows]
 
 
-# Stages ---------------------------------------------------------------------------------------------------------------
-
-
 def stages(report: Report) -> dict[str, tuple[object, object]]:
     """Outcome and findings of each stage."""
     return {row[0]: (row[1], row[3]) for row in rows_of(report, "stages")}
@@ -60,9 +57,6 @@ def test_a_finding_stands_at_its_stage(name, stage, row):
 def test_what_belongs_to_no_stage_is_a_row_of_the_run():
     found = finding_of(code="RUN004.budget")
     assert stages(fit(findings=(found,)))["run"] == ("error", "RUN004.budget")
-
-
-# Ranks ----------------------------------------------------------------------------------------------------------------
 
 
 def states(report: Report) -> dict[object, object]:
@@ -89,9 +83,6 @@ def test_blamed_ranks_say_so_and_come_first():
     assert states(report) == {0: "warn", 1: "FAIL", 2: "warn", 3: None}
     (table,) = section(report, "ranks").blocks
     assert table.order[0] == 1
-
-
-# Findings -------------------------------------------------------------------------------------------------------------
 
 
 def test_of_many_findings_of_one_code_the_last_box_counts_the_others():

@@ -88,9 +88,6 @@ def test_a_trace_of_another_form_is_no_answer(c10d: SimpleNamespace, trace: byte
     assert posted_collectives() is None
 
 
-# Classes of process groups: each has a recorder, by the name that it gives itself -------------------------------------
-
-
 class Group:
     """A process group whose backends call themselves so."""
 

@@ -109,9 +109,6 @@ def test_no_temporary_folder_at_all_is_explained(temporary: Path, monkeypatch: p
         make_run_folder("r")
 
 
-# In a shared directory -----------------------------------------------------------------------------------------------
-
-
 def shared_record(folder: Path, file: str, nonce: str = "abcd") -> SharedRecord:
     record = SharedRecord(str(folder), "r", file)
     record.write(HEADER)

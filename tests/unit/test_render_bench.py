@@ -191,9 +191,6 @@ def test_texts_of_strangers_are_shown_and_not_obeyed():
     assert len(parsed(text)) == 1
 
 
-# CSV
-
-
 def as_csv(report: Report) -> list[dict[str, str]]:
     return list(csv.DictReader(StringIO(to_csv(report))))
 

@@ -111,9 +111,6 @@ def test_lists_and_tables_show_their_first_rows_and_how_many_are_left_out(golden
     assert last in " ".join(told(finding_of(evidence=evidence), details=True).split())
 
 
-# What is said once ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("title", "message", "beyond_it"),
     [
@@ -173,8 +170,6 @@ def test_a_remedy_that_stands_above_is_named(golden):
     result = finding_of(code="RUN003.hung", fix="Open the ports.", evidence={"ways": "many"})
     golden(told(cause, result), told(cause, result, details=True))
 
-
-# Many findings --------------------------------------------------------------------------------------------------------
 
 MANY = tuple(
     finding_of(code=f"X00{n}.bad", title=f"title {n}", message=f"message {n}", ranks=(n,), fix=f"Do {n}.")

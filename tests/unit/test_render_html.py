@@ -64,9 +64,6 @@ def test_a_finding_has_who_evidence_expectation_and_remedy(golden, report):
     golden("\n".join(text.strip() for text in texts if text.strip()))
 
 
-# Strangers' strings ---------------------------------------------------------------------------------------------------
-
-
 def test_hostile_strings_come_out_escaped():
     page = page_of("hostile")
     for words in (SCRIPT, IMAGE, CLOSE, "<img", "\x00", "\x1b", "\u202e"):
@@ -145,9 +142,6 @@ def test_an_odd_report_is_a_page(fields):
     assert fit().sentence in read(fit(**fields)).text
 
 
-# What it shows --------------------------------------------------------------------------------------------------------
-
-
 def test_pictures_have_words_and_follow_the_page():
     report = healthy(bench("gloo", "nccl"))
     page = html.render(report, features_of(report))
@@ -176,9 +170,6 @@ def test_a_benchmark_shows_curves_expectation_and_ranks(golden):
     golden(labels(part(html.render(report, features_of(report)), "benchmark")))
 
 
-# Many -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def large() -> str:
     return html.render(fleet(16_384, ranks_per_host=1))
@@ -191,9 +182,6 @@ def test_16384_hosts_are_a_small_page(large):
 def test_what_is_left_out_is_said(golden, large):
     golden(*(labels(part(large, name)) for name in ("pairs", "ranks", "stages", "topology")))
     golden(*re.findall(r'[\d,]+ more FAB001[^<"]*(?=<)', large))
-
-
-# Without the extra ----------------------------------------------------------------------------------------------------
 
 
 def test_without_jinja2_the_page_is_refused_in_one_sentence(golden, monkeypatch):

@@ -86,9 +86,6 @@ def test_a_silent_rank_differs():
     assert "host busbw" in plain(world_of(hosts_of(2, silent=(1,))))
 
 
-# Columns --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("values", "cells"),
     [
@@ -133,9 +130,6 @@ def test_one_table_with_the_most_important_columns_fits_the_width():
     narrow, wide = (" ".join(plain(trained(), width=width).split()) for width in (60, 160))
     assert "optimizer" in narrow.partition("for lack of room")[2]
     assert "for lack of room" not in wide
-
-
-# Names ----------------------------------------------------------------------------------------------------------------
 
 
 def matrix(*names: str) -> Matrix:

@@ -127,9 +127,6 @@ def test_the_verdict_comes_first_and_then_when_which_run_and_by_what():
     assert plain(unfit(created="some day")).splitlines()[1].startswith("some day, run ")
 
 
-# A line to paste ------------------------------------------------------------------------------------------------------
-
-
 def without_bad(*bad: str, hosts: int = 8, scheduler: str = "slurm") -> list[str]:
     """What stands between the notes and the verdict, where these hosts are bad."""
     nodes = tuple(f"n{host}" for host in range(hosts))

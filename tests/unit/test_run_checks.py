@@ -295,9 +295,6 @@ def test_a_rank_that_may_start_no_process_is_the_limits_fault(golden) -> None:
     golden(*found.values())
 
 
-# Classes of process groups --------------------------------------------------------------------------------------------
-
-
 def opening(*variables: str | None, at: str = "communicator") -> Finding:
     """RUN003's finding for a group of NCCL that all ranks hang in, where LCH002 saw these values of the variable."""
     frames = ("_create_nccl2_process_group (distributed_c10d.py:870)", "_new_process_group_helper (d.py:3206)")

@@ -62,9 +62,6 @@ def fleet(hosts: int, *kinds: tuple[Fault, int], seed: int = 0) -> Fleet:
     return Fleet(hosts, Faults(kinds), Noise(), seed=seed)
 
 
-# Every kind of fault --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (1, 2))])
 @pytest.mark.parametrize(
     ("fault", "ranks", "code", "exit_code"),
@@ -131,8 +128,6 @@ def test_a_host_that_is_far_below_is_an_error(tmp_path):
     assert done.exit_code == 1
 
 
-# The same again -------------------------------------------------------------------------------------------------------
-
 MIXED = ("--hosts", "200", "--fault", "slow-host:4", "--fault", "hang:2", "--congestion", "0.01")
 
 
@@ -157,9 +152,6 @@ def test_the_run_lasts_as_long_as_its_trials(tmp_path):
     assert done.report["seconds"] == sum(stage["seconds"] for stage in done.report["stages"])
     # Nothing ended it early, so no budget was less.
     assert 60 < done.report["seconds"] <= done.report["budget_seconds"]
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,9 +179,6 @@ def test_numbers_out_of_range_are_refused(words):
     done = CliRunner().invoke(app, ["simulate", *words])
     assert done.exit_code == 2
     assert words[0] in done.output
-
-
-# The page -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

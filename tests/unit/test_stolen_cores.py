@@ -123,9 +123,6 @@ def test_a_straggler_beside_a_busy_process_names_it(golden) -> None:
     assert found.evidence["class"] == "compute"
 
 
-# The probe ------------------------------------------------------------------------------------------------------------
-
-
 def process(
     root: Path, pid: int, ticks: int, *, parent: int = 1, core: int = 0, command: str = "", start: int = 7
 ) -> None:

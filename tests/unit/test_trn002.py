@@ -91,9 +91,6 @@ def rows(seen: Seen[Data]) -> dict[Strategy, StrategyStatus]:
     return {row.strategy: row.status for row in train_report(seen).rows}
 
 
-# What is tried -------------------------------------------------------------------------------------------------------
-
-
 def test_single_comes_first_and_on_rank_0_alone():
     first = plan(empty(world(4, S.DDP)))[0]
     assert (first.params["strategy"], first.groups, first.may_fail, first.fresh) == ("single", ((0,),), True, True)
@@ -150,9 +147,6 @@ def test_the_hidden_layer_can_be_cut(size):
     hidden = hidden_width_of(structs.replace(world(1), size=size))
     assert hidden % size == 0
     assert hidden >= 128
-
-
-# How it is judged ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

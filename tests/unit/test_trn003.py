@@ -93,8 +93,6 @@ def test_other_first_weights_explain_the_rest():
     assert (found.code, found.ranks) == ("TRN003.weights", (2,))
 
 
-# Stragglers ----------------------------------------------------------------------------------------------------------
-
 LIMITS = (1.10, 0.8)
 
 
@@ -208,9 +206,6 @@ def test_where_ranks_share_cores_no_rank_is_slow_for_lack_of_them(cpus, part, na
     arrivals = {rank: structs.replace(own, cpu_mask=cpus) for rank, own in seen.world.arrivals.items()}
     found = ddp_step.judge(with_arrivals(seen, arrivals))
     assert [own.ranks for own in found if own.code == "TRN003.straggler"] == named
-
-
-# Found by reviewers ---------------------------------------------------------------------------------------------------
 
 
 def wrong(rows: dict[int, Proof], bad: set[int]) -> dict[int, Proof]:

@@ -113,9 +113,6 @@ def test_a_process_that_is_gone_shows_nothing(tmp_path):
     assert descendants([1], tmp_path / "nothing") == []
 
 
-# Flight recorders -----------------------------------------------------------------------------------------------------
-
-
 def test_a_dump_is_read_as_plain_data():
     trace = load_trace(pickle.dumps(TRACE, protocol=2))
     assert [(c.seq, c.name, c.elements, c.group) for c in trace.collectives] == [(3, "nccl:all_reduce", 6, "0")]
@@ -186,9 +183,6 @@ def test_a_process_without_a_pipe_says_why(golden, tmp_path):
     told.append(request_dump(os.getpid(), 0, variables))
     assert (tmp_path / "ask-0.pipe").read_text() == ""
     golden(*(why.replace(str(tmp_path), "TMP") for why in told))
-
-
-# Stacks ---------------------------------------------------------------------------------------------------------------
 
 
 def _program(folder: Path, script: str) -> str:

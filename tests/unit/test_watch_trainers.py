@@ -49,9 +49,6 @@ def test_without_any_python_the_only_child_trains_as_far_as_there_is_one():
     assert (found.by_rank[0].pid, found.are_guessed) == (1, True), "where nothing names a rank it may be anything"
 
 
-# A process that starts another program --------------------------------------------------------------------------------
-
-
 def put(root: Path, env_start: int, program: str, environ: str = "", command: str = "python3 train.py") -> Process:
     """Process 7 of a /proc, as it stands now."""
     folder = root / "7"
