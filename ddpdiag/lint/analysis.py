@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 from ddpdiag.lint.bindings import PROCESS_INDEX, Bindings, return_values
-from ddpdiag.lint.script import BLOCKS, Function, argument, attribute_path, names_in, text_of, variables_in
+from ddpdiag.lint.script import BLOCK_FIELDS, Function, argument, attribute_path, names_in, text_of, variables_in
 from ddpdiag.model import Severity
 
 
@@ -282,7 +282,7 @@ class Analysis(Bindings):
                 case ast.BoolOp(op=ast.And(), values=values) if child in values[1:]:
                     yield from values[: values.index(child)]
             # Statements such as `if rank != 0: return` before `node` in the same block.
-            for name in BLOCKS:
+            for name in BLOCK_FIELDS:
                 block = getattr(outer, name, None)
                 if isinstance(block, list) and child in block:
                     exits = self.early_exits.get((outer, name), ())

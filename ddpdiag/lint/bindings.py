@@ -163,11 +163,12 @@ class Bindings(Script):
 
 
 def _default_source(function: Function, name: str) -> Source:
+    """The default of parameter `name`; UNKNOWN if it has none."""
     arguments = function.args
     positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
-    pairs = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
-    pairs |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
-    return Source(pairs[name]) if name in pairs else UNKNOWN
+    defaults = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
+    return Source(defaults[name]) if name in defaults else UNKNOWN
 
 
 def _unpacked(source: Source, number: int, total: int) -> Source:

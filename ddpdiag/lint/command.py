@@ -132,20 +132,17 @@ def _read_standard_input(*, quiet: bool) -> bytes:
     return data
 
 
-def _python_files(folder_or_file: str, errors: list[str]) -> Iterator[str]:
-    """Yield the file, or the Python files below the folder by name. If it has none, add a sentence to `errors`."""
+def _python_files(folder_or_file: str, errors: list[str]) -> list[str]:
+    """The file, or the Python files below the folder by name. If there are none, add a sentence to `errors`."""
     if not os.path.isdir(folder_or_file):
-        yield folder_or_file
-        return
-    has_files = False
+        return [folder_or_file]
+    files: list[str] = []
     for folder, subfolders, names in os.walk(folder_or_file):
         subfolders[:] = sorted(each for each in subfolders if not each.startswith(".") and each not in _SKIPPED_FOLDERS)
-        for name in sorted(names):
-            if name.endswith(".py"):
-                has_files = True
-                yield os.path.join(folder, name)
-    if not has_files:
+        files += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
+    if not files:
         errors.append(f"{readable(folder_or_file)}: no Python file (*.py) in this directory")
+    return files
 
 
 def read_findings(

@@ -11,13 +11,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FRAMEWORKS = ("accelerate", "pytorch_lightning", "lightning", "lightning_fabric", "deepspeed", "horovod", "composer")
 # The full names of the classes and functions whose calls `Script` collects.
 _WRAPPERS = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
-_GROUPS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
+_GROUP_OPENERS = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
 _SAMPLERS = ("torch.utils.data.DistributedSampler", "torch.utils.data.distributed.DistributedSampler")
 _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _HOST_OPTIONS = {"nodes", "nnodes", "num_nodes", "n_nodes", "node_rank", "nr", "num_machines", "machine_rank"}
 _HOST_VARIABLES = {"NODE_RANK", "GROUP_RANK", "NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"}
 # The fields of a node that hold its statements.
-BLOCKS = ("body", "orelse", "finalbody")
+BLOCK_FIELDS = ("body", "orelse", "finalbody")
 
 
 class EarlyExit(NamedTuple):
@@ -33,7 +33,7 @@ class Script:
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         # The calls that open a process group, and that make a DistributedDataParallel, a sampler, a DataLoader.
-        self.groups = tuple(self.calls_of(*_GROUPS))
+        self.group_openings = tuple(self.calls_of(*_GROUP_OPENERS))
         self.wrappings = tuple(self.calls_of(*_WRAPPERS))
         self.samplers = tuple(self.calls_of(*_SAMPLERS))
         self.loaders = tuple(self.calls_of(*_LOADERS))
@@ -111,7 +111,7 @@ class Script:
         for framework in _FRAMEWORKS:
             if framework in self.imported_packages:
                 return f"{framework} sets up DistributedDataParallel in it"
-        if not self.wrappings and not self.groups:
+        if not self.wrappings and not self.group_openings:
             return "it makes no process group and no DistributedDataParallel"
         return None
 
@@ -142,7 +142,7 @@ class Script:
         """The early exits of each block, in order. The key of a block is its node and the field that holds it."""
         exits: dict[tuple[ast.AST, str], tuple[EarlyExit, ...]] = {}
         for node in self.nodes:
-            for name in BLOCKS:
+            for name in BLOCK_FIELDS:
                 block = getattr(node, name, None)
                 if isinstance(block, list):
                     ifs = ((index, each) for index, each in enumerate(block) if isinstance(each, ast.If))
@@ -204,7 +204,7 @@ class Script:
 
     @cached_property
     def process_functions(self) -> frozenset[ast.AST]:
-        """The functions that processes in `process_starts` run, and all functions that these call."""
+        """The functions that new processes run, and all functions that these call."""
         reached: set[ast.AST] = set()
         waiting: list[ast.AST] = [function for function, _ in self.process_starts]
         while waiting:

@@ -1,6 +1,5 @@
 """`ddpdiag train`: run the check TRN002, which trains by several strategies, and the checks that it needs. With
---compare-launchers, start one training by each launcher instead.
-"""
+--compare-launchers, start one training by each launcher instead."""
 
 import os
 import sys
@@ -81,13 +80,12 @@ def compare_launchers(launch_args: LaunchArgs, train: TrainRequest, options: Che
 def refuse_launched(launch: Launch) -> None:
     """Raise UsageError if a launcher started this process, because then every rank would start all ranks."""
     place = launch.place
-    if place.launcher == "standalone":
-        return
-    raise UsageError(
-        f"--compare-launchers starts the ranks itself, by each launcher, and this process is rank {place.rank} of "
-        f"{place.world_size} already (launcher: {place.launcher}): start `ddpdiag train --compare-launchers` once on "
-        "the host, by itself"
-    )
+    if place.launcher != "standalone":
+        raise UsageError(
+            f"--compare-launchers starts the ranks itself, by each launcher, and this process is rank {place.rank} of "
+            f"{place.world_size} already (launcher: {place.launcher}): start `ddpdiag train --compare-launchers` once "
+            "on the host, by itself"
+        )
 
 
 def training_to_compare(train: TrainRequest, options: CheckArgs, ranks: int) -> Training:

@@ -29,7 +29,6 @@ _CANNOT_INVOKE, _NOT_FOUND = 126, 127
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 # Time limits for the probe process to receive a signal (slurmstepd is slow), and to notice that its parent has ended.
 _PROBE_SECONDS, _PARENT_SECONDS = 0.1, 1.0
-_PROBE_NAME = "watch-signals"  # `pkill ddpdiag` shall not match it
 
 
 class NotStarted(UserError):
@@ -149,7 +148,7 @@ def _run_probe(pipe: int, parent: int) -> None:
         os.closerange(3, pipe)
         os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         with open("/proc/self/comm", "w") as name:
-            name.write(_PROBE_NAME)
+            name.write("watch-signals")  # `pkill ddpdiag` must not match it
         while os.getppid() == parent:
             if (info := signal.sigtimedwait(FORWARDED_SIGNALS, _PARENT_SECONDS)) is not None:
                 os.write(pipe, bytes((info.si_signo,)))

@@ -88,11 +88,9 @@ def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
 
 def _has_readable_memory(pid: int) -> bool:
     """Whether the memory mappings of a process are readable. If they are not, py-spy fails for this reason."""
-    try:
-        with (PROC / str(pid) / "maps").open("rb") as file:
-            return bool(file.read(1))
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), (PROC / str(pid) / "maps").open("rb") as file:
+        return bool(file.read(1))
+    return False
 
 
 def dump_stacks(program: str, pid: int, end: float) -> Stacks:
@@ -217,10 +215,9 @@ def _path_from_here(pid: int, path: str, root: Path) -> Path:
 
 
 def _modified_ns(file: Path) -> int:
-    try:
+    with contextlib.suppress(OSError):
         return file.stat().st_mtime_ns
-    except OSError:
-        return 0
+    return 0
 
 
 class _PlainData(pickle._Unpickler):

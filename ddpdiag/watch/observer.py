@@ -38,7 +38,6 @@ _MAX_HELPERS = 64
 _MAX_READERS = 32
 _GRACE_SECONDS = 0.3
 _TOO_LATE = Stacks(why_missing="it could not be read in time")
-
 _NVML_TOO_LATE = "NVML did not respond in time"
 T = TypeVar("T")
 
@@ -121,9 +120,7 @@ class Observer:
 
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
         """Read each rank's flight recorder, or say why it cannot be read. All ranks write their dumps at one time."""
-        requests = {
-            rank: request_dump(process.pid, rank, process.environ) for rank, process in self._ranks.by_rank.items()
-        }
+        requests = {rank: request_dump(each.pid, rank, each.environ) for rank, each in self._ranks.by_rank.items()}
         return {rank: each if isinstance(each, str) else await_dump(each, end) for rank, each in requests.items()}
 
     def _rank_state(

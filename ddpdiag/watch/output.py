@@ -64,12 +64,11 @@ class FileSink:
         self._previous_states = self._first_states = dict(self._states())
 
     def _states(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Yield device and inode of each file, with its size and time."""
         for file in self._all_files():
-            try:
+            with contextlib.suppress(OSError):
                 status = os.stat(file)
-            except OSError:
-                continue
-            yield (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
+                yield (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
 
     def _all_files(self) -> Iterator[int | str]:
         for file in self._files:

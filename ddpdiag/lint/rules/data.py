@@ -46,7 +46,7 @@ def no_sampler(script: Analysis) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html ("does not
     chunk or otherwise shard the input").
     """
-    if not script.wrappings or not script.groups or _mentions_sampler(script):
+    if not script.wrappings or not script.group_openings or _mentions_sampler(script):
         return
     for loader in script.loaders:
         is_shuffled = is_constant(argument(loader, "shuffle", 2), True) and not has_unpacking(loader)

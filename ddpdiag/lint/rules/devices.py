@@ -135,7 +135,7 @@ def one_gpu_for_all(script: Analysis) -> Iterator[Hit]:
     """
     if _chooses_gpu(script) or not _uses_current_gpu(script):
         return
-    for call in script.groups:
+    for call in script.group_openings:
         if any(word == "nccl" or word.endswith(":nccl") for word in words_in(call)):
             fix = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.'
             yield Hit(call, "nothing chooses a GPU for each rank, so all ranks of a host use GPU 0", fix)

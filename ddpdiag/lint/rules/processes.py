@@ -52,7 +52,7 @@ def _sets_loopback(script: Analysis, node: ast.AST) -> bool:
         case ast.Assign(targets=[ast.Subscript(value=container, slice=key)], value=value):
             is_variable = text_of(key) == "MASTER_ADDR" and script.name(container) == "os.environ"
             return is_variable and text_of(value) in _LOOPBACK
-        case ast.Call() if node in script.groups:
+        case ast.Call() if node in script.group_openings:
             address = text_of(argument(node, "init_method", 1)) or ""
             return address.startswith(tuple(f"tcp://{host}" for host in _LOOPBACK))
     return False
@@ -281,9 +281,9 @@ def no_destroy(script: Analysis) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown.
     """
     cleanup_names = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
-    if script.groups and not cleanup_names & set(names_in(script.tree)) and not cleanup_names & set(script.imports):
+    if script.group_openings and not cleanup_names & {*names_in(script.tree), *script.imports}:
         message = "the process group is never destroyed: torch warns, and ranks that end early may leave others hanging"
-        yield Hit(script.groups[0], message, "Call dist.destroy_process_group() at the end.")
+        yield Hit(script.group_openings[0], message, "Call dist.destroy_process_group() at the end.")
 
 
 RULES = (

@@ -1,6 +1,5 @@
 """The parts that all strategies share: `Task`, one network with the same first weights, and the same images in the same
-order; and `Trainer`, which measures losses, time and memory.
-"""
+order; and `Trainer`, which measures losses, time and memory."""
 
 import resource
 import time
