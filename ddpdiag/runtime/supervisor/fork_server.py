@@ -193,7 +193,8 @@ class ForkServer:
             for name in self._first_environment.keys() | environ.keys():
                 if self._first_environment.get(name) != environ.get(name):
                     worker.apply_variables({name: environ.get(name)})
-            _set_title(f"ddpdiag-r{rank}")
+            with contextlib.suppress(OSError):  # the name in `ps -o comm`, of 15 characters at most
+                Path("/proc/self/comm").write_text(f"ddpdiag-r{rank}")
             if hazard is not None:
                 for descriptor in (*channels, life_pipe):
                     os.set_inheritable(descriptor, True)
@@ -245,12 +246,6 @@ def _import_lazily(module: str) -> None:
     except Exception:  # noqa: BLE001 - torch's code: if a trial needs the module, its outcome reports it
         traceback.print_exc()
     gc.freeze()
-
-
-def _set_title(title: str) -> None:
-    """Set this process's name in `ps -o comm`, top and the kernel's log. It has 15 characters at most."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(title)
 
 
 # Device files of NVIDIA's driver and of WSL2. The driver's threads have names such as cuda-EvtHandlr, cuda00001400006.

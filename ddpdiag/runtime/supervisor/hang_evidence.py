@@ -106,16 +106,12 @@ def _parse_threads(dump: str) -> list[list[str]]:
         if line.startswith(("Thread ", "Current thread ")):
             threads.append([])
         elif threads and line.startswith("  File ") and ", line " in line:
-            threads[-1].append(_parse_frame(line))
+            path, _, rest = line.removeprefix('  File "').partition('", line ')
+            number, _, function = rest.partition(" in ")
+            threads[-1].append(f"{function} ({os.path.basename(path)}:{number})"[:_MAX_FRAME_CHARACTERS])
         elif threads and line == _FRAMES_CUT:
             threads[-1].append("...")
     return threads
-
-
-def _parse_frame(line: str) -> str:
-    path, _, rest = line.removeprefix('  File "').partition('", line ')
-    number, _, function = rest.partition(" in ")
-    return f"{function} ({os.path.basename(path)}:{number})"[:_MAX_FRAME_CHARACTERS]
 
 
 class HangEvidence(NamedTuple):

@@ -70,9 +70,9 @@ def detach_from_terminal() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def dump_stacks_to(file: int) -> None:
+def dump_stacks_to(descriptor: int) -> None:
     """Make DUMP_SIGNAL write the stacks of all threads to a file. Also unblocks the signals in IGNORED_SIGNALS."""
-    faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
+    faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
 
 
@@ -146,11 +146,14 @@ class Child:
         self.held_gpu = bool(holds_gpu(self.pid))
         self.signal(signal.SIGKILL)
         self.killed_at = time.monotonic()
-        while time.monotonic() < self.killed_at + DEADLINES.kill:
-            if self.is_gone():
-                return True
+        return self.wait_until_gone(DEADLINES.kill)
+
+    def wait_until_gone(self, seconds: float) -> bool:
+        """Wait at most so long for the end of the process. Returns whether it has ended."""
+        end = time.monotonic() + seconds
+        while not (is_gone := self.is_gone()) and time.monotonic() < end:
             time.sleep(_POLL_SECONDS)
-        return False
+        return is_gone
 
     def is_gone(self) -> bool:
         return self.pid is None or self.poll() is not None or not is_alive(self.pid)
@@ -215,8 +218,8 @@ def flush_output() -> None:
             stream.flush()
 
 
-def start_python(module: str, words: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
-    """Start `python -m module`, which inherits the descriptors `passed` and logs to `log`. Returns its pid at once."""
+def start_python(module: str, words: list[str], descriptors: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
+    """Start `python -m module` with the arguments `words`, and return its pid at once. It inherits `descriptors`."""
     # Blocked until the process has its handlers and unblocks these signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     process = subprocess.Popen(
@@ -224,7 +227,7 @@ def start_python(module: str, words: list[str], passed: tuple[int, ...], env: Ma
         stdin=subprocess.DEVNULL,
         stdout=log.fileno(),
         stderr=log.fileno(),
-        pass_fds=passed,
+        pass_fds=descriptors,
         env=with_package_path(env),
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
@@ -259,13 +262,9 @@ def is_busy(pid: int) -> bool:
 
 def describe_end(code: int | None) -> str:
     """The end of a process in words. `code` is its exit code, or None if that is unknown."""
-    match code:
-        case None:
-            return "the process vanished; its exit code is unknown"
-        case int() if code < 0:
-            return f"killed by {signal_name(-code)}"
-        case _:
-            return f"left with exit code {code} before it answered"
+    if code is None:
+        return "the process vanished; its exit code is unknown"
+    return f"killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} before it answered"
 
 
 def signal_name(number: int) -> str:

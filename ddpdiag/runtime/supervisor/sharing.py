@@ -77,7 +77,7 @@ def inherited_traits(pid: int | str = "self") -> dict[str, str]:
 
 
 def first_difference(server: Mapping[str, str], other: Mapping[str, str]) -> str | None:
-    """The first trait in which two processes differ, or None."""
+    """The first name whose values differ, or None."""
     return next((name for name in {**server, **other} if server.get(name) != other.get(name)), None)
 
 
@@ -92,8 +92,7 @@ def has_equal_traits(channel: socket.socket) -> bool:
 
 def variable_that_differs(server: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     """The first variable in which two environments must not differ, but do, or None."""
-    names = {**_compared_variables(server), **_compared_variables(other)}
-    return next((name for name in names if server.get(name) != other.get(name)), None)
+    return first_difference(_compared_variables(server), _compared_variables(other))
 
 
 def socket_name(env: Mapping[str, str], lost_servers: int) -> str | None:

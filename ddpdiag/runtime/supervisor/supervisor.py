@@ -23,7 +23,7 @@ from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.supervisor import sharing
 from ddpdiag.runtime.supervisor.processes import Child, Log, Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
-from ddpdiag.runtime.supervisor.workers import ForkServerProcess, WorkerProcess
+from ddpdiag.runtime.supervisor.workers import ForkedWorker, ForkServerProcess, WorkerProcess
 from ddpdiag.sanitize import printable
 
 # A lost shared fork server is replaced once by another shared one, so that the ranks of a large host do not all import
@@ -136,7 +136,8 @@ class Supervisor(TrialRunner):
             poller.register(self._signals.wake_socket, zmq.POLLIN)
         if self.running_trial is not None:
             poller.register(self.running_trial.worker.channel, zmq.POLLIN)
-        ready = dict(poller.poll(self._poll_ms()))
+        left = 0.5 if self.running_trial is None else self.running_trial.deadline - time.monotonic() + 0.001
+        ready = dict(poller.poll(round(1000 * min(0.5, max(0.001, left)))))
         if not self._fork_server.is_closed and self._fork_server.channel.fileno() in ready:
             self._fork_server.receive()
         if self._signals is not None and self._signals.wake_socket.fileno() in ready:
@@ -145,11 +146,6 @@ class Supervisor(TrialRunner):
                 self._report_signal(self._signals.received)
         if self.running_trial is not None and self.running_trial.worker.channel.fileno() in ready:
             self.read_message(self.running_trial)
-
-    def _poll_ms(self) -> int:
-        if self.running_trial is None:
-            return 500
-        return round(1000 * min(0.5, max(0.0, self.running_trial.deadline - time.monotonic()) + 0.001))
 
     def _handle(self, message: messages.MessageToRank) -> None:
         match message:
@@ -196,7 +192,9 @@ class Supervisor(TrialRunner):
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
         """Start a worker: a fork of the fork server, or a new interpreter without torch or for EXEC_TIME_VARIABLES."""
         if kind is Kind.TORCH and not any(map(sharing.EXEC_TIME_VARIABLES.fullmatch, overrides)):
-            return self._fork_server.fork(overrides, self._log)
+            forked_worker = ForkedWorker(self._fork_server, overrides, self._log)
+            self._fork_server.request(forked_worker)
+            return forked_worker
         worker = WorkerProcess(kind, overrides, self._log)
         env: dict[str, str | None] = {**self._environment, **self._launcher_variables(self.place), **overrides}
         worker.start_by_exec({name: value for name, value in env.items() if value is not None})
@@ -236,7 +234,7 @@ class Supervisor(TrialRunner):
         loss = Event(kind=EventKind.LOST, rank=0, seconds=seconds, detail=detail, reporter=rank)
         self._record.write(loss)
         if self.running_trial is not None:
-            self.expire(self.running_trial, told=True)
+            self.expire(self.running_trial, interrupted=True)
         self._record.write(structs.replace(loss, host_answered=self._rank_0_answers()))
 
 

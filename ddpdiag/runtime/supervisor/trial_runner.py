@@ -39,7 +39,7 @@ class RunningTrial:
         self._rank = rank
 
     def allow_first_use(self, now: float) -> None:
-        """Extend the deadline by the time that the worker spent in a first use, up to `trial.first_use_seconds`."""
+        """Extend the deadline by the time spent in a first use of GPU or group, up to `trial.first_use_seconds`."""
         passed, self._extended_at = now - self._extended_at, now
         if self._first_use_left > 0 and is_first_use(self.worker.page.read()[1]):
             more = min(passed, self._first_use_left)
@@ -61,9 +61,9 @@ class RunningTrial:
         self._sampled_at = now
         return now - self._stuck_since >= DEADLINES.stuck_worker
 
-    def ended_outcome(self, answer: TrialEnded, now: float) -> Outcome:
+    def ended_outcome(self, answer: TrialEnded) -> Outcome:
         return structs.replace(
-            self._outcome(answer.status, now),
+            self.outcome(answer.status),
             data=answer.data,
             partial_data=NO_DATA if answer.status is Status.DONE else self.partial_data,
             error=answer.error,
@@ -73,32 +73,32 @@ class RunningTrial:
             why_no_collectives=answer.no_collectives,
         )
 
-    def hung_outcome(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
-        """The outcome at the deadline, or when rank 0 ends the trial (`told`); `at` is the step of a hanging start."""
-        outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, interrupted=told)
-        return outcome if at is None else structs.replace(outcome, step_count=0, last_step=at)
+    def death_outcome(self) -> Outcome:
+        """The outcome of a trial whose worker closed its channel without an answer, or cannot start."""
+        worker = self.worker
+        code = worker.active_process.wait(DEADLINES.reap)
+        if worker.start_step is None:
+            how = _SERVER_ENDED if worker.ended_with_server else describe_end(code)
+            log = worker.log.tail(since=self.log_start)
+            return structs.replace(self.outcome(Status.DIED), error=how, detail=log)
+        # The process that imports torch has ended. After an error of the import, the last line of its log is the error.
+        log = worker.active_process.log.tail()
+        last_line = log.splitlines()[-1] if log else ""
+        status, error = (Status.RAISED, last_line) if code == 1 and last_line else (Status.DIED, describe_end(code))
+        return structs.replace(self.outcome(status), step_count=0, last_step=IMPORT_STEP, error=error, detail=log)
 
-    def died_outcome(self, how: str, log: str, now: float) -> Outcome:
-        """The outcome of a trial whose worker ended without an answer."""
-        return structs.replace(self._outcome(Status.DIED, now), error=how, detail=log)
-
-    def no_torch_outcome(self, code: int | None, log: str, now: float) -> Outcome:
-        """The outcome of a trial whose worker could not start, because the process that imports torch has ended."""
-        last = log.splitlines()[-1] if log else ""
-        status, error = (Status.RAISED, last) if code == 1 and last else (Status.DIED, describe_end(code))
-        return structs.replace(self._outcome(status, now), step_count=0, last_step=IMPORT_STEP, error=error, detail=log)
-
-    def _outcome(self, status: Status, now: float) -> Outcome:
-        step, at = self.worker.page.read()
+    def outcome(self, status: Status) -> Outcome:
+        """The outcome if the trial ends now, with the step and the partial data that the worker reported last."""
+        step_count, last_step = self.worker.page.read()
         return Outcome(
             trial=self.trial.number,
             code=self.trial.code,
             rank=self._rank,
             status=status,
-            step_count=step,
-            last_step=at,
+            step_count=step_count,
+            last_step=last_step,
             partial_data=self.partial_data,
-            seconds=now - self.begin,
+            seconds=time.monotonic() - self.begin,
         )
 
 
@@ -140,7 +140,7 @@ class TrialRunner(ABC):
             ):
                 running_trial.is_barrier_open = running_trial.worker.send(message)
             case Stop(number) if running_trial is not None and running_trial.trial.number == number:
-                self.expire(running_trial, told=True)
+                self.expire(running_trial, interrupted=True)
             case _:
                 pass
 
@@ -180,16 +180,16 @@ class TrialRunner(ABC):
                 running_trial.partial_data = message.data
                 self.report(message)
             case TrialEnded() as answer:
-                self._finish(running_trial, running_trial.ended_outcome(answer, time.monotonic()))
+                self._finish(running_trial, running_trial.ended_outcome(answer))
             case None:
-                self._finish(running_trial, _death_outcome(running_trial))
+                self._finish(running_trial, running_trial.death_outcome())
 
     def check_limits(self, running_trial: RunningTrial) -> None:
         """End the trial if it cannot start, if it is past its deadline, or if its worker is stopped or stuck."""
         running_trial.allow_first_use(time.monotonic())
         worker, now = running_trial.worker, time.monotonic()
         if worker.cannot_start:
-            self._finish(running_trial, _death_outcome(running_trial))
+            self._finish(running_trial, running_trial.death_outcome())
         elif now >= running_trial.deadline:
             self.expire(running_trial)
         elif worker.pid is None or worker.start_step is not None:
@@ -197,26 +197,27 @@ class TrialRunner(ABC):
         elif running_trial.is_stuck(worker.state(), runnable_seconds(worker.pid), now):
             self.expire(running_trial)
 
-    def expire(self, running_trial: RunningTrial, *, told: bool = False) -> None:
+    def expire(self, running_trial: RunningTrial, *, interrupted: bool = False) -> None:
         """End the trial, which has not ended in time, and report its outcome. Takes up to 3 s.
 
-        `told`: rank 0 ends the trial, because of another rank. First the state of the process is read, then it is woken
-        and its stacks are dumped, and at last it is killed.
+        `interrupted`: rank 0 ends the trial, because of another rank. First the state of the process is read, then the
+        process is woken, its stacks are dumped, and at last it is killed.
         """
         child, step = running_trial.worker.active_process, running_trial.worker.start_step
         process = child.state()
-        outcome = running_trial.hung_outcome(process, time.monotonic(), at=step, told=told)
-        if not told:
-            since = None if step is not None else running_trial.worker.page.step_seconds()
-            process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
+        outcome = structs.replace(running_trial.outcome(Status.HUNG), interrupted=interrupted)
+        if step is not None:  # the start of the worker hangs
+            outcome = structs.replace(outcome, step_count=0, last_step=step)
+        if not interrupted:
+            step_seconds = None if step is not None else running_trial.worker.page.step_seconds()
+            process = structs.replace(process, busy=is_busy(process.pid), step_seconds=step_seconds)
         evidence = child.gather_evidence(process.state)
         # A fork server that has imported torch is only slow to fork. It is kept, because later trials need it.
         survived = (child is running_trial.worker or step == IMPORT_STEP) and self._kill(child)
-        stacks = evidence.stacks
-        process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
+        main, others = evidence.stacks
+        process = structs.replace(process, stack=main, threads=others, survived=survived)
         outcome = structs.replace(outcome, process=process, collectives=evidence.collectives)
-        outcome = structs.replace(outcome, why_no_collectives=evidence.no_collectives)
-        self._finish(running_trial, outcome)
+        self._finish(running_trial, structs.replace(outcome, why_no_collectives=evidence.no_collectives))
 
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome. Kill the worker unless the outcome is DONE."""
@@ -237,11 +238,10 @@ class TrialRunner(ABC):
 
     def _take_overdue(self) -> tuple[ProcessState, ...]:
         """Processes that held a GPU and have not ended in the time that the driver may need. Each is returned once."""
-        now = time.monotonic()
-        self._ending_processes = [child for child in self._ending_processes if not child.is_gone()]
-        late = [child for child in self._ending_processes if not child.may_still_end(now)]
-        self._ending_processes = [child for child in self._ending_processes if child not in late]
-        return tuple(structs.replace(child.state(), survived=True) for child in late)
+        now, running = time.monotonic(), [child for child in self._ending_processes if not child.is_gone()]
+        self._ending_processes = [child for child in running if child.may_still_end(now)]
+        overdue = [child for child in running if not child.may_still_end(now)]
+        return tuple(structs.replace(child.state(), survived=True) for child in overdue)
 
     def kill_workers(self) -> list[Child]:
         """Kill all workers. Returns the processes that have not ended, including those killed earlier."""
@@ -253,13 +253,3 @@ class TrialRunner(ABC):
         self.workers.clear()
         self._ending_processes.clear()
         return survivors
-
-
-def _death_outcome(running_trial: RunningTrial) -> Outcome:
-    """The outcome of a trial whose worker closed its channel without an answer, or cannot start."""
-    worker = running_trial.worker
-    code, now = worker.active_process.wait(DEADLINES.reap), time.monotonic()
-    if worker.start_step is not None:
-        return running_trial.no_torch_outcome(code, worker.active_process.log.tail(), now)
-    how = _SERVER_ENDED if worker.ended_with_server else describe_end(code)
-    return running_trial.died_outcome(how, worker.log.tail(since=running_trial.log_start), now)

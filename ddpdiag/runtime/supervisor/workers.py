@@ -180,14 +180,11 @@ class ForkServerProcess(PythonChild):
                 self.log.close()
                 self.log = Log(output)
 
-    def fork(self, overrides: Mapping[str, str | None], log: Log) -> "ForkedWorker":
-        """Request a worker, and return it at once. Its task can be sent now; it starts when the server is ready."""
-        worker = ForkedWorker(self, overrides, log)
-        self.request(worker)
-        return worker
-
     def request(self, worker: "ForkedWorker") -> None:
-        """Request this worker from the server, even if it was requested from an earlier server."""
+        """Request this worker from the server, even if it was requested from an earlier server. Does not wait.
+
+        The worker's task can be sent at once. The worker starts when the server is ready.
+        """
         worker.server = self
         try:
             descriptors = [*worker.new_descriptors(), self._environment]
@@ -277,10 +274,7 @@ class ForkServerProcess(PythonChild):
             self._life_pipe = None
         if not self.is_shared:
             return super().kill()
-        end = time.monotonic() + (DEADLINES.reap if self._is_started_here else 0.0)
-        while time.monotonic() < end and not self.is_gone():
-            time.sleep(_POLL_SECONDS)
-        return self.is_gone() or self.state().state != "D"
+        return self.wait_until_gone(DEADLINES.reap if self._is_started_here else 0.0) or self.state().state != "D"
 
 
 class ForkedWorker(WorkerProcess):
