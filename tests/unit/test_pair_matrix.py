@@ -41,7 +41,7 @@ def test_many_hosts_share_cells_and_the_slowest_is_seen(hosts, data):
 
 
 def test_a_mesh_has_the_rate_of_each_way_and_what_failed_is_0():
-    (matrix,) = mesh.matrices(meshed(3, {(0, 1): slow(1e6), (2, 1): DROPPED}))
+    (matrix,) = mesh.report(meshed(3, {(0, 1): slow(1e6), (2, 1): DROPPED})).matrices
     assert matrix.cells == ((None, 1e6, 1e9), (1e9, None, 1e9), (1e9, 0.0, None))
 
 

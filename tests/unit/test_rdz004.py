@@ -239,11 +239,11 @@ def test_large_worlds_are_measured_in_groups_of_at_most_64(hosts):
 
 
 def test_the_measurements_say_how_many_pairs_were_looked_at():
-    figures = mesh.figures(meshed(3, {(0, 1): slow(5e8)}))
+    figures = mesh.report(meshed(3, {(0, 1): slow(5e8)})).figures
     assert figures["mesh.pairs"] == "3 of 3"
     assert figures["mesh.min_bytes_per_s"] == 5e8
     assert figures["mesh.median_bytes_per_s"] == 1e9
-    assert mesh.figures(meshed(3)) == {}
+    assert mesh.report(meshed(3)).figures == {}
 
 
 faults = st.sampled_from([{}, DROPPED, REFUSED, SILENT, STUCK, slow(1e7), losing(0.1)])

@@ -65,16 +65,16 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         answers, bound_cores = rows.values(), {core for row in rows.values() for core in row.affinity}
-        unknown = [rank for rank, row in rows.items() if not row.affinity]
+        unknown_ranks = [rank for rank, row in rows.items() if not row.affinity]
         is_crowded = len(rows) > 1 and len(bound_cores) == 1
         # Several ranks on one core are normal on a host with one core, so the number of cores must be known.
-        if unknown or (is_crowded and all(row.cores is None for row in answers)):
+        if unknown_ranks or (is_crowded and all(row.cores is None for row in answers)):
+            missing = "on which cores ranks may run" if unknown_ranks else "how many cores it has"
             yield seen.finding(
                 "unreadable",
                 f"the cores of {host.name} cannot be counted",
-                f"The system does not report {'on which cores ranks may run' if unknown else 'how many cores it has'}. "
-                "So it is not known whether each rank has its own core.",
-                ranks=unknown or tuple(rows),
+                f"The system does not report {missing}. So it is not known whether each rank has its own core.",
+                ranks=unknown_ranks or tuple(rows),
                 fix=f"Run `nproc; taskset -pc $$` in the job on {host.name}: at least {count(len(rows), 'core')} "
                 "should be shown. In a container mount /proc, and allow sched_getaffinity in the seccomp profile.",
             )

@@ -43,7 +43,6 @@ FINDINGS = {
     "unreadable": FindingSpec.not_seen("the limits of a host could not be read."),
 }
 
-
 # Error texts if no process or thread can be started: glibc's for EAGAIN, then Python's and libgomp's for a thread.
 _START_ERRORS = ("Resource temporarily unavailable", "can't start new thread", "Thread creation failed")
 
@@ -62,9 +61,8 @@ class Data(Struct, frozen=True, kw_only=True):
 
 def measure(ctx: Context) -> Data:
     proc, sys = proc_root(os.environ), sys_root(os.environ)
-    return Data(
-        limits=rlimits(), tasks=cgroup(proc, sys).pids, user_processes=user_processes(proc), rdma=rdma_devices(sys)
-    )
+    tasks = cgroup(proc, sys).pids
+    return Data(limits=rlimits(), tasks=tasks, user_processes=user_processes(proc), rdma=rdma_devices(sys))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -100,13 +98,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "without RDMA, which is slower: `export NCCL_IB_DISABLE=1`.",
             )
         yield from _process_limit(seen, host, answers)
-        is_unread = {
-            "limits": any(row.limits is None for row in answers),
-            "processes": any(row.limits and row.limits.nproc and row.user_processes is None for row in answers),
-            # NCCL needs no RDMA within one host.
-            "RDMA devices": is_too_low and len(seen.world.hosts) > 1 and any(row.rdma is None for row in answers),
-        }
-        if unread := [name for name in is_unread if is_unread[name]]:
+        unread = ["limits"] if any(row.limits is None for row in answers) else []
+        if any(row.limits and row.limits.nproc and row.user_processes is None for row in answers):
+            unread.append("processes")
+        # NCCL needs no RDMA within one host.
+        if is_too_low and len(seen.world.hosts) > 1 and any(row.rdma is None for row in answers):
+            unread.append("RDMA devices")
+        if unread:
             yield seen.finding(
                 "unreadable",
                 f"the limits on {host.name} cannot be read",
@@ -121,7 +119,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _lowest(limits: Iterable[int | None]) -> int | None:
-    """The lowest limit, or None if each limit is None (unlimited) or there is none."""
+    """The lowest limit, or None if there is no limit or all limits are None (unlimited)."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -132,8 +130,8 @@ def failed_to_start_process(outcome: Outcome) -> bool:
 
 
 def _process_limit(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
-    """The finding if the limit of the user or of the control group leaves too few free processes and threads for the
-    ranks. The limit with fewer free ones counts."""
+    """The finding if the limit of the user or of the control group allows too few more processes and threads for the
+    ranks. The limit that allows fewer counts."""
     needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
     group_limits = [(row.tasks.unused, row.tasks.limit, "its control group") for row in rows if row.tasks]
     user_limits = [

@@ -67,9 +67,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # Only one rank of each host measures.
         row, ranks = next(iter(rows.values())), len(host.ranks)
         needed_mib = seen.number("gpu_mib" if host.gpus else "cpu_mib")
-        amounts = [(row.left_bytes, _LEFT_IN_GROUP), (row.available_bytes, "available")]
-        known = [(free, meaning) for free, meaning in amounts if free is not None]
-        if not known:
+        amounts = ((row.left_bytes, _LEFT_IN_GROUP), (row.available_bytes, "available"))
+        free_bytes, meaning = min(((free, text) for free, text in amounts if free is not None), default=(None, ""))
+        if free_bytes is None:
             yield seen.finding(
                 "unreadable",
                 f"the available memory of {host.name} is not known",
@@ -79,8 +79,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 fix="In a container mount /proc, and run again. Or run `grep MemAvailable /proc/meminfo` on "
                 f"{host.name} outside of the container.",
             )
-        elif (free_bytes := min(known)[0]) < ranks * needed_mib * MIB:
-            meaning, expected = min(known)[1], round(needed_mib * MIB) * ranks
+        elif free_bytes < ranks * needed_mib * MIB:
+            expected = round(needed_mib * MIB) * ranks
             yield seen.finding(
                 "short",
                 f"too little memory on {host.name}",

@@ -27,6 +27,7 @@ When the CRC and TCP checksum disagree, 2000.
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from shlex import quote
@@ -120,7 +121,7 @@ _TEXTS = {
 
 
 class Readings(NamedTuple):
-    """The first and the last reading of one host's ports, and the names of the ports that the job uses."""
+    """The first and the last reading of one host's ports, and the names of the ports that the job uses there."""
 
     before: NetworkReading
     after: NetworkReading
@@ -140,15 +141,15 @@ class Readings(NamedTuple):
         """Yield each compared port as it was first and last read (None: the port is gone). These are the job's ports,
         RDMA ports whose link was up, and the ports below them (members of a bond)."""
         earlier, later = ({port.name: port for port in look.ports} for look in (self.before, self.after))
-        used = {
+        todo = [
             name for name, port in earlier.items() if name in self.job_ports or (port.rdma and port.up is not False)
-        }
-        todo = list(used)
+        ]
+        compared: set[str] = set()
         while todo:
-            below = set(earlier[todo.pop()].below) - used
-            todo += below & earlier.keys()
-            used |= below
-        yield from ((port, later.get(name)) for name, port in earlier.items() if name in used)
+            name = todo.pop()
+            compared.add(name)
+            todo += (set(earlier[name].below) & earlier.keys()) - compared
+        yield from ((port, later.get(name)) for name, port in earlier.items() if name in compared)
 
 
 class PortChange(NamedTuple):
@@ -239,11 +240,14 @@ def _first_readings(seen: Seen[NetworkReading]) -> Mapping[int, NetworkReading]:
 def judge(seen: Seen[NetworkReading]) -> Iterator[Finding]:
     readings = dict(_readings_by_host(seen))
     rise_limit = partial(allowed_rise, seen)
-    all_changes = {host: tuple(port_changes(of_host, rise_limit)) for host, of_host in readings.items()}
+    all_changes = [(host, change) for host, pair in readings.items() for change in port_changes(pair, rise_limit)]
     for word in _TEXTS:
-        by_host = {host: [change for change in rows if change.word == word] for host, rows in all_changes.items()}
-        affected = {host: changes for host, changes in by_host.items() if changes}
-        is_common = _is_common_cause(len(affected), len(readings))
+        affected: dict[Host, list[PortChange]] = defaultdict(list)
+        for host, change in all_changes:
+            if change.word == word:
+                affected[host].append(change)
+        # If more than half of several hosts are affected, they share the cause, and get one finding.
+        is_common = len(affected) > max(1, len(readings) / 2)
         for subset in [affected] if is_common else [{host: changes} for host, changes in affected.items()]:
             yield _port_finding(seen, word, readings, subset)
     yield from _damaged_segments(seen, readings)
@@ -282,11 +286,6 @@ def _job_ports(world: World, look: NetworkReading, data: rdz003.Data | None) -> 
     return frozenset(filter(None, names - {"lo"} | nccl_ports))
 
 
-def _is_common_cause(affected: int, hosts: int) -> bool:
-    """Whether more than half of several hosts are affected, so that they share the cause."""
-    return affected > 1 and 2 * affected > hosts
-
-
 def _port_finding(
     seen: Seen[NetworkReading],
     word: str,
@@ -306,7 +305,8 @@ def _port_finding(
     message_end += " More than half of the hosts are affected, so they share the cause." if is_common_cause else ""
     title, fix = _TEXTS[word]
     fix_start = f"{begun(leave_out(names))} until this is repaired. " if affects_job else ""
-    fix_start = "First look at the switch that these hosts share, and at its log. " if is_common_cause else fix_start
+    if is_common_cause:
+        fix_start = "First look at the switch that these hosts share, and at its log. "
     return seen.finding(
         word,
         title.format(hosts=f"{len(names)} of {len(readings)} hosts" if is_common_cause else names[0]),
@@ -336,11 +336,11 @@ def _commands(port: PortCounters) -> str:
 def _damaged_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that received more than `damaged_segments` TCP segments with a wrong checksum."""
     limit = seen.number("damaged_segments")
-    damaged = {host: rise for host, own in readings.items() if (rise := own.tcp_rise("InCsumErrors")) > limit}
+    damaged = {host: rise for host, pair in readings.items() if (rise := pair.tcp_rise("InCsumErrors")) > limit}
     if not damaged:
         return
     names = [host.name for host in damaged]
-    blamed_hosts = [] if _is_common_cause(len(damaged), len(readings)) else names
+    blamed_hosts = [] if len(damaged) > max(1, len(readings) / 2) else names
     counts = "; ".join(
         f"{host.name} received {rise:,} TCP segments with a wrong checksum (InCsumErrors)"
         for host, rise in damaged.items()
@@ -360,27 +360,28 @@ def _damaged_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readin
 
 
 def _resent_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
-    """The finding on hosts that sent many segments again, unless RDZ004 found the loss before: then it reports it."""
+    """The finding on hosts that sent many segments again; empty if RDZ004 found the loss before, and so reports it."""
     limit, least = seen.number("resent_share"), seen.number("resent_segments")
-    rises = {host: (own.tcp_rise("RetransSegs"), own.tcp_rise("OutSegs")) for host, own in readings.items()}
+    resent = {host: pair.tcp_rise("RetransSegs") for host, pair in readings.items()}
     # OutSegs does not count segments that are sent again.
-    resent = {host: (again, again + new) for host, (again, new) in rises.items() if again >= least}
-    lossy = {host: counts for host, counts in resent.items() if counts[0] > limit * counts[1]}
+    sent = {host: resent[host] + pair.tcp_rise("OutSegs") for host, pair in readings.items()}
+    lossy = [host for host in readings if resent[host] >= least and resent[host] > limit * sent[host]]
     cells = [cell for row in seen.of(by_code("RDZ004")).by_rank.values() for cell in row.cells]
     if not lossy or any(cell.segments and (cell.retransmitted or 0) > limit * cell.segments for cell in cells):
         return
     earlier = "RDZ004 measured the links before, and lost less, so the loss began later. " if cells else ""
     names = [host.name for host in lossy]
     counts = "; ".join(
-        f"{host.name} sent {again:,} of {of:,} TCP segments again ({100 * again / of:.2g} %)"
-        for host, (again, of) in lossy.items()
+        f"{host.name} sent {resent[host]:,} of {sent[host]:,} TCP segments again "
+        f"({100 * resent[host] / sent[host]:.2g} %)"
+        for host in lossy
     )
     yield seen.finding(
         "resent",
         f"TCP segments from {names_text(names)} were lost during the run",
         f"During the run {counts}; at most {100 * limit:g} % is expected. {earlier}These counters do not tell the "
         "sender from its receivers.",
-        evidence={"affected": [*names], "resent": [again for again, _ in lossy.values()]},
+        evidence={"affected": [*names], "resent": [resent[host] for host in lossy]},
         fix="Run `ddpdiag check --select RDZ004` again now: it measures each link, and names the host that loses "
         f"packets. `nstat -az TcpRetransSegs` on {names_text(names)} shows whether it goes on.",
     )

@@ -136,7 +136,7 @@ def _duplicate_ranks(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _other_runs(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each process of another run that connected. No rank or host is blamed: the port is the cause."""
+    """One finding for each process of another run that connected. It blames no rank or host: the port is the cause."""
     for event in seen.recording.events:
         if event.kind is EventKind.OTHER_RUN:
             yield seen.finding(
@@ -151,7 +151,7 @@ def _other_runs(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The finding on ranks that state different world sizes. Rejected ranks count, too: their event has the size."""
+    """The finding on ranks that state different world sizes. Rejected ranks count, too: an event has their size."""
     sizes = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
     hosts = {rank: place.host for rank, place in seen.world.places.items()}
     for event in seen.recording.events:
@@ -212,11 +212,10 @@ def _has_one_gpu_per_rank(seen: Seen[Nothing], host: Host) -> bool:
 def _gpu_counts(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     """The finding on a host with more ranks than GPUs, or with GPUs that no rank uses."""
     ranks, gpus = len(host.ranks), host.gpus
-    # Ranks that see one GPU each may share this GPU. If a container hides the PCI bus, only GPU002 can decide.
-    on_bus = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
-    may_be_bound = _has_one_gpu_per_rank(seen, host) and (
-        None in on_bus or max(number or 0 for number in on_bus) >= ranks
-    )
+    # Ranks that see one GPU each may have different GPUs, if the PCI bus has enough. If a container hides the bus
+    # (None), only GPU002 can decide.
+    bus_counts = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
+    may_be_bound = _has_one_gpu_per_rank(seen, host) and any(n is None or n >= ranks for n in bus_counts)
     fix = (
         f"Start {count(gpus, 'rank')} on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without torchrun: "
         f"`--ntasks-per-node={gpus}`)."
@@ -247,7 +246,7 @@ def _gpu_counts(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _have_all_joined(seen: Seen[Nothing]) -> bool:
-    """Whether all ranks joined. If not, counts of ranks differ only because of the absent ranks, which RUN001 names."""
+    """Whether all ranks joined. If not, hosts may have fewer ranks only because of absent ranks, which RUN001 names."""
     return len(seen.world.arrivals) == seen.world.size
 
 

@@ -69,19 +69,13 @@ def measure(ctx: Context) -> Data:
 
 
 class SlurmStep(NamedTuple):
-    """A job step as one of its tasks describes it in `variables`. `name` is "JOB.STEP", such as "12.0"."""
+    """A job step, as the `variables` of one of its tasks describe it. `name` is "JOB.STEP", such as "12.0"; `tasks` and
+    `hosts` are numbers."""
 
     name: str
     tasks: int
     hosts: int
     variables: Mapping[str, str]
-
-
-def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
-    """The step that these variables describe; None outside of a step, or if its size is not known."""
-    name = job_step_id(variables)
-    tasks, hosts = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
-    return SlurmStep(name, tasks, hosts, variables) if "." in name and tasks and hosts else None
 
 
 def _number(variables: Mapping[str, str], name: str) -> int | None:
@@ -90,7 +84,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip this check if no rank runs in a Slurm job. This is no failure, even if the launch stage was requested."""
+    """Skip if no rank runs in a Slurm job. This is no failure, even if the launch stage was requested."""
     in_job = any(arrival.slurm_step for arrival in seen.world.arrivals.values())
     return optional(None if in_job else "no rank runs in a job of Slurm")
 
@@ -104,9 +98,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _first_step(seen: Seen[Data]) -> SlurmStep | None:
-    """The step of the first rank that is in a step; None if no rank is."""
-    steps = (step_of(row.variables) for row in seen.by_rank.values())
-    return next((step for step in steps if step is not None), None)
+    """The step of the first rank that runs in a step of known size; None if there is no such rank."""
+    for row in seen.by_rank.values():
+        name, tasks = job_step_id(row.variables), _number(row.variables, "SLURM_STEP_NUM_TASKS")
+        hosts = _number(row.variables, "SLURM_STEP_NUM_NODES")
+        if "." in name and tasks and hosts:
+            return SlurmStep(name, tasks, hosts, row.variables)
+    return None
 
 
 def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
@@ -128,7 +126,7 @@ def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
 
 def _separate_torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     """The finding if each task started a torchrun, and not all of these torchruns are in one rendezvous."""
-    torchruns = _number(step.variables, "GROUP_WORLD_SIZE")  # those in this run's rendezvous
+    torchruns = _number(step.variables, "GROUP_WORLD_SIZE")  # the torchruns in this run's rendezvous
     if seen.world.launcher != "torchrun" or torchruns is None or torchruns >= step.tasks:
         return
     # If each task has its own GPUs, a torchrun for each task may be intended, as in a sweep.
@@ -177,22 +175,24 @@ def _too_few_cpus(seen: Seen[Data]) -> Iterator[Finding]:
 
 def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     """The finding if the budget was shortened because the job ends sooner."""
-    left, wanted = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
-    if left is None or wanted is None:
+    left_seconds, wanted_seconds = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
+    if left_seconds is None or wanted_seconds is None:
         return
-    # The variable keeps the first time limit even after `scontrol update TimeLimit`. Without it the time is scontrol's.
+    # The variable keeps the first time limit even after `scontrol update TimeLimit`. If it is unset, ddpdiag asked
+    # scontrol for the time.
     is_current = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
-    is_too_late = left < _TOO_LATE_SECONDS and is_current
+    is_too_late = left_seconds < _TOO_LATE_SECONDS and is_current
     yield seen.finding(
         "time-left",
         "the job ends before it can train" if is_too_late else "too little job time left for all checks",
-        f"The job had {max(0.0, left):.0f} s left when ddpdiag started, less than the {wanted:g} s that ddpdiag may "
-        f"take (--budget). ddpdiag limited itself to {seen.options.budget_seconds:.0f} s, so some checks may "
-        "be missing.",
+        f"The job had {max(0.0, left_seconds):.0f} s left when ddpdiag started, less than the {wanted_seconds:g} s "
+        f"that ddpdiag may take (--budget). ddpdiag limited itself to {seen.options.budget_seconds:.0f} s, so some "
+        "checks may be missing.",
         severity=Severity.ERROR if is_too_late else Severity.WARNING,
-        evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
-        fix=f"Submit the job with a time limit that is at least {math.ceil(wanted - left)} s longer (`sbatch "
-        "--time=HH:MM:SS`)." + ("" if is_too_late else " If this report is enough, there is nothing to do."),
+        evidence={"left_seconds": round(left_seconds, 1), "budget_seconds": wanted_seconds},
+        fix="Submit the job with a time limit that is at least "
+        f"{math.ceil(wanted_seconds - left_seconds)} s longer (`sbatch --time=HH:MM:SS`)."
+        + ("" if is_too_late else " If this report is enough, there is nothing to do."),
         is_about_run=True,
     )
 

@@ -48,7 +48,7 @@ FINDINGS = {
     "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
 
-# Variables that differ between ranks on purpose, or that another rule judges: LCH001 sizes, `judge` NCCL_HOSTID.
+# Variables that differ between ranks on purpose, or that LCH001 (sizes) or `judge` (NCCL_HOSTID) compare otherwise.
 RANK_SPECIFIC = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -66,7 +66,6 @@ _MAX_NAMES = 4_096
 GROUP_CLASS_VARIABLE, OLDER_CLASS = "TORCH_DIST_USE_NCCL2", "0"
 # The values that torch accepts while it is imported; any other value makes the import fail.
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
-
 
 # For each finding the expectation and the fix, with fields for the file, the name, and the commands to set or unset it.
 _TEXTS = {
@@ -114,7 +113,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Remove it from the job script, and run `unset NCCL_HOSTID` before the launcher.",
         )
     levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
-    # torch ignores the case of the value.
+    # torch accepts upper and lower case.
     for level in sorted(value for value in {*levels.values()} if value and value.upper() not in DEBUG_LEVELS):
         ranks = tuple(rank for rank, value in levels.items() if value == level)
         yield seen.finding(

@@ -110,10 +110,7 @@ def measure(ctx: Context) -> Data:
 
 
 def _number_or_none(text: str | None) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
+    return float(text) if text else None
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -130,9 +127,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _version_difference(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Finding]:
-    """The finding if the versions of one component differ between ranks. `word` is its key in COMPONENTS."""
+    """The finding if the versions of one component differ between ranks. `word` is the component's key in COMPONENTS.
+    Ranks that cannot read the driver's version are left out."""
     values = {rank: getattr(row, word) for rank, row in seen.by_rank.items()}
-    if word == "driver":  # not every rank can read its version
+    if word == "driver":
         values = {rank: version for rank, version in values.items() if version is not None}
     odd = find_odd_ranks(values)
     if odd is None:
@@ -163,12 +161,12 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
     if slow:
         slowest = max(slow, key=lambda rank: slow[rank])
         core = seen.by_rank[slowest].import_core_seconds
-        spent = "" if core is None else f" {core:.1f} s were on a core or waiting for one, the rest likely for files."
+        details = "" if core is None else f" {core:.1f} s were on a core or waiting for one, the rest likely for files."
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
             f"`import torch` took {slow[slowest]:.1f} s on rank {slowest} ({seen.world.host_of(slowest)}); at most "
-            f"{limit:g} s is expected.{spent}",
+            f"{limit:g} s is expected.{details}",
             ranks=tuple(slow),
             evidence={"seconds": round(slow[slowest], 3), "core_seconds": core},
             fix="Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "

@@ -29,7 +29,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from shlex import quote
 from statistics import median
 from typing import Any, NamedTuple
@@ -41,20 +41,11 @@ from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.matrix import Link, pair_matrix
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.rendezvous.links import AT_END, Data, Mesh, Subject, failure_word, lost_share, mesh_of, usual_rate
-from ddpdiag.model import Finding, Kind, Matrix, Scalar, Severity, Status, Trial
+from ddpdiag.model import Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.recording import SIGNAL_EVENTS
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
-from ddpdiag.probes.net.interfaces import (
-    Interface,
-    ephemeral_ports,
-    filter_own,
-    ifnames,
-    interface_of,
-    interfaces,
-    library_of,
-    offered_address,
-)
+from ddpdiag.probes.net import interfaces as net
 from ddpdiag.probes.net.mesh import Peer, survey
 from ddpdiag.probes.net.mesh_listener import CONNECT_SECONDS, LARGE_SIZE, STALL_SECONDS, Listener
 from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, resolve
@@ -101,31 +92,32 @@ def measure(ctx: Context) -> Data:
     """Listen, exchange addresses with the other hosts of the group, and measure the link to each of them."""
     seconds = ctx.trial.deadline_seconds
     end = time.monotonic() + seconds - min(_MARGIN_SECONDS, seconds / 2)
-    known = interfaces(sys_root(os.environ)) or ()
+    own_interfaces = net.interfaces(sys_root(os.environ)) or ()
     ctx.step("look up the own name")
-    own_addresses = filter_own(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
-    offered = offered_address(str(ctx.trial.params["library"]), ifnames(os.environ), own_addresses, known)
+    own_addresses = net.filter_own(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    library = str(ctx.trial.params["library"])
+    offered = net.offered_address(library, net.ifnames(os.environ), own_addresses, own_interfaces)
     turn_lock = threading.Lock()
     listener = Listener(allowed_ports(ctx.options), turn_lock, end)
-    openings = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
-    host_name = openings[ctx.group_rank].address
+    answers = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
+    host_name = answers[ctx.group_rank].address
     is_one_address = offered is None or offered in (resolve(host_name, 0, _NAME_SECONDS) or ())
-    local_addresses = {address for interface in known for address in interface.addresses}
+    local_addresses = {address for interface in own_interfaces for address in interface.addresses}
     peers = []
-    for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
-        port, token, address = opening.offer.split(" ")
+    for number, (rank, answer) in enumerate(zip(ctx.group, answers, strict=True)):
+        port, token, address = answer.offer.split(" ")
         # An address that this host also has (docker0's) is left out: the connection would lead to this host.
         address = "" if address in local_addresses else address
         if number != ctx.group_rank:
-            peer = Peer(rank=rank, number=number, offered=address, host=opening.address, port=int(port), token=token)
+            peer = Peer(rank=rank, number=number, offered=address, host=answer.address, port=int(port), token=token)
             peers.append(peer)
     cells = survey(peers, ctx.group_rank, listener, turn_lock, end, ctx.step, addresses=1 if is_one_address else 2)
-    used_interfaces = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
+    used_interfaces = dict.fromkeys(net.interface_of(cell.source, own_interfaces) for cell in cells)
     return Data(
         offered_address=offered,
         listener_port=listener.port,
         interfaces=tuple(interface for interface in used_interfaces if interface is not None),
-        ephemeral_ports=ephemeral_ports(),
+        ephemeral_ports=net.ephemeral_ports(),
         cells=cells,
     )
 
@@ -138,7 +130,7 @@ def skip(seen: Seen[Any]) -> SkipReason | None:
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan a measurement of all links, a second one if a link is bad, and a last one if a link may have been cut."""
     groups = _groups([group[0] for group in scope_groups(Scope.HOST, seen.world)])
-    params: dict[str, str | int | float | bool] = {"library": library_of(seen.world.backend)}
+    params: dict[str, str | int | float | bool] = {"library": net.library_of(seen.world.backend)}
     if seen.is_last:
         is_due = _has_unexplained_wait(seen) and not any(trial.params.get(AT_END) for trial in seen.trials)
         return (new_trial(seen, groups=groups, params={**params, AT_END: True}),) if is_due else ()
@@ -147,8 +139,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if len(seen.trials) > 1 or not seen.succeeded(seen.trials[0]):
         return ()
     mesh = mesh_of(seen)
-    quality, cells = LinkQuality(seen, mesh), mesh.cells.values()
-    is_bad = quality.slow or quality.lossy or any(cell.offered_reach or failure_word(cell) for cell in cells)
+    cells = mesh.cells.values()
+    is_bad = any(cell.offered_reach or failure_word(cell) for cell in cells) or _slow(seen, mesh) or _lossy(seen, mesh)
     repetition = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
     # If no connection at all is accepted, a repetition shows nothing new.
     return (repetition,) if is_bad and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
@@ -181,49 +173,36 @@ def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(group for group in groups if len(group) > 1)
 
 
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The number of tested pairs of hosts, and the lowest and the median rate of their links."""
+def report(seen: Seen[Data]) -> Contribution:
+    """Contribute to the report the number of tested pairs of hosts, the lowest and the median rate of their links, and
+    a table with the rate of each link (0 if no large message passed)."""
     mesh = mesh_of(seen)
     if not mesh.cells:
-        return {}
+        return Contribution()
     rates = [cell.bytes_per_s for cell in mesh.cells.values() if cell.bytes_per_s is not None]
-    pairs = {frozenset(link) for link in mesh.cells}
-    hosts = len(seen.world.hosts)
-    return {
-        "mesh.pairs": f"{len(pairs)} of {hosts * (hosts - 1) // 2}",
+    host_count = len(seen.world.hosts)
+    figures: dict[str, Scalar] = {
+        "mesh.pairs": f"{len({frozenset(link) for link in mesh.cells})} of {host_count * (host_count - 1) // 2}",
         "mesh.min_bytes_per_s": min(rates, default=None),
         "mesh.median_bytes_per_s": median(rates) if rates else None,
     }
-
-
-def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """A table with the rate of each link between hosts, 0 if no large message passed; empty without links."""
-    mesh = mesh_of(seen)
     host_numbers = {rank: number for number, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
     names = tuple(name for name, _ in seen.world.hosts)
-    rates = {(host_numbers[a], host_numbers[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}
-    matrix = pair_matrix("rdz.mesh", "One TCP connection between two hosts", names, rates)
-    return () if matrix is None else (matrix,)
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    return Contribution(figures=figures(seen), matrices=tuple(matrices(seen)))
+    cells = {(host_numbers[a], host_numbers[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}
+    matrix = pair_matrix("rdz.mesh", "One TCP connection between two hosts", names, cells)
+    return Contribution(figures=figures, matrices=() if matrix is None else (matrix,))
 
 
 # Each kind of failure in words: of several connections, and of the one connection that a finding shows as an example.
-_VERBS = {
-    "refused": "are refused",
-    "dropped": "get no answer",
-    "unreachable": "fail: no route to host",
-    "silent": "carry no data",
-    "black-hole": "lose large packets",
-}
-_EXAMPLE_VERBS = {
-    "refused": "is refused",
-    "dropped": "gets no answer",
-    "unreachable": "fails with 'no route to host'",
-    "silent": "is accepted, but no data arrive",
-    "black-hole": "carries small messages, but large packets are lost: a switch or tunnel has a smaller MTU",
+_FAILURE_TEXTS = {
+    "refused": ("are refused", "is refused"),
+    "dropped": ("get no answer", "gets no answer"),
+    "unreachable": ("fail: no route to host", "fails with 'no route to host'"),
+    "silent": ("carry no data", "is accepted, but no data arrive"),
+    "black-hole": (
+        "lose large packets",
+        "carries small messages, but large packets are lost: a switch or tunnel has a smaller MTU",
+    ),
 }
 # Sentences that a finding adds about the connections that work, by the kind of its subject.
 _FIRST_HOST_REACHED = "All hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port."
@@ -242,9 +221,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _failed_links(seen, mesh)
     # A run that a signal ends may lack the repetition, and a rate that was measured once may only show a busy host.
     if not (any(event.kind in SIGNAL_EVENTS for event in seen.recording.events) and seen.check.plan(seen)):
-        quality = LinkQuality(seen, mesh)
-        yield from _slow_links(seen, mesh, quality)
-        yield from _lossy_links(seen, mesh, quality)
+        slow = _slow(seen, mesh)
+        yield from _slow_links(seen, mesh, slow)
+        yield from _lossy_links(seen, mesh, slow.keys())
 
 
 def _failed_links(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
@@ -259,6 +238,7 @@ def _failed_links(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure_word(cell) == word)
         since = " They worked at the start of the run." if mesh.cut_links.issuperset(subject.cells) else ""
         failures = [f"{mesh.link_text(link)}: {failure_word(own)}" for link, own in subject.cells.items()]
+        failure_text, example_text = _FAILURE_TEXTS[word]
         port, address = seen.by_rank[cell.peer].listener_port, cell.address or "unknown"
         contrast = _CONTRASTS.get(subject.kind, _FIRST_HOST_REACHED).format(first=seen.world.host_of(0))
         if word == "black-hole":
@@ -267,9 +247,9 @@ def _failed_links(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             contrast = "gloo still works: there the other side connects."
         yield seen.finding(
             word,
-            f"TCP connections {subject.where} {_VERBS[word]}",
+            f"TCP connections {subject.where} {failure_text}",
             f"{len(subject.cells)} of {len(mesh.cells)} tested TCP connections failed {subject.where}. For example "
-            f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port}) {_EXAMPLE_VERBS[word]}.{since} "
+            f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port}) {example_text}.{since} "
             f"{contrast} {subject.doubt}".strip(),
             severity=Severity.WARNING if gloo_works and word != "black-hole" else Severity.ERROR,
             hosts=subject.hosts,
@@ -287,60 +267,59 @@ class ExpectedRate(NamedTuple):
     can_be_error: bool
 
 
-class LinkQuality:
-    """The links of a mesh that are `slow`, each with the expected rate that it does not reach, and the `lossy` links.
-    Links between containers of one machine are never slow: they are not compared with the network."""
-
-    def __init__(self, seen: Seen[Data], mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._seen = seen
-        compared = {link: cell for link, cell in mesh.cells.items() if link not in mesh.within_machines}
-        self._usual_rate = usual_rate(compared)
-        self.slow = {link: missed for link in compared if (missed := self._missed_rate(link)) is not None}
-        share, least = seen.number("lost_share"), seen.number("lost_segments")
-        self.lossy = mesh.links_with(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
-
-    def _missed_rate(self, link: Link) -> ExpectedRate | None:
-        """The first expected rate that the link does not reach, or None. A threshold of 0 expects nothing."""
-        rate, ratio = self._mesh.cells[link].bytes_per_s, self._seen.number("slow_ratio")
-        wanted, least = self._seen.number("expected_bytes_per_s"), self._seen.number("least_bytes_per_s")
-        if rate is None:
-            return None
-        if rate * ratio < wanted:
-            return ExpectedRate(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
-        # A process on a busy host may wait for a core, so a delay of up to `noise_seconds` does not count.
-        noise, usual = self._seen.number("noise_seconds"), self._usual_rate
-        if usual and rate * ratio < usual and LARGE_SIZE / rate - LARGE_SIZE / usual > noise:
-            is_pair = len(self._mesh.names) == 2
-            source = "what the other direction reaches" if is_pair else "what most of the other hosts reach"
-            return ExpectedRate(usual, source, True)
-        # The speed of the slower interface of the two ends, if the kernel reports one.
-        ends = [(self._mesh.names[end], _interface(self._seen, end)) for end in link]
-        speeds = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
-        if speeds:
-            slowest, interface_text = min(speeds)
-            possible = min(slowest, _ONE_CONNECTION_BYTES_PER_S)
-            if rate * self._seen.number("very_slow_ratio") < possible:
-                return ExpectedRate(possible, f"what {interface_text} can carry", False)
-        return ExpectedRate(least, "the least that a job should have", False) if rate < least else None
+def _slow(seen: Seen[Data], mesh: Mesh) -> dict[Link, ExpectedRate]:
+    """The slow links, each with the expected rate that it does not reach. Links between containers of one machine are
+    left out, because their rates are not compared with the network."""
+    compared = {link: cell for link, cell in mesh.cells.items() if link not in mesh.within_machines}
+    usual = usual_rate(compared)
+    return {link: missed for link in compared if (missed := _missed_rate(seen, mesh, link, usual)) is not None}
 
 
-def _slow_links(seen: Seen[Data], mesh: Mesh, quality: LinkQuality) -> Iterator[Finding]:
-    """Findings on links that do not reach an expected rate."""
+def _lossy(seen: Seen[Data], mesh: Mesh) -> frozenset[Link]:
+    """The links that lose packets."""
+    share, least = seen.number("lost_share"), seen.number("lost_segments")
+    return mesh.links_with(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
+
+
+def _missed_rate(seen: Seen[Data], mesh: Mesh, link: Link, usual: float | None) -> ExpectedRate | None:
+    """The first expected rate that the link does not reach, or None. `usual` is the rate that most hosts reach. A
+    threshold of 0 expects nothing."""
+    rate, ratio = mesh.cells[link].bytes_per_s, seen.number("slow_ratio")
+    wanted, least = seen.number("expected_bytes_per_s"), seen.number("least_bytes_per_s")
+    if rate is None:
+        return None
+    if rate * ratio < wanted:
+        return ExpectedRate(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
+    # A process on a busy host may wait for a core, so a delay of up to `noise_seconds` does not count.
+    if usual and rate * ratio < usual and LARGE_SIZE / rate - LARGE_SIZE / usual > seen.number("noise_seconds"):
+        is_pair = len(mesh.names) == 2
+        source = "what the other direction reaches" if is_pair else "what most of the other hosts reach"
+        return ExpectedRate(usual, source, True)
+    # The speed of the slower interface of the two ends, if the kernel reports one.
+    ends = [(mesh.names[end], _interface(seen, end)) for end in link]
+    speeds = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
+    if speeds:
+        slowest, interface_text = min(speeds)
+        possible = min(slowest, _ONE_CONNECTION_BYTES_PER_S)
+        if rate * seen.number("very_slow_ratio") < possible:
+            return ExpectedRate(possible, f"what {interface_text} can carry", False)
+    return ExpectedRate(least, "the least that a job should have", False) if rate < least else None
+
+
+def _slow_links(seen: Seen[Data], mesh: Mesh, slow: Mapping[Link, ExpectedRate]) -> Iterator[Finding]:
+    """Findings on the `slow` links, each of which does not reach an expected rate."""
     rated = mesh.links_with(lambda cell: cell.bytes_per_s is not None) - mesh.within_machines
-    for subject in mesh.subjects(quality.slow.keys(), rated):
-        expected = max(quality.slow[link] for link in subject.cells)
+    for subject in mesh.subjects(slow.keys(), rated):
+        expected = max(slow[link] for link in subject.cells)
         is_very_slow = expected.can_be_error and subject.rate * seen.number("very_slow_ratio") < expected.bytes_per_s
         lost = subject.lost_share
-        resent = (
-            f" {100 * lost:.2g} % of the segments had to be sent again." if lost > seen.number("lost_share") else ""
-        )
+        lost_text = f" {100 * lost:.2g} % of the segments had to be sent again."
         yield seen.finding(
             "slow",
             f"slow network {subject.where}: {rate_text(subject.rate)}",
             f"A TCP connection {subject.where} carries only {rate_text(subject.rate)} (median of "
-            f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}.{resent} "
-            f"{subject.doubt}".strip(),
+            f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}."
+            f"{lost_text if lost > seen.number('lost_share') else ''} {subject.doubt}".strip(),
             severity=Severity.ERROR if is_very_slow or _loses_traffic(seen, subject) else Severity.WARNING,
             hosts=subject.hosts,
             links=subject.links,
@@ -354,10 +333,11 @@ def _slow_links(seen: Seen[Data], mesh: Mesh, quality: LinkQuality) -> Iterator[
         )
 
 
-def _lossy_links(seen: Seen[Data], mesh: Mesh, quality: LinkQuality) -> Iterator[Finding]:
-    """Findings on links that lose packets, without those that `_slow_links` reports."""
+def _lossy_links(seen: Seen[Data], mesh: Mesh, slow: Set[Link]) -> Iterator[Finding]:
+    """Findings on links that lose packets, without the `slow` links, which have a finding of their own."""
+    lossy = _lossy(seen, mesh)
     counted = mesh.links_with(lambda cell: cell.segments is not None and failure_word(cell) is None)
-    for subject in mesh.subjects(quality.lossy - quality.slow.keys(), counted - quality.lossy):
+    for subject in mesh.subjects(lossy - slow, counted - lossy):
         times = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"
         yield seen.finding(
             "loss",
@@ -381,7 +361,7 @@ def _loses_traffic(seen: Seen[Data], subject: Subject) -> bool:
     return is_confirmed and not uses_rdma and any(cell.offered_reach is None for cell in subject.cells.values())
 
 
-def _interface(seen: Seen[Data], rank: int) -> Interface | None:
+def _interface(seen: Seen[Data], rank: int) -> net.Interface | None:
     """The first interface that this rank's connections used, or None if it is not known."""
     used = seen.by_rank[rank].interfaces if rank in seen.by_rank else ()
     return used[0] if used else None
@@ -394,7 +374,7 @@ _USUAL_MTU = 1500
 _HEADER_BYTES = 28
 
 
-def _until(subject: Subject) -> str:
+def _leave_out_text(subject: Subject) -> str:
     """The advice to leave the blamed hosts out until the fix is done; empty if no host is blamed."""
     return f" Until then {leave_out(subject.hosts)}." if subject.hosts else ""
 
@@ -417,19 +397,20 @@ def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -
                     "net.ipv4.ip_local_port_range='40000 40999'`), and run again with `--port-range 40000-40999`."
                 )
             return (
-                f"As root open TCP ports {ports} {where} in the firewall of {hosts} ({_RULES}).{fewer}{_until(subject)}"
+                f"As root open TCP ports {ports} {where} in the firewall of {hosts} ({_RULES}).{fewer}"
+                f"{_leave_out_text(subject)}"
             )
         case "unreachable":
             return (
                 f"Run `ip route get {quote(cell.address or 'ADDRESS')}` on {sender} and `ip -br addr` on {receiver}. "
                 "If there is no route, ask the administrator to add it. If there is one, a firewall answers in its "
-                f"place: as root look at the rules of {receiver} ({_RULES}).{_until(subject)}"
+                f"place: as root look at the rules of {receiver} ({_RULES}).{_leave_out_text(subject)}"
             )
         case "silent":
             return (
                 f"Run `uptime` on {hosts}: an overloaded host accepts connections and does not serve them. If the load "
                 "is low, ask the network administrator which proxy, load balancer or intrusion filter is between the "
-                f"hosts.{_until(subject)}"
+                f"hosts.{_leave_out_text(subject)}"
             )
     own, other = _interface(seen, a), _interface(seen, b)
     size = (own.mtu if own and own.mtu else _USUAL_MTU) - _HEADER_BYTES
@@ -437,7 +418,7 @@ def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -
         f"Run `ping -M do -s {size} {quote(receiver)}` on {sender}, then with smaller sizes: the largest that passes, "
         f"plus {_HEADER_BYTES}, is the MTU of the path. As root set this MTU on every host (`ip link set dev "
         f"{quote(other.name if other else 'INTERFACE')} mtu MTU`), or let TCP find it (`sysctl -w "
-        f"net.ipv4.tcp_mtu_probing=1`).{_until(subject)}"
+        f"net.ipv4.tcp_mtu_probing=1`).{_leave_out_text(subject)}"
     )
 
 
@@ -464,7 +445,7 @@ def _fix_of_bad_rate(seen: Seen[Data], mesh: Mesh, subject: Subject) -> str:
     other = next((host for host in mesh.names.values() if host not in subject.hosts), mesh.names[receiver])
     return (
         f"Run {commands} on {names_text(subject.hosts)}, and compare with {other}. Ask the administrator to try "
-        f"another cable and another switch port.{_until(subject)}"
+        f"another cable and another switch port.{_leave_out_text(subject)}"
     )
 
 

@@ -47,6 +47,19 @@ FINDINGS = {
 }
 
 METHODS = ("tcp", "env", "file")
+# The steps that repair each method, and the call of init_process_group that uses it. `host` is rank 0's host.
+_FIXES = {
+    "tcp": "As root open TCP ports {ports} for the other hosts in the firewall of {host}, rank 0's host (`nft list "
+    "ruleset` shows its rules).",
+    "env": "Run `env | grep -E 'MASTER|RANK|WORLD_SIZE'` in every process. MASTER_ADDR, MASTER_PORT and WORLD_SIZE "
+    "must be the same everywhere, and RANK different in each.",
+    "file": "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`.",
+}
+_CALLS = {
+    "tcp": '`init_process_group(init_method="tcp://{host}:29500", rank=RANK, world_size=WORLD_SIZE)`',
+    "env": "`init_process_group()` uses it unless init_method or store is given",
+    "file": '`init_process_group(init_method="file:///SHARED_DIRECTORY/FILE", rank=RANK, world_size=WORLD_SIZE)`',
+}
 # The variable with the last part of the name of the run's folder in the shared directory.
 RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
@@ -61,7 +74,7 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Open a group by the trial's method, and time it."""
+    """Open a process group by the trial's method, and measure the time until it is ready."""
     from ddpdiag.workloads.group import try_rendezvous
 
     method = str(ctx.trial.params["method"])
@@ -76,11 +89,10 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     trial_count = len(seen.trials)
     if trial_count >= len(methods) * repeat or (trial_count >= 2 and not any(map(seen.succeeded, seen.trials[-2:]))):
         return ()
-    has_agent_store = any(arrival.agent_store for arrival in seen.world.arrivals.values())
     method = methods[trial_count // repeat]
     params: dict[str, str | bool] = {"method": method, "backend": "gloo"}
     if method == "env":
-        params["agent_store"] = has_agent_store
+        params["agent_store"] = any(arrival.agent_store for arrival in seen.world.arrivals.values())
     # The file of a killed worker is removed at the end, with the run's folder in the shared directory.
     uses_shared_dir = method == "file" and seen.options.shared_dir
     env = {RUN_NONCE: seen.world.arrivals[0].nonce} if uses_shared_dir else {}
@@ -111,11 +123,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Run one training process per torchrun: do not start a script twice in the command that torchrun runs. "
             "ddpdiag uses keys of its own and removes them.",
         )
-    reason = ""
-    if (unfit := unusable_url_character(seen.options.shared_dir or "")) is not None:
-        name = seen.options.shared_dir
-        reason = f"the name of the shared directory {name!r} has {unfit!r}, which torch cannot use in a URL"
-    elif seen.trials and "file" not in successes and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
+    reason, directory = "", seen.options.shared_dir
+    if (unfit := unusable_url_character(directory or "")) is not None:
+        reason = f"the name of the shared directory {directory!r} has {unfit!r}, which torch cannot use in a URL"
+    elif seen.trials and "file" not in successes and len(seen.world.hosts) > 1 and not directory:
         reason = "on several hosts it needs a directory that all of them share, and none was given"
     if reason:
         yield seen.finding(
@@ -139,7 +150,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{cause}.{remark}",
             severity=Severity.WARNING if is_harmless else Severity.ERROR,
             evidence={"works": list(working), "fails": list(failed)},
-            fix=f"{_fix(seen, failed[0])} Or start the job over {working[0]}://: {_init_call(seen, working[0])}.",
+            fix=f"{_FIXES[failed[0]]} Or start the job over {working[0]}://: {_CALLS[working[0]]}.".format(
+                host=seen.world.host_of(0), ports=seen.options.port_range or "32768-60999"
+            ),
             known=known_error(cause),
         )
 
@@ -163,37 +176,9 @@ def _failure_cause(seen: Seen[Data], method: str) -> str:
     return errors[0].splitlines()[0] if errors else f"it had not finished after {deadline:.0f} s"
 
 
-def _fix(seen: Seen[Data], method: str) -> str:
-    """The steps that repair a method that fails."""
-    match method:
-        case "env":
-            return (
-                "Run `env | grep -E 'MASTER|RANK|WORLD_SIZE'` in every process. MASTER_ADDR, MASTER_PORT and "
-                "WORLD_SIZE must be the same everywhere, and RANK different in each."
-            )
-        case "tcp":
-            return (
-                f"As root open TCP ports {seen.options.port_range or '32768-60999'} for the other hosts in the "
-                f"firewall of {seen.world.host_of(0)}, rank 0's host (`nft list ruleset` shows its rules)."
-            )
-    return "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`."
-
-
-def _init_call(seen: Seen[Data], method: str) -> str:
-    """The call of init_process_group that uses a method."""
-    match method:
-        case "env":
-            return "`init_process_group()` uses it unless init_method or store is given"
-        case "tcp":
-            arguments = f'init_method="tcp://{seen.world.host_of(0)}:29500"'
-        case _:
-            arguments = 'init_method="file:///SHARED_DIRECTORY/FILE"'
-    return f"`init_process_group({arguments}, rank=RANK, world_size=WORLD_SIZE)`"
-
-
 def report(seen: Seen[Data]) -> Contribution:
-    """Contribute to the report the seconds of each method (its fastest trial, in this the slowest rank), and a column
-    with the seconds from rank 0's start until each rank joined, which shows late hosts."""
+    """Contribute to the report the seconds of each method (those of the slowest rank, in the method's fastest trial),
+    and a column with the seconds from rank 0's start until each rank joined, which shows late hosts."""
     slowest: dict[str, list[float]] = {}
     for trial in seen.trials:
         if seconds := [row.data.seconds for row in seen.rows if row.trial is trial]:

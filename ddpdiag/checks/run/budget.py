@@ -53,10 +53,9 @@ _SIGNAL_NAMES = {str(int(number)): number.name for number in signal.Signals}
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """Findings about the budget, about checks that did not finish in time, and about a signal that ended the run."""
     events = seen.recording.events
-    # If there is such an error, the finding is a note, because the others waited for ranks that hung, died or never
-    # joined.
-    found = (finding for code in _CHECKS_OF_RANKS for finding in seen.findings_of(code))
-    cause = next((finding for finding in found if finding.severity is Severity.ERROR), None)
+    # With such an error the finding is a note, because the others waited for ranks that hung, died or never joined.
+    findings = (finding for code in _CHECKS_OF_RANKS for finding in seen.findings_of(code))
+    cause = next((finding for finding in findings if finding.severity is Severity.ERROR), None)
     for event in (event for event in events if event.kind is EventKind.BUDGET):
         yield seen.finding(
             "budget",
@@ -72,11 +71,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             is_about_run=True,
         )
     yield from _unfinished(seen)
-    signalled = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
-    signals = [e for e in events if e.kind is EventKind.SIGNAL]
-    if signalled or signals:
-        first = next(e for e in events if e.kind in SIGNAL_EVENTS)
-        if any(e.detail == _CTRL_C for e in events if e.kind in SIGNAL_EVENTS):
+    if signal_events := [event for event in events if event.kind in SIGNAL_EVENTS]:
+        first = signal_events[0]
+        if any(event.detail == _CTRL_C for event in signal_events):
             yield seen.finding(
                 "told",
                 "the run was interrupted",
@@ -87,7 +84,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             )
             return
         name = _SIGNAL_NAMES.get(first.detail, "a signal")
-        who = f"{len(signalled)} of {count(seen.world.size, 'rank')}" if signalled else who_text(seen, [0])
+        signalled = sum(event.kind is EventKind.LEAVING for event in signal_events)
+        who = f"{signalled} of {count(seen.world.size, 'rank')}" if signalled else who_text(seen, [0])
         yield seen.finding(
             "told",
             f"the run was ended by {name}",
@@ -104,13 +102,12 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each check in which a rank was still making progress at the deadline."""
     reported: set[str] = set()
     for trial, outcomes, blame, _, no_rank_at_fault in failures(seen):
-        is_patient = seen.options.alone
         # Lack of time is not the cause if a workaround (P2P003) or a limit of the host (HST004) explains the failure.
-        is_unfinished = not no_rank_at_fault and unfinished(trial, blame, outcomes, patient=is_patient)
+        is_unfinished = not no_rank_at_fault and unfinished(trial, blame, outcomes, patient=seen.options.alone)
         if trial.code in reported or not is_unfinished or seen.is_harmless(trial):
             continue
         reported.add(trial.code)
-        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=is_patient))
+        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=seen.options.alone))
         at_step = f" at '{first.last_step}'" if first.last_step else ""
         is_first_use = is_starting(first, trial)
         was_shortened = trial.is_shortened or is_first_use

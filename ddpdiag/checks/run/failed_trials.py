@@ -2,13 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import structs
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, who_text
 from ddpdiag.checks.known_errors import KnownError, cause_in, with_meaning
-from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
+from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import is_first_use
 from ddpdiag.text import begun, count
 
@@ -29,51 +32,89 @@ _SHARED_CAUSE_ON_HOST = (
 _ANOTHER_TORCH_FIX = "Install a torch that was built with this backend, or use another one (--backend)."
 
 
-def blaming_finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+class Failure(NamedTuple):
+    """The failure of one group of ranks in a trial. `causes` are findings of other checks that explain the failure.
+    `no_rank_at_fault`: they show that no rank is at fault, because they are about a workaround (P2P003) or a limit of
+    the host (HST004)."""
+
+    trial: Trial
+    outcomes: Sequence[Outcome]
+    blame: Blame
+    causes: Sequence[Finding]
+    no_rank_at_fault: bool = False
+
+    @property
+    def word(self) -> str:
+        """The second part of the code of the finding on this failure, such as "hung"."""
+        return "mismatch" if self.blame.sides else self.blame.status.value
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether findings of other checks explain the failure, so that no rank is blamed."""
+        return self.no_rank_at_fault or (bool(self.causes) and not self.blame.ranks and not self.blame.sides)
+
+    @property
+    def trial_name(self) -> str:
+        """The check's code with the trial's parameters, such as "COL001 (nccl)"."""
+        params = ", ".join(map(str, self.trial.params.values()))
+        return f"{self.trial.code} ({params})" if params else self.trial.code
+
+    @property
+    def first_failed(self) -> Outcome:
+        """The outcome of the lowest rank that failed, whether or not it is blamed."""
+        return next(o for o in self.outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+
+
+def failure_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
+    """The finding on a failure. Its severity is lower if another error is the cause, or if the job is not concerned."""
+    if failure.is_explained:
+        finding = _explained_finding(seen, failure)
+    elif known := _known_error_finding(seen, failure):
+        finding = known
+    else:
+        finding = _blaming_finding(seen, failure) if failure.blame.ranks else _undecided_finding(seen, failure)
+    if finding.severity is Severity.ERROR and seen.is_harmless(failure.trial):
+        why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
+        finding = structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
+    return finding
+
+
+def _blaming_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
     """The finding on a failed trial in which the blamed ranks stopped the others."""
+    _, outcomes, blame, *_ = failure
     first = next(o for o in outcomes if o.rank in blame.ranks)
     verb = "called a different collective than most ranks" if blame.sides else _VERBS[blame.status]
-    title = f"{who_text(seen, blame.ranks)} {verb} in {_trial_name(trial)}"
+    title = f"{who_text(seen, blame.ranks)} {verb} in {failure.trial_name}"
     return seen.finding(
-        word_of(blame),
+        failure.word,
         title,
         f"{begun(title)}. {_failure_text(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
-        evidence=_evidence(first, trial, blame, outcomes),
+        evidence=_evidence(first, failure),
         fix=_fix(seen, first, blame),
     )
 
 
-def word_of(blame: Blame) -> str:
-    """The second part of the code of the finding on a failure, such as "hung"."""
-    return "mismatch" if blame.sides else blame.status.value
-
-
-def _trial_name(trial: Trial) -> str:
-    """The check's code with the trial's parameters, such as "COL001 (nccl)"."""
-    return f"{trial.code}" + (f" ({', '.join(str(v) for v in trial.params.values())})" if trial.params else "")
-
-
-def undecided_finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
+def _undecided_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
     """The finding on a failed trial in which no rank can be blamed, because no rank differs from the others."""
-    name = _trial_name(trial)
-    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
-    verb = _VERBS[blame.status]
+    trial, outcomes, blame, *_ = failure
+    failed_text = f"{failure.trial_name} {_VERBS[blame.status]}"
     shared = _SHARED_CAUSE if len(seen.world.hosts_of(trial.ranks)) > 1 else _SHARED_CAUSE_ON_HOST
-    details = " ".join(filter(None, (waits_text(blame, outcomes), _error_line(first))))
+    details = " ".join(filter(None, (waits_text(blame, outcomes), _error_line(failure.first_failed))))
     return seen.finding(
-        word_of(blame),
-        f"{name} {verb}; no rank can be blamed",
-        f"{name} {verb} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {details}".strip(),
-        evidence=_evidence(first, trial, blame, outcomes),
+        failure.word,
+        f"{failed_text}; no rank can be blamed",
+        f"{failed_text} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {details}".strip(),
+        evidence=_evidence(failure.first_failed, failure),
         fix=_MISMATCH_FIX if blame.sides else _ANOTHER_TORCH_FIX if without_backend(outcomes) else shared,
     )
 
 
-def known_error_finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding | None:
+def _known_error_finding(seen: Seen[Nothing], failure: Failure) -> Finding | None:
     """The finding on a trial that failed with a known error text; None if the text is not known. All blamed ranks must
-    have the same known error. If no rank is blamed, the most common one is taken. The finding shows the meaning of the
-    error and not the steps and stacks of ranks."""
+    have the same known error. If no rank is blamed, the most common known error is taken. The finding shows the meaning
+    of the error instead of the steps and stacks of ranks."""
+    _, outcomes, blame, *_ = failure
     if blame.sides or blame.status not in (Status.RAISED, Status.DIED):
         return None
     suspects = [o for o in outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
@@ -88,32 +129,32 @@ def known_error_finding(seen: Seen[Nothing], trial: Trial, blame: Blame, outcome
     title = f"{who_text(seen, blame.ranks)}: {known.title}" if blame.ranks else known.title
     ranks = [outcome.rank for outcome, _ in most_common]
     subject = begun(who_text(seen, ranks) if seen.options.alone else ranks_text(ranks))
-    failed = f"failed in {_trial_name(trial)} with"
+    verb = f"failed in {failure.trial_name} with"
     if blame.status is Status.DIED:
-        failed = f"died in {_trial_name(trial)} ({first.error}) after the output"
+        verb = f"died in {failure.trial_name} ({first.error}) after the output"
     return seen.finding(
-        word_of(blame),
+        failure.word,
         title,
-        f'{title if blame.ranks else begun(title)}{known.rest} {subject} {failed} "{known.quote}".',
+        f'{title if blame.ranks else begun(title)}{known.rest} {subject} {verb} "{known.quote}".',
         ranks=blame.ranks,
-        evidence=known.evidence | _evidence(first, trial, blame, outcomes),
+        evidence=known.evidence | _evidence(first, failure),
         fix=known.fix,
     )
 
 
-def explained_finding(
-    seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], causes: Sequence[Finding]
-) -> Finding:
-    """The finding on a trial whose failure the findings `causes` explain. It has their hosts and links, but no rank."""
-    cause = causes[0]
-    first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+def _explained_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
+    """The finding on a failure that its `causes` explain: with the hosts and links of the causes, and without ranks. If
+    a cause is an error, the failure is only its consequence, and the finding is a note."""
+    trial, outcomes, blame, causes, _ = failure
+    cause, first = causes[0], failure.first_failed
     why = "" if blame.ranks or blame.why == "; ".join(found.title for found in causes) else begun(f"{blame.why}.")
     error = "" if is_echo(first) or not first.error else f"{begun(with_meaning(first.error)).rstrip('.')}."
     details = " ".join(filter(None, (waits_text(blame, outcomes), why, error)))
     return seen.finding(
-        word_of(blame),
-        f"{_trial_name(trial)} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
+        failure.word,
+        f"{failure.trial_name} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
         details or f"The cause: {cause.title}.",
+        severity=Severity.NOTE if any(found.severity is Severity.ERROR for found in causes) else None,
         hosts=tuple(dict.fromkeys(host for found in causes for host in found.hosts)),
         links=tuple(dict.fromkeys(link for found in causes for link in found.links)),
         evidence=_trial_evidence(first, trial) | standings((), outcomes),
@@ -123,31 +164,31 @@ def explained_finding(
 
 def _failure_text(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
     """Sentences on the failure of a blamed rank: the reason for the blame, its last step, and its process or error."""
-    at = f" at '{outcome.last_step}'" if outcome.last_step else ""
+    step = outcome.last_step
     if blame.sides:
-        return f"{begun(blame.why)}.{at and f' The last step of rank {outcome.rank} was{at[3:]}.'}"
+        return f"{begun(blame.why)}." + (f" The last step of rank {outcome.rank} was '{step}'." if step else "")
     match outcome.status:
         case Status.HUNG:
             others = [o for o in outcomes if o.rank not in blame.ranks]
-            waiting = next((o.last_step for o in others if o.step_count == front(others)), "") if others else ""
-            beyond = f", that of the other ranks is '{waiting}'" if waiting and waiting != outcome.last_step else ""
-            steps = f" Its last step is '{outcome.last_step}'{beyond}." if at else ""
+            others_step = next((o.last_step for o in others if o.step_count == front(others)), "") if others else ""
+            others_text = f", that of the other ranks is '{others_step}'" if others_step not in ("", step) else ""
+            text = f"{begun(blame.why)}." + (f" Its last step is '{step}'{others_text}." if step else "")
             if process := outcome.process:
-                steps += f" Its process (pid {process.pid}) is {state_text(process)}"
-                steps += " and survived SIGKILL" if process.survived else ""
+                text += f" Its process (pid {process.pid}) is {state_text(process)}"
+                text += " and survived SIGKILL" if process.survived else ""
                 if process.wchan and (process.survived or process.state == "D"):
-                    steps += f", waiting in {process.wchan}"
-                steps += f", in {process.stack[0]}" if process.stack else ""
+                    text += f", waiting in {process.wchan}"
+                text += f", in {process.stack[0]}" if process.stack else ""
                 if (process.state or "?") in "TtD" and process.step_seconds is not None:
-                    steps += f", {process.step_seconds:.0f} s after that step began"
-                steps += "."
-            return f"{begun(blame.why)}.{steps}"
+                    text += f", {process.step_seconds:.0f} s after that step began"
+                text += "."
+            return text
         case Status.UNHEARD:
             return f"{begun(outcome.error or 'the reason is not known')}."
         case _:
-            words = _error_line(outcome).rstrip(".")
-            was = "It was" if words.startswith("killed by") else "Its error:"
-            return f"{was} {words}{at and f' (last step{at[3:]})'}."
+            error = _error_line(outcome).rstrip(".")
+            begin = "It was" if error.startswith("killed by") else "Its error:"
+            return f"{begin} {error}" + (f" (last step '{step}')." if step else ".")
 
 
 def _error_line(outcome: Outcome) -> str:
@@ -156,23 +197,18 @@ def _error_line(outcome: Outcome) -> str:
 
 def _trial_evidence(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]]:
     """The rank's last step, its deadline in seconds, and the trial's number in the recording."""
-    first_use = is_first_use(outcome.last_step)
-    return {
-        "last_step": outcome.last_step,
-        "deadline_seconds": round(trial.limit_seconds if first_use else trial.deadline_seconds, 1),
-        "trial": trial.number,
-    }
+    seconds = trial.limit_seconds if is_first_use(outcome.last_step) else trial.deadline_seconds
+    return {"last_step": outcome.last_step, "deadline_seconds": round(seconds, 1), "trial": trial.number}
 
 
-def _evidence(
-    outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
-) -> dict[str, Scalar | list[Scalar]]:
-    """The evidence of a failure: the trial, the worker's last output, steps and stacks of ranks, and the process."""
-    evidence = _trial_evidence(outcome, trial)
+def _evidence(outcome: Outcome, failure: Failure) -> dict[str, Scalar | list[Scalar]]:
+    """The evidence of a failure: the trial, steps and stacks of ranks, and the last output and the process of the rank
+    of `outcome`."""
+    evidence = _trial_evidence(outcome, failure.trial)
     # The last output is often the text of the exception, which the message already shows.
     if (output := last_words(outcome.detail)) and output != _error_line(outcome):
         evidence["output"] = output
-    evidence |= bundle(blame.ranks, outcomes)
+    evidence |= bundle(failure.blame.ranks, failure.outcomes)
     if outcome.process is not None:
         evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
     return evidence
@@ -203,8 +239,8 @@ def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
                 "`ulimit -t unlimited` in the job script before the ranks start."
             )
         case Status.DIED | Status.UNHEARD, _:
-            words = last_words(outcome.detail).rstrip(".")
-            output = f" Its last output: {words}." if words else ""
+            last_line = last_words(outcome.detail).rstrip(".")
+            output = f" Its last output: {last_line}." if last_line else ""
             return (
                 f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {names}, and read the output of "
                 f"{who}.{output} After `oom` ask for more memory (Slurm: `--mem`). Otherwise run again, and "

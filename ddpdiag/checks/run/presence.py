@@ -46,10 +46,17 @@ FINDINGS = {
 # Losses within this time count as one. Rank 0 sends a heartbeat each second, the other ranks notice its loss 2 s later
 # than rank 0 notices theirs, and they wait 2.5 s for each other.
 _TOGETHER_SECONDS = 6.0
+# Sentences that say whether the lost host answers a TCP connect (None: not known).
+_ANSWER_TEXTS = {
+    True: " {host} itself still answers a TCP connect, so only its processes ended.",
+    False: " {host} itself does not answer a TCP connect.",
+    None: "",
+}
 
 
 class Loss(NamedTuple):
-    """A host, and the events of its lost ranks by rank. `is_whole`: all its ranks were lost at about the same time."""
+    """The lost ranks of one host, by its name: the event of each lost rank. `is_whole`: all ranks of the host were lost
+    at about the same time."""
 
     name: str
     events: Mapping[int, Event]
@@ -65,29 +72,25 @@ class Loss(NamedTuple):
         return min(event.seconds for event in self.events.values())
 
     @property
-    def host_answers(self) -> bool:
-        """Whether the host answered a TCP connect after a loss."""
-        return any(event.host_answered for event in self.events.values())
-
-    @property
-    def is_host_silent(self) -> bool:
-        """Whether all ranks of the host were lost, and the host did not answer a TCP connect."""
-        return self.is_whole and not self.host_answers
+    def host_answers(self) -> bool | None:
+        """Whether the host answered a TCP connect after a loss; None if no connect was tried."""
+        answers = {event.host_answered for event in self.events.values()}
+        return True in answers or (False if False in answers else None)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each lost host and for each rank that was lost alone. If all other hosts are silent, one finding
-    for their common cause."""
+    """One finding for each lost host and for each rank that was lost alone. If all hosts but the one that reports were
+    lost at once, one finding for their common cause."""
     losses = _losses(seen)
     # The rank that reports losses is rank 0 or, if rank 0 was lost, the lowest rank that recorded this loss.
     reporter = min((e.reporter for e in seen.recording.events if e.reporter is not None), default=0)
     arrival = seen.world.arrivals.get(reporter)
     reporting = arrival.host if arrival else None
     others = [host for host in seen.world.hosts if host != reporting]
-    silent = [losses[host] for host in others if host in losses and losses[host].is_host_silent]
-    is_cut_off = reporting is not None and silent and len(silent) == len(others)
-    if reporting and is_cut_off and _are_simultaneous([loss.first_seconds for loss in silent]):
-        yield _all_others_unreachable(seen, reporting[0], reporter, silent)
+    unreachable = [losses[h] for h in others if h in losses and losses[h].is_whole and not losses[h].host_answers]
+    are_all_lost = bool(others) and len(unreachable) == len(others)
+    if reporting and are_all_lost and _are_simultaneous([loss.first_seconds for loss in unreachable]):
+        yield _all_others_unreachable(seen, reporting[0], reporter, unreachable)
         losses = {host: loss for host, loss in losses.items() if host not in others}
     for loss in losses.values():
         for ranks in [loss.ranks] if loss.is_whole else [(rank,) for rank in loss.ranks]:
@@ -97,7 +100,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 "lost",
                 f"host {loss.name} was lost with {ranks_text(ranks)}" if together else f"{who} was lost",
                 f"{begun(who)} joined and then stopped responding{together}: {first.detail}. This was noticed "
-                f"{first.seconds:.1f} s after the start of the run.{_host_state_text(loss)}",
+                f"{first.seconds:.1f} s after the start of the run."
+                + _ANSWER_TEXTS[loss.host_answers].format(host=loss.name),
                 ranks=ranks,
                 evidence={"seconds": round(first.seconds, 1)},
                 fix=_fix(loss),
@@ -105,7 +109,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
-    """The losses by host. The first event about a rank counts, unless a later one adds whether the host answers."""
+    """The losses by host. The first event about a rank counts, unless a later event adds whether the host answered."""
     events: dict[int, Event] = {}
     for event in seen.recording.events:
         if event.kind is EventKind.LOST and event.rank is not None:
@@ -128,15 +132,16 @@ def _are_simultaneous(seconds: Sequence[float]) -> bool:
     return max(seconds) - min(seconds) <= _TOGETHER_SECONDS
 
 
-def _all_others_unreachable(seen: Seen[Nothing], host: str, reporter: int, silent: Sequence[Loss]) -> Finding:
-    """The finding if no other host answers the reporting `host`. It blames `host` or, with one other host, the link."""
-    names, seconds = [loss.name for loss in silent], min(loss.first_seconds for loss in silent)
-    if len(silent) == 1:
+def _all_others_unreachable(seen: Seen[Nothing], host: str, reporter: int, losses: Sequence[Loss]) -> Finding:
+    """The finding if no other host answers `host`, the host of the rank `reporter` that reports the `losses`. It blames
+    `host` or, if there is only one other host, the link between them."""
+    names, seconds = [loss.name for loss in losses], min(loss.first_seconds for loss in losses)
+    if len(losses) == 1:
         (other,) = names
         return seen.finding(
             "link",
             f"{host} and {other} lost contact with each other",
-            f"{seconds:.1f} s after the start {host} received no more messages from {ranks_text(silent[0].ranks)} on "
+            f"{seconds:.1f} s after the start {host} received no more messages from {ranks_text(losses[0].ranks)} on "
             f"{other}, and a TCP connect from {host} to {other} fails. With only two hosts it cannot be decided "
             f"whether {host}, {other} or the link between them failed.",
             links=[f"{host} -> {other}", f"{other} -> {host}"],
@@ -158,18 +163,9 @@ def _all_others_unreachable(seen: Seen[Nothing], host: str, reporter: int, silen
     )
 
 
-def _host_state_text(loss: Loss) -> str:
-    """A sentence that says whether the host answers a TCP connect; empty if that is not known."""
-    if loss.host_answers:
-        return f" {loss.name} itself still answers a TCP connect, so only its processes ended."
-    if any(event.host_answered is False for event in loss.events.values()):
-        return f" {loss.name} itself does not answer a TCP connect."
-    return ""
-
-
 def _fix(loss: Loss) -> str:
     """The steps to check the host and its network if it does not answer a TCP connect, else to check its processes."""
-    if any(event.host_answered is False for event in loss.events.values()) and not loss.host_answers:
+    if loss.host_answers is False:
         return (
             f"Check that {loss.name} is up (`ping {quote(loss.name)}`), and its network there (`ip -br link`, `dmesg "
             f"-T`). Otherwise {leave_out([loss.name])}."

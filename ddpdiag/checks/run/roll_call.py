@@ -36,10 +36,6 @@ FINDINGS = {
     "absent": FindingSpec.error("a rank never joined. Its host is named where it is known.", effect=Effect.UNKNOWN)
 }
 
-_FIX = (
-    "Check that these ranks were started, and read their output. They need the same MASTER_ADDR, MASTER_PORT and "
-    "WORLD_SIZE as the others, and the same --run-id where one is given."
-)
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -52,18 +48,22 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     who = ranks_text(absent)
     seconds = max(event.seconds for event in events.values())
     layout_hosts = _layout_hosts(seen, absent)
+    hosts = _distinct(layout_hosts, absent)
     blamed, doubt = _blamed_ranks(seen, absent, layout_hosts)
-    joined_text = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {seconds:.0f} s; {who} did not."
-    they = "It belongs" if len(absent) == 1 else "They belong"
-    location = f" {they} on {names_text(_distinct(layout_hosts, absent))}." if layout_hosts else ""
-    fix, hosts = _FIX, _distinct(layout_hosts, absent)
+    belong = "It belongs" if len(absent) == 1 else "They belong"
+    location = f" {belong} on {names_text(hosts)}." if hosts else ""
+    fix = (
+        "Check that these ranks were started, and read their output. They need the same MASTER_ADDR, MASTER_PORT and "
+        "WORLD_SIZE as the others, and the same --run-id where one is given."
+    )
     if seen.world.launcher == "slurm" and hosts:
         # A process that was never started wrote no output, but Slurm may know the reason.
         fix += f" Run `scontrol show node {quote(hosts[0])}`, and read slurmd's log there."
     yield seen.finding(
         "absent",
         f"{who} never joined",
-        joined_text + location + doubt,
+        f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {seconds:.0f} s; {who} did not."
+        f"{location}{doubt}",
         ranks=blamed,
         hosts=_distinct(layout_hosts, blamed),
         evidence={"came": len(seen.world.arrivals), "expected": seen.world.size, "waited_seconds": round(seconds, 1)},

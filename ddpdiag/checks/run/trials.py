@@ -33,9 +33,6 @@ transport/tcp/pair.cc; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(
 
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from typing import NamedTuple, TypeVar
-
-from msgspec import structs
 
 from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished
@@ -43,8 +40,7 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host.limits import failed_to_start_process
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.run import failed_trials
-from ddpdiag.checks.run.failed_trials import word_of
+from ddpdiag.checks.run.failed_trials import Failure, failure_finding
 from ddpdiag.model import EventKind, Finding, Outcome, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, NVML_STEP
 
@@ -101,27 +97,7 @@ FINDINGS = {
     ),
 }
 
-D = TypeVar("D")
-
 _SLOW_LINK, _LOSSY_LINK = "RDZ004.slow", "RDZ004.loss"
-# The kind of a failure: the second part of its finding's code, the blamed ranks, and whether the job is not concerned.
-FailureKind = tuple[str, tuple[int, ...], bool]
-
-
-class Failure(NamedTuple):
-    """The failure of one group of ranks in a trial. `causes` are findings of other checks that explain it.
-    `no_rank_at_fault`: the causes show this, because they are a workaround (P2P003) or a limit of the host (HST004)."""
-
-    trial: Trial
-    outcomes: Sequence[Outcome]
-    blame: Blame
-    causes: Sequence[Finding]
-    no_rank_at_fault: bool = False
-
-    @property
-    def is_explained(self) -> bool:
-        """Whether findings of other checks explain the failure, so that no rank is blamed."""
-        return self.no_rank_at_fault or (bool(self.causes) and not self.blame.ranks and not self.blame.sides)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -132,41 +108,21 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _findings_with_failures(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list[Failure]]]:
-    """Yield one finding for each kind of failure, with all failures of this kind. A trial that did not finish in time
-    (RUN004) is not reported as failed, because its result is not known."""
-    failures_by_kind: dict[FailureKind, list[Failure]] = {}
+    """Yield one finding for each kind of failure, with all failures of this kind. Failures are of one kind if they have
+    the same word and the same blamed ranks, and concern the job alike. A trial that did not finish in time (RUN004) is
+    not reported as failed, because its result is not known."""
+    failures_by_kind: dict[tuple[str, tuple[int, ...], bool], list[Failure]] = {}
     for failure in failures(seen):
         trial, outcomes, blame, _, no_rank_at_fault = failure
         if no_rank_at_fault or not unfinished(trial, blame, outcomes, patient=seen.options.alone):
-            failures_by_kind.setdefault((word_of(blame), blame.ranks, seen.is_harmless(trial)), []).append(failure)
+            failures_by_kind.setdefault((failure.word, blame.ranks, seen.is_harmless(trial)), []).append(failure)
     for of_one_kind in failures_by_kind.values():
-        yield _finding_of(seen, of_one_kind[0]), of_one_kind
+        yield failure_finding(seen, of_one_kind[0]), of_one_kind
 
 
-def _finding_of(seen: Seen[Nothing], failure: Failure) -> Finding:
-    """The finding on a failure. Its severity is lower if another error is the cause, or if the job is not concerned."""
-    trial, outcomes, blame, causes, _ = failure
-    if failure.is_explained:
-        finding = failed_trials.explained_finding(seen, trial, blame, outcomes, causes)
-        if any(_is_echo_of(failure, cause) for cause in causes):
-            finding = structs.replace(finding, severity=Severity.NOTE)
-    elif known := failed_trials.known_error_finding(seen, trial, blame, outcomes):
-        finding = known
-    else:
-        create = failed_trials.blaming_finding if blame.ranks else failed_trials.undecided_finding
-        finding = create(seen, trial, blame, outcomes)
-    if finding.severity is Severity.ERROR and seen.is_harmless(trial):
-        why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
-        finding = structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
-    return finding
-
-
-def _is_echo_of(failure: Failure, cause: Finding) -> bool:
-    """Whether `cause` is an error, and the failure is only its consequence."""
-    return failure.is_explained and cause.severity is Severity.ERROR
-
-
-def _causes_of_trial(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[tuple[Finding, ...], bool]:
+def _causes_of_trial(
+    seen: Seen[Nothing], trial: Trial, outcomes: Sequence[Outcome]
+) -> tuple[tuple[Finding, ...], bool]:
     """Findings of other checks that explain a failure of this trial, and whether they show that no rank is at fault. No
     rank is at fault if ranks could not start a process (HST004), or if an all-reduce fails that works with other
     variables (P2P003). If all hung ranks are opening an NCCL group, the cause may be groups of different classes
@@ -185,7 +141,7 @@ def _causes_of_trial(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -
     return (), False
 
 
-def failures(seen: Seen[D]) -> Iterator[Failure]:
+def failures(seen: Seen[Nothing]) -> Iterator[Failure]:
     """Yield a failure for each group that failed in a trial, unless the loss of a rank explains it (RUN002)."""
     lost_ranks = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
@@ -208,7 +164,7 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
             yield Failure(trial, outcomes, blame, explanations, no_rank_at_fault)
 
 
-def network_errors(seen: Seen[D]) -> tuple[Finding, ...]:
+def network_errors(seen: Seen[Nothing]) -> tuple[Finding, ...]:
     """Errors about links that carry no data (RDZ004), then about addresses that other ranks cannot reach (RDZ002,
     RDZ003)."""
     found = [finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code)]
@@ -245,17 +201,16 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
     for step, start, fix in _STARTS:
         slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
-            slowest = max(slow, key=lambda own: own.timings[step])
+            slowest, slow_ranks = max(slow, key=lambda outcome: outcome.timings[step]), sorted({o.rank for o in slow})
             seconds, host = slowest.timings[step], seen.world.host_of(slowest.rank)
-            slow_hosts = seen.world.hosts_of(sorted({o.rank for o in slow}))
-            # In a communicator or a first collective all ranks wait for each other, so no rank or host is named.
+            # In NCCL's first steps all ranks wait for each other, so no rank or host is named for them.
             yield seen.finding(
                 "slow-start",
                 f"{start} takes {seconds:.1f} s",
                 f"In {slowest.code}, {start} took {seconds:.1f} s on rank {slowest.rank} ({host}); at most {limit:g} s "
                 "is expected. Each start of a training job takes as long.",
-                ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
-                hosts=slow_hosts if step == NVML_STEP else (),
+                ranks=slow_ranks if step == CONTEXT_STEP else (),
+                hosts=seen.world.hosts_of(slow_ranks) if step == NVML_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
                 fix=fix,
             )
@@ -285,18 +240,18 @@ def _concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
     """Show each finding under the checks of its failed trials, with the number of affected ranks."""
     for finding, of_one_kind in _findings_with_failures(seen) if seen.findings else ():
         for failure in of_one_kind:
+            blamed_ranks = () if failure.no_rank_at_fault else failure.blame.ranks
             # The affected ranks waited for the blamed ranks until the deadline, or reported that another rank failed.
-            others = [
-                o
+            affected = Counter(
+                o.status.value
                 for o in failure.outcomes
-                if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
+                if blamed_ranks and o.rank not in blamed_ranks and (o.status is Status.HUNG or is_echo(o))
                 if o.status not in (Status.DONE, Status.SKIPPED)
-            ]
-            is_blamed = bool(failure.blame.ranks) and not failure.no_rank_at_fault
-            affected = Counter(o.status.value for o in others) if is_blamed else {}
+            )
             yield Concern(failure.trial.code, finding, affected=affected)
             # The finding on a consequence is only a note, so its cause is shown under the check as the error.
-            yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
+            errors = [cause for cause in failure.causes if failure.is_explained and cause.severity is Severity.ERROR]
+            yield from (Concern(failure.trial.code, error) for error in errors)
 
 
 def report(seen: Seen[Nothing]) -> Contribution:
