@@ -72,8 +72,7 @@ def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
             f"(`nvidia-smi --gpu-reset -i {smi_id(product.uuid)}`) or reboot. Until then {leave_out([host])}.",
             known=known_error(product.error),
         )
-    is_gpu = product.device.startswith("GPU")
-    test_target = "GPU with `dcgmi diag -r 3`" if is_gpu else "memory (memtest86+ or `memtester`)"
+    test = "GPU with `dcgmi diag -r 3`" if product.device.startswith("GPU") else "memory (memtest86+ or `memtester`)"
     return seen.finding(
         "wrong",
         f"{product.device} computes wrong values",
@@ -82,7 +81,7 @@ def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
         hosts=hosts,
         gpus=gpus,
         evidence={"wrong_elements": product.wrong, "elements": elements},
-        fix=f"Do not train on {host}: {leave_out([host])}. Ask the administrator to test the {test_target}.",
+        fix=f"Do not train on {host}: {leave_out([host])}. Ask the administrator to test the {test}.",
     )
 
 

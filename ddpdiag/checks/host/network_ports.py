@@ -43,7 +43,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.net.adapters import NetworkReading, PortCounters, read_network
-from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
+from ddpdiag.probes.net.interfaces import library_of
 from ddpdiag.text import begun
 
 FINDINGS = {
@@ -118,6 +118,9 @@ _TEXTS = {
         f"The job can run, but a link with errors is slow and may fail. {_CABLE}",
     ),
 }
+
+
+Data = NetworkReading
 
 
 class Readings(NamedTuple):
@@ -198,7 +201,7 @@ def measure(ctx: Context) -> NetworkReading:
     return read_network(None if towards is None else str(towards), os.environ, ctx.step)
 
 
-def plan(seen: Seen[NetworkReading]) -> Sequence[Trial]:
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan one reading by a rank of each host, and at the end a second one by the ranks that could read counters."""
     if seen.is_last:
         groups = tuple((rank,) for rank in sorted(_first_readings(seen)) if rank in seen.world.living)
@@ -215,7 +218,7 @@ def plan(seen: Seen[NetworkReading]) -> Sequence[Trial]:
     return (new_trial(seen, params=params),)
 
 
-def skip(seen: Seen[NetworkReading]) -> SkipReason | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip the second reading if the first one shows no counter on any host."""
     if not seen.is_last or _first_readings(seen):
         return None
@@ -225,19 +228,19 @@ def skip(seen: Seen[NetworkReading]) -> SkipReason | None:
     )
 
 
-def last_seconds(seen: Seen[NetworkReading]) -> float:
+def last_seconds(seen: Seen[Data]) -> float:
     """The seconds that the last reading may take: those of the first reading, and the start of a worker."""
     return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
 
 
-def _first_readings(seen: Seen[NetworkReading]) -> Mapping[int, NetworkReading]:
+def _first_readings(seen: Seen[Data]) -> Mapping[int, NetworkReading]:
     """The first readings that contain a counter, by rank."""
     number = seen.trials[0].number if seen.trials else None
     looks = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
     return {rank: look for rank, look in looks.items() if look.ports or look.tcp}
 
 
-def judge(seen: Seen[NetworkReading]) -> Iterator[Finding]:
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
     readings = dict(_readings_by_host(seen))
     rise_limit = partial(allowed_rise, seen)
     all_changes = [(host, change) for host, pair in readings.items() for change in port_changes(pair, rise_limit)]
@@ -254,13 +257,13 @@ def judge(seen: Seen[NetworkReading]) -> Iterator[Finding]:
     yield from _resent_segments(seen, readings)
 
 
-def allowed_rise(seen: Seen[NetworkReading], counter: str, seconds: float) -> float:
+def allowed_rise(seen: Seen[Data], counter: str, seconds: float) -> float:
     """The largest rise of a counter in `seconds` that is no error; infinite if the counter counts no errors."""
     setting, unit, least_seconds = _LIMITS.get(counter, ("", 1.0, 0.0))
     return seen.number(setting) / unit * max(seconds, least_seconds) if setting else math.inf
 
 
-def _readings_by_host(seen: Seen[NetworkReading]) -> Iterator[tuple[Host, Readings]]:
+def _readings_by_host(seen: Seen[Data]) -> Iterator[tuple[Host, Readings]]:
     """Each host that was read twice by the same rank, with the two readings."""
     first = _first_readings(seen)
     last = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
@@ -278,19 +281,14 @@ def _job_ports(world: World, look: NetworkReading, data: rdz003.Data | None) -> 
     if len(world.hosts) == 1:
         return frozenset()
     names = {look.route}
-    if data is not None and data.interfaces is not None:
-        address = chosen_address(library_of(world.backend), data.variables, data.own_addresses, data.interfaces)
-        interface = interface_of(address, data.interfaces)
-        names.add(interface.name if interface is not None else None)
+    if data is not None and (interface := data.interface_for(library_of(world.backend))) is not None:
+        names.add(interface.name)
     nccl_ports = {port.name for port in look.ports if port.used_by_nccl} if world.backend == "nccl" else set()
     return frozenset(filter(None, names - {"lo"} | nccl_ports))
 
 
 def _port_finding(
-    seen: Seen[NetworkReading],
-    word: str,
-    readings: Mapping[Host, Readings],
-    affected: Mapping[Host, Sequence[PortChange]],
+    seen: Seen[Data], word: str, readings: Mapping[Host, Readings], affected: Mapping[Host, Sequence[PortChange]]
 ) -> Finding:
     """The finding on the changes of one kind. One affected host is blamed; several share the cause without blame."""
     names, is_common_cause = [host.name for host in affected], len(affected) > 1
@@ -333,7 +331,7 @@ def _commands(port: PortCounters) -> str:
     return f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}` and `dmesg -T | grep -i {adapter}` (as root)"
 
 
-def _damaged_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
+def _damaged_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that received more than `damaged_segments` TCP segments with a wrong checksum."""
     limit = seen.number("damaged_segments")
     damaged = {host: rise for host, pair in readings.items() if (rise := pair.tcp_rise("InCsumErrors")) > limit}
@@ -359,7 +357,7 @@ def _damaged_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readin
     )
 
 
-def _resent_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
+def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that sent many segments again; empty if RDZ004 found the loss before, and so reports it."""
     limit, least = seen.number("resent_share"), seen.number("resent_segments")
     resent = {host: pair.tcp_rise("RetransSegs") for host, pair in readings.items()}
@@ -387,5 +385,4 @@ def _resent_segments(seen: Seen[NetworkReading], readings: Mapping[Host, Reading
     )
 
 
-Data = NetworkReading
 CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.HOST)

@@ -86,6 +86,11 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return not is_disabled and self.settings.get("NCCL_NET", "IB").upper().startswith("IB")
 
     @property
+    def nccl_ib_hca(self) -> str:
+        """The value of NCCL_IB_HCA; empty if it is unset."""
+        return self.settings.get("NCCL_IB_HCA", "")
+
+    @property
     def verbs_ports(self) -> tuple[Port, ...]:
         """The ports that NCCL can use without a plug-in (net_ib/init.cc). EFA's have the link layer "Unknown"."""
         return tuple(port for port in self.ports if port.link_layer in ("InfiniBand", "Ethernet"))
@@ -138,11 +143,6 @@ class HostPorts(NamedTuple):
     def layer_counts(self) -> Counter[str]:
         """The number of ports by link layer."""
         return Counter(port.link_layer or "" for port in self.ports)
-
-    @property
-    def nccl_ib_hca(self) -> str:
-        """The value of NCCL_IB_HCA; empty if it is unset."""
-        return self.data.settings.get("NCCL_IB_HCA", "")
 
 
 class PortValue(NamedTuple):
@@ -249,8 +249,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     hosts_by_gpus: dict[frozenset[str], list[HostPorts]] = defaultdict(list)
     hosts_by_rule: dict[str, list[HostPorts]] = defaultdict(list)
     for host in _hosts_with_rdma(seen):
-        if host.nccl_ib_hca and host.data.verbs_ports and not host.active_ports:
-            hosts_by_rule[host.nccl_ib_hca].append(host)
+        if host.data.nccl_ib_hca and host.data.verbs_ports and not host.active_ports:
+            hosts_by_rule[host.data.nccl_ib_hca].append(host)
         else:
             hosts_by_gpus[frozenset(host.data.gpu_models)].append(host)
     for rule, hosts in hosts_by_rule.items():
@@ -267,8 +267,7 @@ def _hosts_with_rdma(seen: Seen[Data]) -> Iterator[HostPorts]:
             # A virtual function that is down is assigned to no container or virtual machine, so it is left out.
             virtual_names = {adapter.name for adapter in data.adapters if adapter.virtual}
             assigned = [port for port in data.verbs_ports if port.active or port.adapter not in virtual_names]
-            rule = data.settings.get("NCCL_IB_HCA", "")
-            allowed = (port for port in assigned if nccl_allows_port(rule, port.adapter, port.number))
+            allowed = (port for port in assigned if nccl_allows_port(data.nccl_ib_hca, port.adapter, port.number))
             yield HostPorts(host.name, data, tuple(allowed))
 
 

@@ -181,14 +181,14 @@ def report(seen: Seen[Data]) -> Contribution:
     pids = {rank: row.import_pid for rank, row in rows.items() if row.import_pid is not None and not row.exec_reason}
     sharing_ranks = max(Counter((seen.world.host_of(rank), pid) for rank, pid in pids.items()).values(), default=0)
     figures: dict[str, Scalar] = {"seconds.import": max(import_times)} if import_times else {}
+    if sharing_ranks > 1:
+        figures["import.ranks"] = sharing_ranks
     inventory = {
         rank: {"torch": row.torch, "CUDA": row.cuda or NONE, "NCCL": row.nccl or NONE}
         | ({"driver": row.driver} if row.driver else {})
         for rank, row in rows.items()
     }
-    return Contribution(
-        figures=figures | ({"import.ranks": sharing_ranks} if sharing_ranks > 1 else {}), inventory=inventory
-    )
+    return Contribution(figures=figures, inventory=inventory)
 
 
 SETTINGS = {"slow_import_seconds": 10}

@@ -75,8 +75,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Look up MASTER_ADDR, this host's own name, and the name of MASTER_ADDR's address."""
-    name = os.environ.get("MASTER_ADDR", "")
-    port = int(os.environ.get("MASTER_PORT", "0"))
+    name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     ctx.step(f"look up {name}")
     begin = time.perf_counter()
     addresses = resolve(name, port, _LOOK_UP_SECONDS)
@@ -163,14 +162,11 @@ def _loopback(seen: Seen[Data], host: str, name: str, addresses: tuple[str, ...]
     consequence = f"the ranks on {host} cannot connect to rank 0 on {first_host}."
     if is_first_host:
         consequence = "the ranks could still connect here." if is_harmless else "other hosts cannot connect to it."
-    message = (
-        f"On {host} MASTER_ADDR {name} resolves to {addresses[0]}. This address is valid only inside {host}, "
-        f"{'but' if is_harmless else 'so'} {consequence}"
-    )
     return seen.finding(
         "loopback",
         f"MASTER_ADDR {name} resolves to loopback on {host}",
-        message,
+        f"On {host} MASTER_ADDR {name} resolves to {addresses[0]}. This address is valid only inside {host}, "
+        f"{'but' if is_harmless else 'so'} {consequence}",
         severity=Severity.WARNING if is_harmless else Severity.ERROR,
         hosts=[host],
         evidence={"addresses": list(addresses)},
@@ -187,24 +183,22 @@ def _different_addresses(seen: Seen[Data], data_by_host: Mapping[str, Data]) -> 
     counts = Counter(address for addresses in by_host.values() for address in addresses)
     if not counts:
         return
-    address, holders = counts.most_common(1)[0]
+    address, host_count = counts.most_common(1)[0]
     usual = set().union(*(addresses for addresses in by_host.values() if address in addresses))
     odd = [host for host, addresses in by_host.items() if addresses.isdisjoint(usual)]
     if not odd:
         return
     name, first_host = next(iter(data_by_host.values())).name, seen.world.host_of(0)
-    blamed = odd if 2 * holders > len(by_host) else []
+    blamed = odd if 2 * host_count > len(by_host) else []
     who = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
     doubt = "" if blamed else " There is no majority, so no host is blamed."
-    export = (
-        f"`export MASTER_ADDR={quote(address)}`"
-        if blamed
-        else f"`export MASTER_ADDR=ADDRESS` (`ip -br addr` on {first_host})"
-    )
+    export = f"`export MASTER_ADDR=ADDRESS` (`ip -br addr` on {first_host})"
+    if blamed:
+        export = f"`export MASTER_ADDR={quote(address)}`"
     yield seen.finding(
         "differs",
         f"MASTER_ADDR {name} has different addresses on the hosts",
-        f"{name} resolves to {address} on {holders} of {len(by_host)} hosts, but to "
+        f"{name} resolves to {address} on {host_count} of {len(by_host)} hosts, but to "
         f"{', '.join(sorted(by_host[odd[0]]))} on {odd[0]}. {who} may connect to another machine than rank 0's.{doubt}",
         hosts=blamed,
         evidence={host: ", ".join(sorted(by_host[host])) for host in odd},

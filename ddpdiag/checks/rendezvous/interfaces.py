@@ -34,22 +34,7 @@ from ddpdiag.checks.rendezvous.links import Offer, offers
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
-from ddpdiag.probes.net.interfaces import (
-    Ifnames,
-    Interface,
-    chosen_address,
-    filter_own,
-    gloo_interface_names,
-    ifnames,
-    interface_of,
-    interfaces,
-    library_of,
-    nccl_allows_interface,
-    nccl_interfaces,
-    network_namespace,
-    source_towards,
-    strip_zone,
-)
+from ddpdiag.probes.net import interfaces as net
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 from ddpdiag.text import link_rate
 
@@ -81,24 +66,29 @@ class Data(Struct, frozen=True, kw_only=True):
     `variables` holds GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME. `source_address` is the host's address on the route to
     MASTER_ADDR. `network_namespace` is the namespace's number; containers of a host may share one."""
 
-    interfaces: tuple[Interface, ...] | None
+    interfaces: tuple[net.Interface, ...] | None
     own_addresses: tuple[str, ...]
-    variables: Ifnames
+    variables: net.Ifnames
     source_address: str | None
     network_namespace: int | None = None
 
+    def interface_for(self, library: str) -> net.Interface | None:
+        """The interface whose address a library ("gloo" or "nccl") will offer; None if it is not known."""
+        known = self.interfaces or ()
+        return net.interface_of(net.chosen_address(library, self.variables, self.own_addresses, known), known)
+
 
 class Choice(Struct, frozen=True):
-    """The `address` that a library ("gloo" or "nccl") will offer on a host, None if it finds no address. `severity` is
+    """The `address` that a library ("gloo" or "nccl") will offer on a host (None: it finds no address). `severity` is
     that of findings on this choice. `route_interface` is the interface of the route to MASTER_ADDR."""
 
     library: str
     severity: Severity
     host: Host
     data: Data
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[net.Interface, ...]
     address: str | None
-    route_interface: Interface | None
+    route_interface: net.Interface | None
 
     @property
     def variable_value(self) -> str | None:
@@ -124,16 +114,16 @@ class Choice(Struct, frozen=True):
 def measure(ctx: Context) -> Data:
     """List the interfaces, look up the host's own name, and ask the kernel for the route to MASTER_ADDR."""
     ctx.step("look up the own name")
-    own_addresses = filter_own(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    own_addresses = net.filter_own(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
     master_addr = os.environ.get("MASTER_ADDR", "")
     ctx.step(f"look up {master_addr}")
     master_addresses = resolve(master_addr, 0, _NAME_SECONDS) or ()
     return Data(
-        interfaces=interfaces(sys_root(os.environ)),
+        interfaces=net.interfaces(sys_root(os.environ)),
         own_addresses=own_addresses,
-        variables=ifnames(os.environ),
-        source_address=source_towards(master_addresses),
-        network_namespace=network_namespace(),
+        variables=net.ifnames(os.environ),
+        source_address=net.source_towards(master_addresses),
+        network_namespace=net.network_namespace(),
     )
 
 
@@ -155,12 +145,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
             continue
         # A job over nccl also uses gloo. In other jobs NCCL is checked only if its variable is set.
-        checks_nccl = library_of(seen.world.backend) == "nccl" or data.variables.nccl
+        checks_nccl = net.library_of(seen.world.backend) == "nccl" or data.variables.nccl
         libraries = ("nccl", "gloo") if checks_nccl else ("gloo",)
-        route = interface_of(data.source_address, data.interfaces)
+        route = net.interface_of(data.source_address, data.interfaces)
         for library in libraries:
             severity = Severity.ERROR if seen.world.backend == library else Severity.WARNING
-            address = chosen_address(library, data.variables, data.own_addresses, data.interfaces)
+            address = net.chosen_address(library, data.variables, data.own_addresses, data.interfaces)
             choice = Choice(library, severity, host, data, data.interfaces, address, route)
             choices.append(choice)
             yield from _unusable_names(seen, choice) if choice.variable_value else ()
@@ -171,9 +161,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             if choice.library == library and choice.address is not None:
                 by_address.setdefault(choice.address, []).append(choice)
         # Loopback and link-local addresses (with "%") are equal on many hosts, and another finding reports them.
-        shared = {a: users for a, users in by_address.items() if len(users) > 1 and not is_loopback(a) and "%" not in a}
-        for address, users in shared.items():
-            yield from _shared_address(seen, address, users)
+        shared = {a: own for a, own in by_address.items() if len(own) > 1 and not is_loopback(a) and "%" not in a}
+        for address, choices_of_address in shared.items():
+            yield from _shared_address(seen, address, choices_of_address)
         for choice in choices:
             if choice.library == library and choice.address is not None and choice.address not in shared:
                 yield from _unusable_address(seen, choice, choice.address, rank_offers)
@@ -198,7 +188,7 @@ def _choice_finding(
 
 def _common_env(seen: Seen[Data]) -> Mapping[str, str]:
     """Both variables, set to the interface that leads to MASTER_ADDR; empty if its name differs between hosts."""
-    routes = [interface_of(data.source_address, data.interfaces or ()) for data in seen.by_rank.values()]
+    routes = [net.interface_of(data.source_address, data.interfaces or ()) for data in seen.by_rank.values()]
     names = {route.name if route else "lo" for route in routes}
     return dict.fromkeys(_VARIABLES.values(), names.pop()) if len(names) == 1 and names != {"lo"} else {}
 
@@ -220,16 +210,18 @@ def _unusable_names(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
             yield _choice_finding(seen, "unusable", choice, f"{name} on {host} {state}", message)
 
 
-def _named_interfaces(choice: Choice) -> list[tuple[str, Interface | None]]:
+def _named_interfaces(choice: Choice) -> list[tuple[str, net.Interface | None]]:
     """The interface names in the variable, each with its interface (None: it does not exist). For NCCL, whose variable
     holds a rule, the first interface that the rule allows; empty if NCCL can use one."""
     if choice.library == "gloo":
         by_name = {interface.name: interface for interface in choice.interfaces}
-        return [(name, by_name.get(name)) for name in gloo_interface_names(choice.variable_value)]
+        return [(name, by_name.get(name)) for name in net.gloo_interface_names(choice.variable_value)]
     rule = choice.variable_value or ""
-    if len(rule) < 2 or nccl_interfaces(rule, choice.interfaces):
+    if len(rule) < 2 or net.nccl_interfaces(rule, choice.interfaces):
         return []
-    match = next((interface for interface in choice.interfaces if nccl_allows_interface(rule, interface.name)), None)
+    match = next(
+        (interface for interface in choice.interfaces if net.nccl_allows_interface(rule, interface.name)), None
+    )
     return [(match.name if match else rule, match)]
 
 
@@ -239,7 +231,7 @@ def _shared_address(seen: Seen[Data], address: str, choices: Sequence[Choice]) -
     if len(namespaces) == 1 and choices[0].data.network_namespace is not None:
         return
     names = [choice.host.name for choice in choices]
-    interface = interface_of(address, choices[0].interfaces)
+    interface = net.interface_of(address, choices[0].interfaces)
     fix = choices[0].fix(has_common_name=bool(_common_env(seen)))
     if interface is not None and any(choice.route_interface == interface for choice in choices):
         fix = "Give each of these hosts its own IP address (as root): `ip -br addr` shows them."
@@ -260,7 +252,7 @@ def _unusable_address(
     seen: Seen[Data], choice: Choice, address: str, rank_offers: Mapping[int, Offer]
 ) -> Iterator[Finding]:
     """The finding on an address that other hosts cannot use, or that is not on the interface of the route to them."""
-    name, interface = choice.host.name, interface_of(address, choice.interfaces)
+    name, interface = choice.host.name, net.interface_of(address, choice.interfaces)
     if is_loopback(address) or "%" in address:
         # RDZ002 reports a host's own name that resolves to loopback.
         if choice.variable_value or choice.library == "nccl" or "%" in address:
@@ -275,7 +267,7 @@ def _unusable_address(
             )
         return
     # RDZ004 tested only the address that the job's own library offers.
-    is_tested = library_of(seen.world.backend) == choice.library
+    is_tested = net.library_of(seen.world.backend) == choice.library
     offer = next((rank_offers[rank] for rank in choice.host.ranks if rank in rank_offers), None)
     is_reached = offer.is_reached if is_tested and offer is not None and offer.address == address else None
     route = choice.route_interface
@@ -283,7 +275,8 @@ def _unusable_address(
     if is_reached is False or (is_other and is_reached is None):
         route_text = f"{route.name} ({choice.data.source_address})" if route else "another interface"
         consequence = "and no other host could connect to" if is_reached is False else "so other hosts may not reach"
-        title = f"{choice.library} on {name} offers {strip_zone(address)}, which others may not reach"
+        shown_address = net.strip_zone(address)
+        title = f"{choice.library} on {name} offers {shown_address}, which others may not reach"
         if is_other and interface and route:
             title = f"{choice.library} on {name} uses {interface.name} instead of {route.name}"
         yield _choice_finding(
@@ -292,8 +285,8 @@ def _unusable_address(
             choice,
             title,
             f"{choice.library} on {name} offers its address{f' on {interface.name}' if interface else ''} "
-            f"({strip_zone(address)}) to the other ranks. The route to rank 0's host uses {route_text}, {consequence} "
-            f"{strip_zone(address)}.",
+            f"({shown_address}) to the other ranks. The route to rank 0's host uses {route_text}, {consequence} "
+            f"{shown_address}.",
             severity=choice.severity if is_reached is False else Severity.WARNING,
         )
 
@@ -302,14 +295,11 @@ def report(seen: Seen[Data]) -> Contribution:
     """Contribute to the report the interface that the job's sockets use on each host, and its speed."""
     if len(seen.world.hosts) == 1:
         return Contribution(inventory={rank: {"network": "not used (one host)"} for rank in seen.world.places})
-    parts, library = {}, library_of(seen.world.backend)
+    inventory, library = {}, net.library_of(seen.world.backend)
     for host, rows in answers_by_host(seen):
-        data = next(iter(rows.values()))
-        if data.interfaces is not None:
-            address = chosen_address(library, data.variables, data.own_addresses, data.interfaces)
-            if (interface := interface_of(address, data.interfaces)) is not None:
-                parts[host.ranks[0]] = {"network": f"{interface.name} ({link_rate(interface.bytes_per_s)})"}
-    return Contribution(inventory=parts)
+        if (interface := next(iter(rows.values())).interface_for(library)) is not None:
+            inventory[host.ranks[0]] = {"network": f"{interface.name} ({link_rate(interface.bytes_per_s)})"}
+    return Contribution(inventory=inventory)
 
 
 skip = mesh.skip  # on a single host every address works

@@ -100,8 +100,7 @@ def measure(ctx: Context) -> Data:
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
         token = ctx.barrier(_AGENT).offer
-        answer = _connect(ctx, name, port, token) if token else None
-        return Data(name=name, port=port, port_check=answer, is_own=_is_own_address(answer))
+        return _connect(ctx, name, port, token) if token else Data(name=name, port=port)
     token = secrets.token_hex(16)
     ctx.step(f"listen on port {port}")
     try:
@@ -114,22 +113,21 @@ def measure(ctx: Context) -> Data:
     try:
         ctx.barrier(token)
         end = time.monotonic() + _ACCEPT_SECONDS
-        answer = _connect(ctx, name, port, token)
+        data = _connect(ctx, name, port, token)
         ctx.step("wait for the other hosts")
         listener.wait(end - time.monotonic())
     finally:
         listener.close()
-    return Data(name=name, port=port, port_check=answer, is_own=_is_own_address(answer))
+    return data
 
 
-def _connect(ctx: Context, name: str, port: int, token: str) -> PortCheckResult:
+def _connect(ctx: Context, name: str, port: int, token: str) -> Data:
     """Connect to MASTER_ADDR:MASTER_PORT, and check that rank 0 sends `token`; torchrun's agent sends none."""
     ctx.step(f"connect to {name}:{port}")
-    return check_port(name, port, _CONNECT_SECONDS, caller=str(ctx.place.rank), word=None if token == _AGENT else token)
-
-
-def _is_own_address(answer: PortCheckResult | None) -> bool | None:
-    return None if answer is None or answer.reached.address is None else is_local(answer.reached.address)
+    word = None if token == _AGENT else token
+    answer = check_port(name, port, _CONNECT_SECONDS, caller=str(ctx.place.rank), word=word)
+    address = answer.reached.address
+    return Data(name=name, port=port, port_check=answer, is_own=None if address is None else is_local(address))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:

@@ -54,7 +54,6 @@ FINDINGS = {
 
 # The most hosts that take part, because each looks for the files of all others.
 MAX_HOSTS = 64
-_OTHER_DIRECTORY = "give a directory that every host shares: `--shared-dir DIRECTORY`."
 # The fix of a write error, by errno.
 _FIXES = {
     "ENOENT": "Create it, or as root mount it on {where} like on the other hosts.",
@@ -179,7 +178,8 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
             "minutes of silence.",
             hosts=blamed,
             evidence={"error": error, "directory": directory},
-            fix=f"{repair} Or {leave_out(blamed) + ', or ' if blamed else ''}{_OTHER_DIRECTORY}",
+            fix=f"{repair} Or {leave_out(blamed) + ', or ' if blamed else ''}give a directory that "
+            "every host shares: `--shared-dir DIRECTORY`.",
         )
 
 
@@ -223,18 +223,17 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
     blamed = odd.ranks if odd is not None else ()
     rank = next(rank for rank in (*blamed, *writers) if writers[rank].missing_ranks)
     host, data = seen.world.host_of(rank), writers[rank]
-    doubt = no_majority(blamed, "host")
     yield seen.finding(
         "not-shared",
         f"{data.directory} is not the same directory on all hosts",
         f"{host} does not see the {'files' if len(data.missing_ranks) > 1 else 'file'} that {names_text(unseen[host])} "
-        f"wrote in {data.directory}; it looked for {shared_files.SEARCH_SECONDS:g} s.{doubt}",
+        f"wrote in {data.directory}; it looked for {shared_files.SEARCH_SECONDS:g} s.{no_majority(blamed, 'host')}",
         hosts=seen.world.hosts_of(blamed),
         links=[f"{seen.world.host_of(other)} -> {host}" for other in data.missing_ranks],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
         fix=f"As root mount the same file system at {data.directory} on every host; `findmnt -T "
-        f"{quote(data.directory)}` "
-        "shows what is mounted. Or give a directory that all hosts share: `--shared-dir DIRECTORY`.",
+        f"{quote(data.directory)}` shows what is mounted. Or give a directory that all hosts share: "
+        "`--shared-dir DIRECTORY`.",
     )
 
 

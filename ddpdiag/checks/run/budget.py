@@ -115,19 +115,17 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
         if is_first_use:
             state = "was still in its first use of the GPU or of NCCL, which may take 60 s on slow hosts,"
         seconds = trial.limit_seconds if is_first_use else trial.deadline_seconds
-        budget_text = ", all that was left of the time budget (--budget)" if was_shortened else ""
+        budget_text, option = "", f"--set {trial.code}.deadline_seconds={2 * trial.deadline_seconds:.0f}"
+        if was_shortened:
+            budget_text = ", all that was left of the time budget (--budget)"
+            option = f"`--budget {2 * seen.options.budget_seconds:g}`"
         yield seen.finding(
             "unfinished",
             f"{trial.code} did not finish in time",
             f"Check {trial.code} timed out after {seconds:.1f} s{budget_text}. "
             f"{begun(who_text(seen, [first.rank]))} {state}{at_step}.",
             evidence={"trial": trial.number, "last_step": first.last_step},
-            fix=(
-                f"Run again with `--budget {2 * seen.options.budget_seconds:g}`"
-                if was_shortened
-                else f"Run again with --set {trial.code}.deadline_seconds={2 * trial.deadline_seconds:.0f}"
-            )
-            + f", or find what keeps {seen.world.host_of(first.rank)} busy (`top`).",
+            fix=f"Run again with {option}, or find what keeps {seen.world.host_of(first.rank)} busy (`top`).",
         )
 
 

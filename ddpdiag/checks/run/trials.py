@@ -167,9 +167,9 @@ def failures(seen: Seen[Nothing]) -> Iterator[Failure]:
 def network_errors(seen: Seen[Nothing]) -> tuple[Finding, ...]:
     """Errors about links that carry no data (RDZ004), then about addresses that other ranks cannot reach (RDZ002,
     RDZ003)."""
-    found = [finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code)]
-    errors = (finding for finding in found if finding.severity is Severity.ERROR)
-    return tuple(finding for finding in errors if finding.code not in (_SLOW_LINK, _LOSSY_LINK))
+    findings = (finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code))
+    errors = (finding for finding in findings if finding.severity is Severity.ERROR)
+    return tuple(error for error in errors if error.code not in (_SLOW_LINK, _LOSSY_LINK))
 
 
 def findings_between(findings: Sequence[Finding], hosts: Set[str]) -> tuple[Finding, ...]:
