@@ -26,7 +26,7 @@ class AllReduceCheck(NamedTuple):
 
 
 def connect(ctx: Context, device: torch.device) -> None:
-    """Run a group's first all-reduce, in which NCCL connects its ranks, and report its seconds as group opening."""
+    """Run a group's first all-reduce, in which NCCL connects its ranks, and add its seconds to the timing `group`."""
     begin = time.perf_counter()
     ctx.step(f"{CONNECT_STEP}: post")
     work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
@@ -39,8 +39,7 @@ def connect(ctx: Context, device: torch.device) -> None:
         store.wait(["all"])
         ctx.add_timing(CONNECT_STEP, time.perf_counter() - begin)
     ctx.step(f"{CONNECT_STEP}: wait")
-    if work is not None:
-        work.wait()
+    work.wait()
     synchronize(device)
     ctx.add_timing("group", time.perf_counter() - begin)
 
@@ -54,8 +53,7 @@ def check_all_reduce(ctx: Context, size: int, device: torch.device) -> AllReduce
     ctx.step(f"all_reduce {size} B: post")
     work = dist.all_reduce(tensor, async_op=True)
     ctx.step(f"all_reduce {size} B: wait")
-    if work is not None:
-        work.wait()
+    work.wait()
     synchronize(device)
     seconds = time.perf_counter() - begin
     expected = expected_sum(count, dist.get_world_size(), device)
@@ -92,7 +90,7 @@ def minima_over_ranks(numbers: Sequence[int], device: torch.device) -> list[int]
 
 def is_true_on_any_rank(ctx: Context, condition: bool) -> bool:
     """Whether `condition` is true on any rank. Uses the store, because a collective may give wrong values."""
-    ctx.step("compare notes")
+    ctx.step("compare results")
     store = dist.PrefixStore(f"ddpdiag-notes-{ctx.trial.number}", _get_default_store())
     store.add("true", int(condition))
     if store.add("ranks", 1) == dist.get_world_size():
@@ -101,9 +99,10 @@ def is_true_on_any_rank(ctx: Context, condition: bool) -> bool:
 
 
 def check_broadcasts(ctx: Context, size: int, device: torch.device, max_senders: int) -> tuple[int, tuple[int, ...]]:
-    """Let one rank after the other broadcast its `pattern`. Returns the number of senders, and those that arrive wrong.
+    """Let one rank after the other broadcast its `pattern`. Returns the number of senders, and the wrong senders.
 
-    Rank 0's `max_senders` limits the number of senders. A sender checks its own copy as well.
+    A sender is wrong if this rank received other values. Rank 0's `max_senders` limits the number of senders. A sender
+    checks its own copy as well.
     """
     count, wrong = max(1, size // 4), []
     store = dist.PrefixStore(f"ddpdiag-broadcasts-{ctx.trial.number}", _get_default_store())

@@ -17,7 +17,7 @@ from ddpdiag.workloads.devices import describe, first_line, synchronize
 
 
 class Durations(NamedTuple):
-    """Intended seconds of the untimed products that raise the clocks, of a batch of products, and of one of copies."""
+    """Intended seconds: of the untimed products that raise the clocks, of a batch of products, of a batch of copies."""
 
     warmup: float
     products: float
@@ -42,7 +42,7 @@ COPY_BYTES, COPY_BYTES_ON_CPU = 256 << 20, 32 << 20
 
 
 def measure_rates(ctx: Context, device: torch.device) -> Compute:
-    """Measure the rates of products and copies on `device`. If torch or cuBLAS cannot, `unmeasured` is the reason."""
+    """Measure the rates of products and copies on `device`. If that fails, `why_unmeasured` is the reason."""
     ctx.step(CONTEXT_STEP)
     description = describe(device)
     result = Compute(

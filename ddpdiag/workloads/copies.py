@@ -155,11 +155,7 @@ def all_jobs(count: int) -> tuple[Job, ...]:
 
 
 def measure_copies(
-    devices: CudaDevices,
-    ctx: Context,
-    *,
-    selected_jobs: Collection[tuple[int, ...]] = (),
-    indirect_ratio: float = 1.0,
+    devices: CudaDevices, ctx: Context, *, selected_jobs: Collection[Job] = (), indirect_ratio: float = 1.0
 ) -> Copies:
     """Run all jobs, or only `selected_jobs`, and report the results after each. Stop shortly before the trial's end.
 
@@ -169,9 +165,7 @@ def measure_copies(
     for gpu in range(devices.count):
         ctx.step(f"properties of GPU {gpu}")
         gpus.append(devices.properties(gpu))
-    todo = all_jobs(devices.count)
-    if selected_jobs:
-        todo = tuple(job for job in todo if job in selected_jobs)
+    todo = [job for job in all_jobs(devices.count) if not selected_jobs or job in selected_jobs]
     results = Copies(gpus=tuple(gpus), jobs=len(todo))
     ctx.report(results, f"{results.done} of {results.jobs} paths")
     before = time.monotonic()
@@ -189,14 +183,6 @@ def measure_copies(
         results = structs.replace(measurement.run_job(results, job), done=number + 1)
         ctx.report(results, f"{results.done} of {results.jobs} paths")
     return results
-
-
-class _LinkResult(NamedTuple):
-    """The result of one link: its rate, the words in a copy, and the wrong words in the worse of the checked copies."""
-
-    bytes_per_s: float
-    words: int
-    wrong: int
 
 
 class _Link(NamedTuple):
@@ -219,7 +205,7 @@ class _Link(NamedTuple):
         return self.devices.time_work(gpu, work) / calls
 
     def check_copies(self, count: int, calls: int) -> tuple[float, int]:
-        """Write wrong words to the target, then copy. Returns the mean seconds of a copy, and the wrong words left."""
+        """Write wrong words to the target, then copy. Returns the mean seconds of a copy, and the wrong words."""
         words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
         words.copy_(_expected_words(words, *ends).bitwise_not_())  # every word differs from the expected one
         seconds = self.time_copies(count, calls)
@@ -235,58 +221,48 @@ class _JobMeasurement(NamedTuple):
     indirect_ratio: float
 
     def run_job(self, results: Copies, job: Job) -> Copies:
-        """Run one job, and return `results` with its result added."""
-        match job:
-            case (gpu,):
-                new = self._measure_host_links(results.gpus[gpu])
-                return structs.replace(results, gpus=tuple(new if new.index == g.index else g for g in results.gpus))
-            case (source, target):
-                try:
-                    return structs.replace(results, pairs=(*results.pairs, self._measure_pair(results, source, target)))
-                except RuntimeError as error:
-                    if NO_PEERS_LEFT not in str(error):
-                        raise
-                    return structs.replace(results, refused=(*results.refused, (source, target)))
-        return results
+        """Run one job, and return `results` with the job's result added."""
+        if len(job) == 1:
+            new = self._measure_host_links(results.gpus[job[0]])
+            return structs.replace(results, gpus=tuple(new if new.index == g.index else g for g in results.gpus))
+        source, target = job
+        try:
+            return structs.replace(results, pairs=(*results.pairs, self._measure_pair(results, source, target)))
+        except RuntimeError as error:
+            if NO_PEERS_LEFT not in str(error):
+                raise
+            return structs.replace(results, refused=(*results.refused, (source, target)))
 
     def _measure_host_links(self, gpu_copies: GpuCopies) -> GpuCopies:
         gpu = gpu_copies.index
         words = HOST_BYTES // _WORD_BYTES
         host, device = self.devices.host_buffer(gpu, words), self.devices.buffer(gpu, words)
         self.ctx.step(f"copy host -> GPU {gpu}")
-        to_gpu = self._measure_link(host, device, self.devices.copy)
+        to_rate, _, wrong_to = self._measure_link(host, device, self.devices.copy)
         self.ctx.step(f"copy GPU {gpu} -> host")
-        to_host = self._measure_link(device, host, self.devices.copy)
+        from_rate, _, wrong_from = self._measure_link(device, host, self.devices.copy)
         return structs.replace(
-            gpu_copies,
-            to_bytes_per_s=to_gpu.bytes_per_s,
-            from_bytes_per_s=to_host.bytes_per_s,
-            wrong_to=to_gpu.wrong,
-            wrong_from=to_host.wrong,
+            gpu_copies, to_bytes_per_s=to_rate, from_bytes_per_s=from_rate, wrong_to=wrong_to, wrong_from=wrong_from
         )
 
     def _measure_pair(self, results: Copies, source: int, target: int) -> PairCopies:
         source_buffer, target_buffer = (self.devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
         self.ctx.step(f"copy GPU {source} -> GPU {target}")
         access = self.devices.can_access(source, target)
-        direct = self._measure_link(source_buffer, target_buffer, self.devices.copy)
-        pair = PairCopies(
-            source=source,
-            target=target,
-            access=access,
-            bytes_per_s=direct.bytes_per_s,
-            words=direct.words,
-            wrong=direct.wrong,
-        )
+        rate, words, wrong = self._measure_link(source_buffer, target_buffer, self.devices.copy)
+        pair = PairCopies(source=source, target=target, access=access, bytes_per_s=rate, words=words, wrong=wrong)
         host_rate = min(results.gpus[source].from_bytes_per_s or 0.0, results.gpus[target].to_bytes_per_s or 0.0)
-        if access and not direct.wrong and 0 < self.indirect_ratio * host_rate <= direct.bytes_per_s:
+        if access and not wrong and 0 < self.indirect_ratio * host_rate <= rate:
             return pair
         self.ctx.step(f"copy GPU {source} -> host -> GPU {target}")
-        indirect = self._measure_link(source_buffer, target_buffer, self.devices.copy_through_host)
-        return structs.replace(pair, through_host_bytes_per_s=indirect.bytes_per_s, wrong_through_host=indirect.wrong)
+        rate, _, wrong = self._measure_link(source_buffer, target_buffer, self.devices.copy_through_host)
+        return structs.replace(pair, through_host_bytes_per_s=rate, wrong_through_host=wrong)
 
-    def _measure_link(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkResult:
-        """Measure one link: check one copy, time several batches, and check the last copy of the last batch."""
+    def _measure_link(self, source: Buffer, target: Buffer, copy: Copy) -> tuple[float, int, int]:
+        """Check one copy, time several batches of copies, and check the last copy of the last batch.
+
+        Returns the rate in bytes/s, the words in a copy, and the wrong words in the worse of the two checked copies.
+        """
         link = _Link(self.devices, copy, source, target)
         count = self._choose_word_count(link)
         source.words[:count].copy_(_expected_words(source.words[:count], source.gpu, target.gpu))
@@ -296,7 +272,7 @@ class _JobMeasurement(NamedTuple):
         seconds = [link.time_copies(count, calls) for _ in range(batches - 1)]
         last_seconds, wrong_at_end = link.check_copies(count, calls)
         shortest_seconds = min(first_seconds, last_seconds, *seconds)
-        return _LinkResult(count * _WORD_BYTES / max(shortest_seconds, 1e-9), count, max(wrong_at_start, wrong_at_end))
+        return count * _WORD_BYTES / max(shortest_seconds, 1e-9), count, max(wrong_at_start, wrong_at_end)
 
     def _choose_word_count(self, link: _Link) -> int:
         """Choose the number of words whose copy takes a quarter of `link_seconds`, by timing a small copy."""

@@ -82,12 +82,8 @@ def link_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     nic = outgoing_card("nccl" if device.type == "cuda" else "gloo", env, sys_root(os.environ))
     limits = Limits()
     if nic is not None:
-        limits = Limits(
-            nic=nic.name,
-            nic_bytes_per_s=nic.bytes_per_s,
-            nic_ports=nic.ports,
-            nic_port_bytes_per_s=nic.port_bytes_per_s,
-        )
+        rate, port_rate = nic.bytes_per_s, nic.port_bytes_per_s
+        limits = Limits(nic=nic.name, nic_bytes_per_s=rate, nic_ports=nic.ports, nic_port_bytes_per_s=port_rate)
     uuid = describe(device).uuid
     if uuid is None:
         return limits
@@ -119,7 +115,7 @@ def time_call(call: Callable[[], object], device: torch.device) -> float:
 
 
 def check_products(ctx: Context) -> Iterator[Product]:
-    """Multiply two matrices on each GPU that torch shows, or on the CPU without any, and yield each device's result."""
+    """Multiply two matrices on each GPU that torch shows, else on the CPU, and yield the result of each device."""
     left, right = factors()
     exact = left.to(torch.int64) @ right.to(torch.int64)
     count = torch.cuda.device_count() if torch.version.cuda or torch.version.hip else 0

@@ -39,7 +39,7 @@ def group_timeout(ctx: Context) -> timedelta:
 
 
 def backend_error(backend: str) -> AbsentBackend | None:
-    """The error that says why this torch has no such backend, or None. Call it after other packages register theirs."""
+    """The error that says why this torch has no such backend, or None. Other packages must have added theirs before."""
     dist.is_backend_available(backend)  # from torch 2.15 on this call registers more backends of torch, such as nccl2
     # `backend_list` also names backends that this torch was built without. `fake` transfers nothing.
     listed = [name for name in dist.Backend.backend_list if name not in (dist.Backend.UNDEFINED, "fake")]
@@ -93,7 +93,6 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
 
 
 def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
-    """Open the default group with a new store, and report the seconds."""
     store = open_store(ctx)
     if backend != "gloo" and len(ctx.group) > 1:
         _enable_nccl_log(ctx)
@@ -115,7 +114,6 @@ def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
 
 
 def nccl_log_file(ctx: Context) -> Path:
-    """The path of the file to which NCCL writes this worker's log."""
     return Path(ctx.scratch) / f"nccl-{os.getpid()}.log"
 
 
@@ -190,8 +188,7 @@ def _run_barrier_and_close(ctx: Context, begin: float) -> float:
     ctx.add_timing("group", seconds)
     work = dist.barrier(async_op=True)
     ctx.step("barrier: wait")
-    if work is not None:
-        work.wait()
+    work.wait()
     ctx.step("destroy_process_group")
     close_group()
     return seconds
@@ -207,8 +204,11 @@ def _try_agent_store(ctx: Context, backend: str) -> RendezvousResult:
     timeout = group_timeout(ctx)
     begin = time.perf_counter()
     ctx.step("init_process_group env://")
-    with _using_agent_store():
+    os.environ[_AGENT_STORE] = "True"  # then torch's env:// rendezvous uses the agent's store
+    try:
         store, rank, size = next(rendezvous("env://", ctx.group_rank, len(ctx.group), timeout=timeout))
+    finally:
+        del os.environ[_AGENT_STORE]
     keys = _keys(store) if rank == 0 else []
     stale_keys = [key for key in keys if _DEFAULT_GROUP_KEY in key and not key.startswith("ddpdiag-")]
     dist.init_process_group(backend, store=dist.PrefixStore(prefix, store), rank=rank, world_size=size, timeout=timeout)
@@ -266,16 +266,3 @@ def _agree_on_new_file(ctx: Context, nonce: str) -> str:
     if unusable_url_character(str(path)) is None:
         return str(path)
     return f"/proc/self/fd/{os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)}/{path.name}"
-
-
-@contextmanager
-def _using_agent_store() -> Iterator[None]:
-    """Set the variable with which torch's env:// rendezvous uses the agent's store, and restore it at the end."""
-    before = os.environ.get(_AGENT_STORE)
-    os.environ[_AGENT_STORE] = "True"
-    try:
-        yield
-    finally:
-        del os.environ[_AGENT_STORE]
-        if before is not None:
-            os.environ[_AGENT_STORE] = before

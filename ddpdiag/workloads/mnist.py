@@ -28,13 +28,13 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """Read the digits. Raises OSError, with the name of the file, if one is damaged or missing."""
+    """Read the digits. Raises OSError, with the name of the file, if a file is damaged or missing."""
     names = [f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     return Digits(*(read_idx(DIGITS_FOLDER / f"{name}-ubyte.gz") for name in names))
 
 
 def read_idx(path: Path) -> Tensor:
-    """Read the array of a gzipped IDX file; its header has the shape. Raises OSError if it is damaged or missing."""
+    """Read the array of a gzipped IDX file; its header has the shape. Raises OSError for a damaged or missing file."""
     try:
         # A bytearray, because torch.frombuffer warns of read-only memory.
         content = bytearray(gzip.decompress(path.read_bytes()))

@@ -54,9 +54,9 @@ def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
         model = proof_network(device)
         first_weights = checksum(model)
         own_gradient, averaged = run_ddp_step(model, digits, shard(rank), device)
-        ctx.step("what others should have handed over")
+        ctx.step("the gradients of other ranks, in one process")
         signs = random_signs(len(expected))
-        witnessed = {
+        sketches_by_rank = {
             other: sketch(signs, compute_gradient(local_model, digits, shard(other), device) / world_size)
             for other in ranks_to_verify(rank, world_size)
         }
@@ -66,7 +66,7 @@ def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
         gradient_error=float((averaged - expected).abs().max() / expected.abs().max()),
         gradient_norm=float(expected.norm()),
         input_sketch=sketch(signs, own_gradient),
-        expected_sketches={ctx.group[other]: sketches for other, sketches in witnessed.items()},
+        expected_sketches={ctx.group[other]: sums for other, sums in sketches_by_rank.items()},
     )
 
 
@@ -94,7 +94,7 @@ def ranks_to_verify(rank: int, world_size: int) -> list[int]:
 
 
 def compute_gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:
-    """Compute the gradient of the mean loss over these images without other ranks; flat [parameters]."""
+    """Compute the gradient of the mean loss over `images`, without other ranks, as one flat vector."""
     model.zero_grad()
     for start in range(0, len(images), _CHUNK_IMAGES):
         inputs, labels = batch(digits, images[start : start + _CHUNK_IMAGES], device)

@@ -45,13 +45,9 @@ def time_steps(ctx: Context, digits: Digits, device: torch.device, windows: int)
     ][WARMUP_STEPS:]
     steps_by_window = (steps[start : start + STEPS_PER_WINDOW] for start in range(0, len(steps), STEPS_PER_WINDOW))
     overlap = measure_overlap(ctx, model, optimizer, digits, device)
-    bucket_bytes, bucket_seconds = time_bucket(ctx, device)
-    return Steps(
-        windows=tuple(map(mean_window, steps_by_window)),
-        bucket_bytes=bucket_bytes,
-        bucket_seconds=bucket_seconds,
-        overlap=overlap,
-    )
+    size, seconds = time_bucket(ctx, device)
+    windows_of_rank = tuple(map(mean_window, steps_by_window))
+    return Steps(windows=windows_of_rank, bucket_bytes=size, bucket_seconds=seconds, overlap=overlap)
 
 
 def time_step(

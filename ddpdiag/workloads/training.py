@@ -109,9 +109,7 @@ def batches(images: int, schedule: Schedule, rank: int, world_size: int) -> Iter
     small set of images is enough for any number of ranks.
     """
     indices = cast("Dataset[int]", range(images))  # the sampler reads nothing but its length
-    sampler: DistributedSampler[int] = DistributedSampler(
-        indices, num_replicas=world_size, rank=rank, seed=schedule.seed
-    )
+    sampler = DistributedSampler[int](indices, num_replicas=world_size, rank=rank, seed=schedule.seed)
 
     def endless() -> Iterator[int]:
         for epoch in count():
@@ -157,9 +155,8 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     ctx.step("build DistributedDataParallel")
-    model = DistributedDataParallel(
-        seeded_network(schedule, device), device_ids=[device] if device.type == "cuda" else None
-    )
+    device_ids = [device] if device.type == "cuda" else None
+    model = DistributedDataParallel(seeded_network(schedule, device), device_ids=device_ids)
     indices = batches(len(digits.train_images), schedule, rank, world_size)
     losses, first_bad_step, seconds = run_training_loop(ctx, model, digits, schedule, indices)
 
@@ -190,14 +187,12 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
 
 
 def run_training_loop(
-    ctx: Context,
-    model: DistributedDataParallel,
-    digits: Digits,
-    schedule: Schedule,
-    indices: Iterator[list[int]],
+    ctx: Context, model: DistributedDataParallel, digits: Digits, schedule: Schedule, indices: Iterator[list[int]]
 ) -> tuple[Tensor, int | None, float]:
-    """Train. Returns this rank's loss in each step, the first step in which the loss or a gradient was not finite (or
-    None), and the seconds of all steps but the first, which also loads kernels, builds buckets and opens connections.
+    """Train, and return this rank's loss in each step, the first bad step (or None), and the seconds of training.
+
+    In a bad step the loss or a gradient is not finite. The seconds do not include the first step, which also loads
+    kernels, builds buckets and opens connections.
     """
     device = next(model.parameters()).device
     optimizer, scheduler = create_optimizer(model, schedule)

@@ -14,6 +14,7 @@ from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.p2p.fallback import conditions
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Outcome, RunOptions, Severity, Skip, Status
@@ -79,7 +80,7 @@ def test_the_search_names_the_set_that_works_and_no_rank(golden, run, expected, 
     word, severity, env, hosts, gpus = expected
     assert (found.code, found.severity, found.env) == (f"P2P003.{word}", severity, env)
     assert (found.hosts, found.gpus, found.ranks, found.links) == (hosts, gpus, (), ())
-    assert fallback.found_workarounds(run.seen) == env
+    assert fallback.job_workarounds(run.seen) == env
     assert tried is None or run.tried()[: len(tried)] == tried
     golden(found, "\n".join(found.evidence["tried"]))
 
@@ -87,7 +88,7 @@ def test_the_search_names_the_set_that_works_and_no_rank(golden, run, expected, 
 def test_ranks_with_different_process_groups_are_no_question_of_how_gpus_are_joined(golden):
     run = Run(8, hangs_unless(P2P), variables={3: {"TORCH_DIST_USE_NCCL2": "0"}}, options=LONG).search()
     assert (run.findings(), run.tried()) == ([], [])
-    golden(fallback.why_no_search(run.seen))
+    golden(conditions.why_no_search(run.seen))
 
 
 def interrupted(run, status=Status.SKIPPED, **changes):
@@ -124,7 +125,7 @@ def test_a_rank_that_is_lost_ends_the_search(golden):
     run = interrupted(run, Status.UNHEARD)
     run.lose(2)
     assert fallback.plan(run.seen) == ()
-    assert (only(run).code, fallback.found_workarounds(run.seen)) == ("P2P003.unfinished", {})
+    assert (only(run).code, fallback.job_workarounds(run.seen)) == ("P2P003.unfinished", {})
     golden(only(run))
 
 
@@ -144,7 +145,7 @@ def test_a_recording_cut_anywhere_is_judged(data):
     found = list(fallback.judge(seen))
     assert len(found) <= 1
     # What is recommended was tried, and worked, three times with all ranks.
-    if wanted := fallback.found_workarounds(seen):
+    if wanted := fallback.job_workarounds(seen):
         good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.succeeded(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
@@ -265,7 +266,7 @@ def test_ranks_that_share_a_gpu_are_no_question_of_variables(error, golden):
         run.told(devices.CHECK, {0: shared, 1: shared})
     assert fallback.plan(run.seen) == ()
     assert run.findings() == []
-    golden(fallback.why_no_search(run.seen))
+    golden(conditions.why_no_search(run.seen))
 
 
 def test_direct_copies_that_were_right_clear_acs_and_the_iommu(golden):
@@ -284,7 +285,7 @@ def test_direct_copies_that_were_right_clear_acs_and_the_iommu(golden):
 def test_no_variable_is_looked_for_where_none_can_help(error, searches):
     run = failed_with(Run(4, hangs_unless(P2P)), error)
     assert bool(fallback.plan(run.seen)) is searches
-    assert (fallback.why_no_search(run.seen) is None) is searches
+    assert (conditions.why_no_search(run.seen) is None) is searches
 
 
 @pytest.mark.parametrize(
@@ -294,7 +295,7 @@ def test_no_variable_is_looked_for_where_none_can_help(error, searches):
 )
 def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
     run = Run(4, answer, options=LONG).search()
-    if reason := fallback.why_no_search(run.seen):
+    if reason := conditions.why_no_search(run.seen):
         skip = Skip(code="P2P003", reason=reason, is_inapplicable=True)
         run.recording = structs.replace(run.recording, skips=(skip,))
     report = judge(run.recording, all_checks())

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import busbw_factor
+from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
@@ -211,17 +211,13 @@ def _culprit_of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
 
 
 def _busbw(data: Data) -> float:
-    """The bus bandwidth of the large all-reduce in bytes/s; ZeroDivisionError if no time was measured."""
-    return data.large_bytes / data.large_seconds.median * busbw_factor("all_reduce", data.ranks)
+    return busbw("all_reduce", data.large_bytes, data.large_seconds.median, data.ranks)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """Each rank's bus bandwidth and latency over the last backend that was measured, which is the job's."""
     return {
-        row.place.rank: {
-            "busbw_bytes_per_s": _busbw(data),
-            "latency_seconds": data.small_seconds.median,
-        }
+        row.place.rank: {"busbw_bytes_per_s": _busbw(data), "latency_seconds": data.small_seconds.median}
         for row in seen.rows
         if (data := row.data).ranks > 1
     }
@@ -229,15 +225,15 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The figures of each backend's slowest rank, because an all-reduce is as fast as its slowest rank."""
-    out: dict[str, Scalar] = {}
+    figures_by_name: dict[str, Scalar] = {}
     with_peers = [row.data for row in seen.rows if row.data.ranks > 1]
     for backend in dict.fromkeys(data.backend for data in with_peers):
         rows, name = [data for data in with_peers if data.backend == backend], f"all_reduce.{backend}"
         slowest = max(rows, key=lambda data: data.large_seconds.median)
-        out[f"{name}.bytes"] = slowest.large_bytes
-        out[f"{name}.busbw_bytes_per_s"] = _busbw(slowest)
-        out[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
-    return out
+        figures_by_name[f"{name}.bytes"] = slowest.large_bytes
+        figures_by_name[f"{name}.busbw_bytes_per_s"] = _busbw(slowest)
+        figures_by_name[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
+    return figures_by_name
 
 
 def report(seen: Seen[Data]) -> Contribution:

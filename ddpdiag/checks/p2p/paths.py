@@ -162,7 +162,6 @@ class HostPaths(Struct, frozen=True, kw_only=True):
 
     @property
     def pcie_pairs(self) -> tuple[Pair, ...]:
-        """Pairs without NVLinks, which PCIe connects."""
         return tuple(pair for pair in self.pairs if pair.is_pcie_only)
 
     @property
@@ -371,7 +370,9 @@ def acs_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     # Only pairs at one PCIe switch lose speed. Between root ports traffic goes through the processor in any case, and
     # with an IOMMU the kernel sets ACS on all root ports. Most such hosts copy well.
     switch_pairs = [pair for pair in pairs if bus.share_a_bridge(pair.one.pci, pair.other.pci)]
-    sentences = [*_acs_sentences(list(bridges), pairs, switch_pairs), *_iommu_sentences(bus, translated_gpus)]
+    sentences = [_acs_sentence(list(bridges), pairs, switch_pairs)] if pairs else []
+    if translated_gpus:
+        sentences.append(_iommu_sentence(bus, translated_gpus))
     if not bridges and any(bridge.acs is None for _, between in bridges_by_pair for bridge in between):
         sentences.append("Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`).")
     command = next((f"`setpci -s {quote(bridge.address)} ECAP_ACS+6.w=0000`" for bridge in bridges), "")
@@ -394,25 +395,23 @@ def acs_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     )
 
 
-def _acs_sentences(bridges: Sequence[Bridge], pairs: Sequence[Pair], switch_pairs: Sequence[Pair]) -> Iterator[str]:
-    if pairs:
-        instead = ", which is slow, instead of their PCIe switch" if switch_pairs else " in any case"
-        yield (
-            f"ACS (PCIe access control) is on at PCI {'bridge' if len(bridges) == 1 else 'bridges'} "
-            f"{names_text([bridge.address for bridge in bridges])}, between GPUs without NVLinks. Traffic of "
-            f"{names_text([pair.name for pair in switch_pairs or pairs])} goes through the CPU{instead}. On some "
-            "mainboards NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS to be off on a host "
-            "that is not a virtual machine."
-        )
+def _acs_sentence(bridges: Sequence[Bridge], pairs: Sequence[Pair], switch_pairs: Sequence[Pair]) -> str:
+    instead = ", which is slow, instead of their PCIe switch" if switch_pairs else " in any case"
+    return (
+        f"ACS (PCIe access control) is on at PCI {'bridge' if len(bridges) == 1 else 'bridges'} "
+        f"{names_text([bridge.address for bridge in bridges])}, between GPUs without NVLinks. Traffic of "
+        f"{names_text([pair.name for pair in switch_pairs or pairs])} goes through the CPU{instead}. On some "
+        "mainboards NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS to be off on a host that "
+        "is not a virtual machine."
+    )
 
 
-def _iommu_sentences(bus: PcieTopology, translated_gpus: Sequence[Gpu]) -> Iterator[str]:
-    if translated_gpus:
-        domains = ", ".join(dict.fromkeys(bus.slot(gpu.pci).domain or "?" for gpu in translated_gpus))
-        yield (
-            f"The IOMMU translates addresses for {len(translated_gpus)} GPUs without NVLinks between them (domain type "
-            f"{domains}). Passthrough (domain type identity) is the safe setting for P2P over PCIe."
-        )
+def _iommu_sentence(bus: PcieTopology, translated_gpus: Sequence[Gpu]) -> str:
+    domains = ", ".join(dict.fromkeys(bus.slot(gpu.pci).domain or "?" for gpu in translated_gpus))
+    return (
+        f"The IOMMU translates addresses for {len(translated_gpus)} GPUs without NVLinks between them (domain type "
+        f"{domains}). Passthrough (domain type identity) is the safe setting for P2P over PCIe."
+    )
 
 
 def matrices(seen: Seen[Data]) -> Iterator[Matrix]:

@@ -131,7 +131,6 @@ class AllReduceTime(NamedTuple):
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """The bus bandwidth by nccl-tests' formula."""
         return busbw("all_reduce", self.size_bytes, self.seconds, self.ranks)
 
     def share_of(self, expected_bytes_per_s: float) -> float:
@@ -151,7 +150,6 @@ class Cause(NamedTuple):
 
 
 def measure(ctx: Context) -> Data:
-    """Time small and large all-reduces."""
     from ddpdiag.workloads.collectives import time_all_reduce
     from ddpdiag.workloads.group import process_group
 
@@ -200,7 +198,6 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def _why_not_again(seen: Seen[Data]) -> str:
-    """The reason why the all-reduce is not measured again."""
     first, path = first_time(seen), path_of_world(seen)
     if first is None:
         return f"no all-reduce over {seen.world.backend} was timed (COL001)"
@@ -331,7 +328,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if first is None or isinstance(path, str):
         return
     second, expected = repeated_time(seen), path.busbw_bytes_per_s
-    shares = [one.share_of(expected) for one in (first, second) if one is not None]
+    shares = [measured.share_of(expected) for measured in (first, second) if measured is not None]
     doubts = [*_doubts(seen, path, second)] if shares[0] < ratio else []
     severity = severity_of_rate(shares, least=ratio, error_below=ratio, doubts=doubts)
     if severity is None:
@@ -368,7 +365,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _compare_fix(seen: Seen[Data]) -> str:
-    """The fix if no cause is known: run the same measurement with nccl-tests on the first host."""
     (name, _), ranks = next(iter(seen.world.hosts.items()))
     return (
         f"Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g {len(ranks)}` on {name} while nothing else runs there. "
@@ -383,8 +379,8 @@ def _doubts(seen: Seen[Data], path: Path, second: AllReduceTime | None) -> Itera
         yield "NCCL's log does not show the path"
     if second is None:
         yield "it was measured once only"
-    if (crowd := seen.world.ranks_per_core) > 1:
-        yield f"{crowd:.1f} ranks share each core"
+    if (ranks_per_core := seen.world.ranks_per_core) > 1:
+        yield f"{ranks_per_core:.1f} ranks share each core"
     yield from not_free(seen, _uuids(seen))
 
 

@@ -134,7 +134,7 @@ def _causes_of_trial(
             return limits, True
     fallback_seen, backend = seen.of(fallback.CHECK), trial.params.get("backend")
     is_all_reduce = trial.code == all_reduce.CHECK.code and backend == seen.world.backend
-    if is_all_reduce and fallback.found_workarounds(fallback_seen) and fallback_seen.findings:
+    if is_all_reduce and fallback.job_workarounds(fallback_seen) and fallback_seen.findings:
         return fallback_seen.findings, True
     if backend == "nccl" and {o.last_step for o in outcomes if o.status is Status.HUNG} == {COMMUNICATOR_STEP}:
         return tuple(found for found in seen.findings_of("LCH002") if found.code == "LCH002.process-group"), False

@@ -63,7 +63,6 @@ _MAX_QUICK_RANKS = 32
 # A window is several steps. Several windows are timed, because other activity of the system may disturb one. If more
 # than two ranks share a core, no straggler is named, and one window is enough for the columns of the report.
 _WINDOWS, _CROWDED_WINDOWS = 10, 1
-_CLOCK_FINDINGS = ("GPU005.slowdown",)
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -78,7 +77,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan one trial over the job's backend, with the workarounds that P2P003 found for the job."""
     if seen.trials or _reason_to_omit(seen) is not None:
         return ()
-    env = fallback.job_workarounds(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen)
     return (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
@@ -124,8 +123,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if proofs:
         yield from proof_findings(seen, proofs)
     if steps := _steps_by_rank(seen):
-        clock_findings = (finding for finding in seen.findings_of("GPU005") if finding.code in _CLOCK_FINDINGS)
-        throttled_gpus = frozenset(gpu for finding in clock_findings for gpu in finding.gpus)
+        slowdowns = (finding for finding in seen.findings_of("GPU005") if finding.code == "GPU005.slowdown")
+        throttled_gpus = frozenset(gpu for finding in slowdowns for gpu in finding.gpus)
         uses = {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use is not None}
         yield from straggler_findings(seen, steps, throttled_gpus, uses, (seen.number("ratio"), seen.number("windows")))
 
@@ -148,15 +147,12 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     steps_by_rank = _steps_by_rank(seen)
     if not steps_by_rank:
         return {}
-    median_window, bucket_bytes = median_step(steps_by_rank), next(iter(steps_by_rank.values())).bucket_bytes
+    step, bucket_bytes = median_step(steps_by_rank), next(iter(steps_by_rank.values())).bucket_bytes
     slowest = max(steps.bucket_seconds for steps in steps_by_rank.values())
     overlaps = [steps.overlap for steps in steps_by_rank.values() if steps.overlap is not None]
+    parts = ("data", "forward", "backward", "wait", "optimizer")
     return {
-        "step.data_seconds": median_window.data,
-        "step.forward_seconds": median_window.forward,
-        "step.backward_seconds": median_window.backward,
-        "step.wait_seconds": median_window.wait,
-        "step.optimizer_seconds": median_window.optimizer,
+        **{f"step.{part}_seconds": getattr(step, part) for part in parts},
         "step.overlap_share": min(overlaps) if overlaps else None,
         "step.bucket_bytes": bucket_bytes,
         "step.bucket_busbw_bytes_per_s": busbw("all_reduce", bucket_bytes, slowest, len(seen.trials[-1].ranks)),

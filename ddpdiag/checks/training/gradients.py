@@ -21,7 +21,6 @@ _COMPARE = (
     "Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU and GPU "
     "between the hosts."
 )
-_SUM_CHECK = "`ddpdiag check --select COL001`, which checks the sums of an all-reduce"
 
 
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
@@ -101,7 +100,9 @@ def _gradient_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | N
             f"Ranks computed different gradients from the same weights and images ({pairs}); no majority shows which "
             "is wrong"
         )
-    limit = tolerance(next(iter(proofs.values())))
+    limit, hosts = tolerance(next(iter(proofs.values()))), seen.world.hosts_of(blamed)
+    command = "run `ddpdiag host --torch` on"
+    test = f"{leave_out(hosts)}, and {command} {names_text(hosts)}" if hosts else f"{command} each host"
     return seen.finding(
         "gradient",
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
@@ -109,12 +110,7 @@ def _gradient_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | N
         ranks=blamed,
         evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(disagreements)]},
         fix=f"{_COMPARE} Different ones may round differently: install one torch, and use hosts of one model. If all "
-        "are equal already, "
-        + (
-            f"{leave_out(hosts)}, and run `ddpdiag host --torch` on {names_text(hosts)}, which tests its arithmetic."
-            if (hosts := seen.world.hosts_of(blamed))
-            else "run `ddpdiag host --torch` on each host, which tests its arithmetic."
-        ),
+        f"are equal already, {test}, which tests its arithmetic.",
     )
 
 
@@ -135,5 +131,5 @@ def _mean_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         evidence={"error": worst, "ranks": [*wrong_ranks]},
         fix=f"Run `ddpdiag host --torch` on {names_text(seen.world.hosts_of(blamed))}: it tests the arithmetic there."
         if blamed
-        else f"Run {_SUM_CHECK}.",
+        else "Run `ddpdiag check --select COL001`, which checks the sums of an all-reduce.",
     )

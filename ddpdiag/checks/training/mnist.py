@@ -79,12 +79,11 @@ class Data(Struct, frozen=True, kw_only=True):
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan one training of all ranks over the job's backend, with the workarounds that P2P003 found for the job."""
-    env = fallback.job_workarounds(seen.of(fallback.CHECK))
+    env = fallback.job_workarounds(seen)
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
 def measure(ctx: Context) -> Data:
-    """Train, and measure the use of the cores during the training."""
     from ddpdiag.workloads import mnist, training
     from ddpdiag.workloads.group import process_group
 
@@ -134,8 +133,7 @@ def _training_by_rank(seen: Seen[Data]) -> dict[int, Training]:
 def _not_finite_finding(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     """The finding about NaN or infinity. It blames the ranks that had it first, unless they are all ranks or none."""
     steps = {rank: training.first_bad_step for rank, training in trained.items()}
-    known_steps = [step for step in steps.values() if step is not None]
-    first = min(known_steps, default=None)
+    first = min((step for step in steps.values() if step is not None), default=None)
     ranks = [rank for rank, step in steps.items() if step is not None and step == first]
     if first is None:
         ranks, origin = [], "No rank had it before the all-reduce, so no rank is blamed"
@@ -180,14 +178,6 @@ def _accuracy_findings(seen: Seen[Data], result: Training) -> Iterator[Finding]:
     )
 
 
-def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """Each rank's training speed in samples per second."""
-    return {
-        rank: {"samples_per_second": each.samples / each.training_seconds if each.training_seconds > 0 else None}
-        for rank, each in _training_by_rank(seen).items()
-    }
-
-
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The speed and accuracy of all ranks together. The slowest rank's time counts, as ranks wait for each other."""
     trained = _training_by_rank(seen)
@@ -196,13 +186,10 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     result = next(iter(trained.values()))
     samples = sum(training.samples for training in trained.values())
     seconds = max(training.training_seconds for training in trained.values())
+    names = ("accuracy", "first_loss", "last_loss", "test_loss", "steps")
     return {
         "training.samples_per_second": samples / seconds if seconds > 0 else None,
-        "training.accuracy": result.accuracy,
-        "training.first_loss": result.first_loss,
-        "training.last_loss": result.last_loss,
-        "training.test_loss": result.test_loss,
-        "training.steps": result.steps,
+        **{f"training.{name}": getattr(result, name) for name in names},
         "training.seconds": seconds,
     }
 
@@ -212,7 +199,11 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    return Contribution(columns=columns(seen), figures=figures(seen))
+    columns: dict[int, dict[str, Scalar]] = {
+        rank: {"samples_per_second": each.samples / each.training_seconds if each.training_seconds > 0 else None}
+        for rank, each in _training_by_rank(seen).items()
+    }
+    return Contribution(columns=columns, figures=figures(seen))
 
 
 SETTINGS = {

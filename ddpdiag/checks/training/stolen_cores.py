@@ -111,7 +111,8 @@ def stolen_core_findings(
         if machine.others_share < min_share or not (delays_ranks or machine.steal_cores > machine.others_cores):
             continue
         hosts = seen.world.hosts_of(machine.ranks)
-        hosts_text, names = names_text(hosts), processes_text(machine.processes)
+        hosts_text, names = names_text(hosts), begun(processes_text(machine.processes))
+        names = names or "No busy process is visible: it has ended, or is in another container"
         steal = machine.steal_cores
         steal_text = f", and other virtual machines {steal:.1f} (steal time)" if steal >= _MIN_PROCESS_CORES else ""
         yield seen.finding(
@@ -119,10 +120,7 @@ def stolen_core_findings(
             f"others use {share_text(machine.others_share)} of the cores of {hosts_text}",
             f"While {ranks_text(machine.ranks)} on {hosts_text} trained, other processes used "
             f"{machine.others_cores:.1f} of their {count(machine.core_count, 'core')}{steal_text}. Rank {waiting_rank} "
-            f"waited for a core in {share_text(wait_share)} of the time in which it could run. "
-            + (
-                f"{begun(names)}." if names else "No busy process is visible: it has ended, or is in another container."
-            ),
+            f"waited for a core in {share_text(wait_share)} of the time in which it could run. {names}.",
             hosts=hosts,
             evidence={
                 "others_share": machine.others_share,

@@ -28,8 +28,6 @@ _MIN_EXCESS_SECONDS = 2e-3
 
 
 class Reason(StrEnum):
-    """The reason why a straggler is slow."""
-
     DATA = "data"
     COMPUTE = "compute"
     CORES = "cores"
@@ -55,7 +53,7 @@ _FIXES = {
 
 
 class Straggler(NamedTuple):
-    """A rank for which others wait in `late_share` of the windows; its work in a step, and theirs (medians)."""
+    """A rank that others wait for in `late_share` of windows, its median work in a step, and that of the others."""
 
     rank: int
     reason: Reason
@@ -105,17 +103,12 @@ def _straggler(rank: int, steps: Mapping[int, Steps], late_share: float) -> Stra
     usual_core = median(_median_of(peer, "core_share") for peer in peers)
     if reason is Reason.COMPUTE and _median_of(steps[rank], "core_share") < _CORE_SHARE_RATIO * usual_core:
         reason = Reason.CORES
-    return Straggler(
-        rank,
-        reason,
-        _median_of(steps[rank], "own_seconds"),
-        median(_median_of(peer, "own_seconds") for peer in peers),
-        late_share,
-    )
+    usual_seconds = median(_median_of(peer, "own_seconds") for peer in peers)
+    return Straggler(rank, reason, _median_of(steps[rank], "own_seconds"), usual_seconds, late_share)
 
 
 def _median_of(steps: Steps, figure: str) -> float:
-    """The median over all windows of one attribute of `Window`, `figure`."""
+    """The median over all windows of the attribute `figure` of `Window`."""
     return median(float(getattr(window, figure)) for window in steps.windows)
 
 
@@ -146,8 +139,8 @@ def straggler_findings(
     for straggler in find_stragglers(steps, *limits) if ranks_per_core <= USUAL_RANKS_PER_CORE else ():
         if ranks_per_core > 1 and straggler.reason is Reason.CORES:
             continue
-        rank, gpus = straggler.rank, devices.uuids_of(seen, [straggler.rank])
-        reason = straggler.reason
+        rank, reason = straggler.rank, straggler.reason
+        gpus = devices.uuids_of(seen, [rank])
         if reason is Reason.COMPUTE and not throttled_gpus.isdisjoint(gpus):
             reason = Reason.CLOCKS
         intruding = intruding_processes(seen, rank, uses) if reason in (Reason.COMPUTE, Reason.CORES) else ()

@@ -170,9 +170,6 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
     yield from untested_findings(seen, all_copies)
 
 
-# Copies that failed, or were not measured -----------------------------------------------------------------------------
-
-
 def failed_outcomes(seen: Seen[Copies]) -> tuple[Outcome, ...]:
     """Outcomes of ranks that failed, without ranks that the run itself stopped (`interrupted`)."""
     return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.interrupted)
@@ -320,9 +317,6 @@ def untested_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> I
             )
 
 
-# The report -----------------------------------------------------------------------------------------------------------
-
-
 def figures(all_copies: Sequence[RankCopies]) -> Mapping[str, Scalar]:
     """The lowest and the median rate of all pairs of GPUs, and of all links to and from the hosts' memory."""
     rates_by_figure: dict[str, Scalar] = {}
@@ -354,12 +348,11 @@ def matrices(all_copies: Sequence[RankCopies]) -> Iterator[Matrix]:
 
 
 def _host_matrix(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
-    """The table of rates between the host's memory and each of its GPUs."""
     # Ranks may share a GPU, so the keys are UUIDs.
     gpus_by_key = {
-        gpu.uuid or (copies.rank, index): (copies.label(index), gpu)
+        copies.gpus[index].uuid or (copies.rank, index): (copies.label(index), copies.gpus[index])
         for copies in all_copies
-        for index, gpu in ((index, copies.gpus[index]) for index in copies.gpus_in_order)
+        for index in copies.gpus_in_order
     }
     gpus = list(gpus_by_key.values())
     return Matrix(

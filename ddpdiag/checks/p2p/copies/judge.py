@@ -157,7 +157,6 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
 
 
 def _rates_by_link(copies: Copies) -> dict[Link, float]:
-    """The measured rates in bytes per second, by link."""
     rates = {(pair.source, pair.target): pair.bytes_per_s for pair in copies.pairs}
     for gpu in copies.gpus:
         rates |= {(HOST_MEMORY, gpu.index): gpu.to_bytes_per_s, (gpu.index, HOST_MEMORY): gpu.from_bytes_per_s}
@@ -165,7 +164,6 @@ def _rates_by_link(copies: Copies) -> dict[Link, float]:
 
 
 def _wrong_words_by_link(copies: Copies) -> dict[Link, int]:
-    """The number of wrong words of each link that has any."""
     words = {(pair.source, pair.target): pair.wrong for pair in copies.pairs}
     for gpu in copies.gpus:
         words |= {(HOST_MEMORY, gpu.index): gpu.wrong_to, (gpu.index, HOST_MEMORY): gpu.wrong_from}
@@ -173,7 +171,6 @@ def _wrong_words_by_link(copies: Copies) -> dict[Link, int]:
 
 
 def is_repetition(trial: Trial) -> bool:
-    """Whether the trial measures slow links again."""
     return any(name.startswith(REPEAT_PREFIX) for name in trial.params)
 
 
@@ -188,28 +185,6 @@ class BadLinks(NamedTuple):
     gpus: tuple[int, ...]
     links: tuple[Link, ...]
     place: str
-
-    def finding(
-        self,
-        seen: Seen[Copies],
-        word: str,
-        title: str,
-        message: str,
-        evidence: Mapping[str, float | int | str],
-        fix: str,
-        severity: Severity | None = None,
-    ) -> Finding:
-        return seen.finding(
-            f"host-{word}" if self.kind == "memory" else word,
-            title,
-            message,
-            severity=severity,
-            ranks=self.copies.ranks_of(self.gpus),
-            hosts=(self.copies.host.name,),
-            gpus=self.copies.uuids(self.gpus),
-            evidence={"pairs": [self.copies.link_label(link) for link in self.links], **evidence},
-            fix=fix,
-        )
 
 
 def group_bad_links(copies: RankCopies, bad: Set[Link]) -> Iterator[BadLinks]:
@@ -246,28 +221,31 @@ def _place_text(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tup
 
 
 def wrong_findings(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
-    """Findings on copies with wrong words."""
     name = copies.host.name
     for bad_links in group_bad_links(copies, copies.wrong_words.keys()):
         words, in_memory = max(copies.wrong_words[link] for link in bad_links.links), bad_links.kind == "memory"
-        also = sum(copies.pairs[link].wrong_through_host > 0 for link in bad_links.links if link in copies.pairs)
+        pairs = [copies.pairs[link] for link in bad_links.links if link in copies.pairs]
+        wrong_through_host = sum(pair.wrong_through_host > 0 for pair in pairs)
         reason = " Through the host's memory they arrive right, so peer-to-peer access is at fault."
-        if also:
+        if wrong_through_host:
             reason = " Some arrive wrong through the host's memory, too, so peer-to-peer access is not the only cause."
-        yield bad_links.finding(
-            seen,
-            "wrong",
+        yield seen.finding(
+            "host-wrong" if in_memory else "wrong",
             f"copies between {'a GPU and the memory' if in_memory else 'GPUs'} of {name} arrive corrupted",
             f"Copies {bad_links.place} arrive corrupted: up to {count(words, 'word')} of {_WORD_BYTES} bytes differ, 0 "
             f"expected.{'' if in_memory else reason}",
-            {"wrong_words": words, "wrong_pairs_through_host": also},
-            f"{begun(leave_out([name]))}. Test its GPUs and memory there (`dcgmi diag -r 3`, `dmesg -T`)."
-            if in_memory or also
+            ranks=copies.ranks_of(bad_links.gpus),
+            hosts=(name,),
+            gpus=copies.uuids(bad_links.gpus),
+            evidence={
+                "pairs": [*map(copies.link_label, bad_links.links)],
+                "wrong_words": words,
+                "wrong_pairs_through_host": wrong_through_host,
+            },
+            fix=f"{begun(leave_out([name]))}. Test its GPUs and memory there (`dcgmi diag -r 3`, `dmesg -T`)."
+            if in_memory or wrong_through_host
             else f"Do not train on {name} as it is. {NO_P2P_FIX} {ACS_FIX}",
         )
-
-
-# Rates ----------------------------------------------------------------------------------------------------------------
 
 
 class Expectation(NamedTuple):
@@ -376,7 +354,6 @@ def _expect_by_majority(copies: RankCopies, host: HostPaths | None) -> Expectati
 
 
 def _expect_by_reverse(copies: RankCopies) -> Expectations:
-    """Expect the rate of the other direction."""
     for link in copies.pairs:
         reverse_rate = copies.rates.get(link[::-1], 0.0)
         yield link, Expectation(reverse_rate, "the same path in the other direction", "asymmetric_ratio")
@@ -464,9 +441,8 @@ def _slow_finding(seen: Seen[Copies], bad_links: BadLinks, missed: Mapping[Link,
     host_rates = [pair.through_host_bytes_per_s for pair in pairs if pair.through_host_bytes_per_s]
     host_is_faster = bool(host_rates) and median(host_rates) * seen.number("indirect_ratio") > rate
     shows_host_rate = host_rates and expected.setting != "indirect_ratio"
-    return bad_links.finding(
-        seen,
-        "slow",
+    return seen.finding(
+        "host-slow" if in_memory else "slow",
         f"slow copies between {'a GPU and the memory' if in_memory else 'GPUs'} of {name}: {rate_text(rate)}",
         f"Copies {bad_links.place} reach {rate_text(rate)}{f' (medians of {links} links)' if links > 1 else ''}"
         f"{f'; {rate_text(median(new_rates.values()))} when measured again' if new_rates else ''}. At least "
@@ -474,15 +450,19 @@ def _slow_finding(seen: Seen[Copies], bad_links: BadLinks, missed: Mapping[Link,
         f"{f' Through the host they reach {rate_text(median(host_rates))}.' if shows_host_rate else ''}"
         f"{' Sockets and NVLink bridges form such groups; this may be intended.' if is_between_groups else ''}"
         f"{doubts_text(doubts) if severity is Severity.WARNING else ''}",
-        {
+        severity=severity,
+        ranks=copies.ranks_of(bad_links.gpus),
+        hosts=(name,),
+        gpus=copies.uuids(bad_links.gpus),
+        evidence={
+            "pairs": [*map(copies.link_label, bad_links.links)],
             "bytes_per_s": rate,
             "expected_bytes_per_s": expected.bytes_per_s,
             "source": expected.source,
             **({"again_bytes_per_s": median(new_rates.values())} if new_rates else {}),
             **({"doubts": "; ".join(doubts)} if doubts else {}),
         },
-        _slow_fix(bad_links, is_intended=is_between_groups, host_is_faster=host_is_faster),
-        severity,
+        fix=_slow_fix(bad_links, is_intended=is_between_groups, host_is_faster=host_is_faster),
     )
 
 

@@ -59,15 +59,8 @@ from ddpdiag.checks.findings import FindingSpec, workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.known_errors import with_meaning
-from ddpdiag.checks.p2p.fallback.conditions import (
-    col001_result,
-    excluded_overrides,
-    search_input,
-    search_order,
-    why_no_search,
-)
-from ddpdiag.checks.p2p.fallback.search import EndKind as End
-from ddpdiag.checks.p2p.fallback.search import Grouping, Override, Result, SearchEnd, SearchInput, Step, replay
+from ddpdiag.checks.p2p.fallback import conditions
+from ddpdiag.checks.p2p.fallback.search import EndKind, Grouping, Override, Result, SearchEnd, SearchInput, Step, replay
 from ddpdiag.checks.p2p.fallback.variables import VARIABLES, Variable
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import ONE_RANK, without_gpu
@@ -137,7 +130,7 @@ def measure(ctx: Context) -> Data:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan the next step of the search; none if a rank was lost, because the result of fewer ranks may differ."""
-    if len(seen.world.living) < seen.world.size or why_no_search(seen) is not None:
+    if len(seen.world.living) < seen.world.size or conditions.why_no_search(seen) is not None:
         return ()
     step, _ = search_progress(seen)
     return () if isinstance(step, SearchEnd) else (_trial(seen, step),)
@@ -147,7 +140,7 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
     by_host = tuple(ranks for ranks in seen.world.hosts.values() if len(ranks) > 1)
     groups = by_host if step.grouping is Grouping.EACH_HOST else (seen.world.living,)
     params = {"backend": seen.world.backend, "part": step.grouping.value, "set": step.set_name}
-    params |= search_order(seen).params
+    params |= conditions.search_order(seen).params
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
     return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, start_limit_seconds(seen)))
 
@@ -170,7 +163,7 @@ def search_progress(seen: Seen[Data]) -> tuple[Step | SearchEnd, tuple[Result, .
         if not _is_truncated(seen, trial, outcomes):
             key = str(trial.params["part"]), str(trial.params["set"])
             results.setdefault(key, []).append(_result_of(seen, trial, outcomes))
-    return replay(search_input(seen), results)
+    return replay(conditions.search_input(seen), results)
 
 
 def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
@@ -184,7 +177,6 @@ def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome
 
 
 def _result_of(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> Result:
-    """The result of one trial of the search."""
     rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
     right_ranks = {rank for rank, data in rows.items() if not data.wrong}
     failed_groups = tuple(group for group in trial.groups if not right_ranks.issuperset(group))
@@ -208,20 +200,15 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
         return inapplicable(ONE_RANK)
     if seen.world.backend == "gloo":
         return inapplicable("the job uses gloo, which has one transport only")
-    return inapplicable(without_gpu(seen.world)) or unneeded(why_no_search(seen))
-
-
-def found_workarounds(seen: Seen[Data]) -> Mapping[str, str | None]:
-    """The variables with which the job's backend works (None: unset it); empty if none are needed, or none is found."""
-    end, _ = search_progress(seen)
-    if not isinstance(end, SearchEnd) or end.kind is not End.FOUND:
-        return {}
-    return Step(Grouping.ALL_RANKS, end.overrides).env
+    return inapplicable(without_gpu(seen.world)) or unneeded(conditions.why_no_search(seen))
 
 
 def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
-    """P2P003's `found_workarounds`, from the view of any check."""
-    return found_workarounds(any_check.of(CHECK))
+    """The variables with which the job's backend works (None: unset it); empty if none are needed, or none is found."""
+    end, _ = search_progress(any_check.of(CHECK))
+    if not isinstance(end, SearchEnd) or end.kind is not EndKind.FOUND:
+        return {}
+    return Step(Grouping.ALL_RANKS, end.overrides).env
 
 
 def skip_failing_backend(seen: Seen[Any]) -> SkipReason | None:
@@ -238,18 +225,15 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
         trials = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
         trial_numbers = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
         is_of_backend = code == "RUN003" and finding.evidence.get("trial") in trial_numbers
-    works = is_of_backend and seen.options.uses_workarounds and found_workarounds(seen)
+    works = is_of_backend and seen.options.uses_workarounds and job_workarounds(seen)
     return f"The backend works with the exports of {CHECK.code}." if works else None
 
 
 def report(seen: Seen[Data]) -> Contribution:
     """Add to the report the excuses, the workarounds, and the lowest bus bandwidth of the runs with them."""
-    (end, _), env = search_progress(seen), found_workarounds(seen)
+    (end, _), env = search_progress(seen), job_workarounds(seen)
     figures = {"fallback.busbw_bytes_per_s": _lowest_busbw(end.runs)} if isinstance(end, SearchEnd) and env else {}
     return Contribution(excuse=partial(excuse, seen), workarounds=env, figures=figures)
-
-
-# Findings -------------------------------------------------------------------------------------------------------------
 
 
 class FaultPlace(NamedTuple):
@@ -266,20 +250,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     end, results = search_progress(seen)
     if isinstance(end, Step):
         yield _unfinished_finding(seen, results)
-    elif end.kind is End.FOUND:
+    elif end.kind is EndKind.FOUND:
         yield _workaround_finding(seen, end, results)
-    elif end.kind is End.TRANSIENT:
+    elif end.kind is EndKind.TRANSIENT:
         yield _transient_finding(seen, results)
-    elif end.kind is End.NOTHING:
+    elif end.kind is EndKind.NOTHING:
         yield _nothing_works_finding(seen, end, results)
 
 
 def _workaround_finding(seen: Seen[Data], end: SearchEnd, results: Sequence[Result]) -> Finding:
-    """The finding that the backend works with a set of variables."""
     backend, env, first = seen.world.backend, Step(Grouping.ALL_RANKS, end.overrides).env, _first_failure(results)
-    variables, place = workarounds_text(env), fault_place(seen, results, end, search_input(seen))
+    variables, place = workarounds_text(env), fault_place(seen, results, end, conditions.search_input(seen))
     avoided = " and ".join(dict.fromkeys(override.feature for override in end.overrides))
-    gloo, successes = col001_result(seen, "gloo"), sum(run.works for run in end.runs)
+    gloo, successes = conditions.col001_result(seen, "gloo"), sum(run.works for run in end.runs)
     gloo_text = f" (gloo: {rate_text(gloo.busbw)})" if gloo is not None and gloo.busbw else ""
     message = (
         f"{backend} {_verb(first)}{place.text}{_error_text(first)}{'; gloo works' if gloo_text else ''}. "
@@ -292,7 +275,7 @@ def _workaround_finding(seen: Seen[Data], end: SearchEnd, results: Sequence[Resu
         message.strip(),
         severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
         hosts=place.hosts,
-        gpus=_gpus_at(seen, place),
+        gpus=[*dict.fromkeys(devices.uuids_of(seen, place.ranks))],
         evidence=_evidence(seen, results, end),
         fix="Until the cause is fixed, add the lines below to the job script (`ddpdiag check --write-workaround FILE` "
         "writes them to a file).",
@@ -316,21 +299,21 @@ def _transient_finding(seen: Seen[Data], results: Sequence[Result]) -> Finding:
 
 def _nothing_works_finding(seen: Seen[Data], end: SearchEnd, results: Sequence[Result]) -> Finding:
     backend, first = seen.world.backend, _first_failure(results)
-    place = fault_place(seen, results, end, search_input(seen))
+    place = fault_place(seen, results, end, conditions.search_input(seen))
     lines = _evidence(seen, results, end)
     sets_text = f"{begun(_tried_sets_text(results))}, and none works"
     if end.runs:
         variables = begun(workarounds_text(Step(Grouping.ALL_RANKS, end.overrides).env))
         sets_text = f"{variables} it worked {count(len(end.runs) - 1, 'time')}, and the next run {_verb(end.runs[-1])}"
     excluded = f" Not tried: {'; '.join(map(str, lines['not_tried']))}." if lines["not_tried"] else ""
-    gloo = col001_result(seen, "gloo")
+    gloo = conditions.col001_result(seen, "gloo")
     return seen.finding(
         "nothing",
         f"{backend} {_verb(first)}, and no variable avoids it{' reliably' if end.runs else ''}",
         f"{backend} {_verb(first)}{place.text}{_error_text(first)}{'; gloo works' if gloo is not None else ''}. "
         f"{sets_text}.{excluded}",
         hosts=place.hosts,
-        gpus=_gpus_at(seen, place),
+        gpus=[*dict.fromkeys(devices.uuids_of(seen, place.ranks))],
         evidence=lines,
         fix="Run the job once with NCCL_DEBUG=INFO and give its output to `ddpdiag explain FILE`. Look for `dmesg -T | "
         "grep -i xid` on the hosts. Then try another version of NCCL, or of the driver.",
@@ -364,15 +347,7 @@ def _tried_sets_text(results: Sequence[Result]) -> str:
     return f"{number or 'no'} {'set of variables was' if number == 1 else 'sets of variables were'} tried"
 
 
-def _gpus_at(seen: Seen[Data], place: FaultPlace) -> tuple[str, ...]:
-    """UUIDs of the GPUs of the ranks at the place of the fault."""
-    devices_by_rank = seen.of(devices.CHECK).by_rank
-    gpus = (devices_by_rank[rank].gpu for rank in place.ranks if rank in devices_by_rank)
-    return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu is not None and gpu.uuid))
-
-
 def _verb(result: Result) -> str:
-    """The failure of a step as a verb, such as "hangs"."""
     return _VERBS.get(result.failure, "fails")
 
 
@@ -387,9 +362,10 @@ def _lowest_busbw(runs: Sequence[Result]) -> float:
 
 def _evidence(seen: Seen[Data], results: Sequence[Result], end: SearchEnd | None = None) -> dict[str, list[Scalar]]:
     """The evidence: the results of the steps in order, and the variables that were not tried, with the reasons."""
-    excluded = excluded_overrides(seen)
+    excluded = conditions.excluded_overrides(seen)
     if end is not None and end.hosts_work:
-        excluded |= dict.fromkeys((each.name for each in search_input(seen).inside_hosts), "inside each host it works")
+        inside_hosts = conditions.search_input(seen).inside_hosts
+        excluded |= dict.fromkeys((override.name for override in inside_hosts), "inside each host it works")
     reasons: dict[str, list[str]] = {}
     for name, reason in excluded.items():
         reasons.setdefault(reason, []).append(next(iter(VARIABLES[name].override.env)))
@@ -404,9 +380,6 @@ def _result_line(result: Result) -> str:
     ranks = f" ({names_text([*map(ranks_text, result.failed_groups)])})" if grouping and result.failed_groups else ""
     result_text = f"works, {rate_text(result.busbw or 0.0)}" if result.works else f"{_verb(result)}{ranks}"
     return f"{result.step.set_name or 'as it is'}{grouping}: {result_text}"
-
-
-# Cause and place ------------------------------------------------------------------------------------------------------
 
 
 def _cause_text(seen: Seen[Data], overrides: Sequence[Override], hosts: Sequence[str]) -> str:

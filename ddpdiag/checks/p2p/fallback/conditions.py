@@ -118,7 +118,7 @@ def search_input(seen: Seen[Any]) -> SearchInput:
 
 
 def search_order(seen: Seen[Any]) -> SearchOrder:
-    """The recorded order or, before the first trial, those that errors name, that findings suggest, and the rest."""
+    """The recorded order. Before the first trial: overrides that errors name, that findings suggest, and the rest."""
     if seen.trials:
         params = seen.trials[0].params
         names, named = (tuple(filter(None, str(params[key]).split(_SEPARATOR))) for key in ("order", "named"))
@@ -161,23 +161,14 @@ def excluded_overrides(seen: Seen[Any]) -> dict[str, str]:
     # NCCL also starts its network inside a host, and uses the network if it is faster or no other path exists
     # (ncclTopoCheckNet in graph/paths.cc). A host whose bus could not be read (None) may have a device.
     devices = [row.rdma for row in seen.of(hst004.CHECK).by_rank.values()]
+    no_rdma = bool(devices) and all(rdma is not None and not rdma for rdma in devices)
+    no_switches = bool(fabrics) and all(fabric.state is None for fabric in fabrics)
+    no_links_between_hosts = bool(fabrics) and not any(fabric.may_span_hosts for fabric in fabrics)
     rules: tuple[tuple[bool, Sequence[str], str], ...] = (
         (max(map(len, hosts), default=0) < 2, (*(each.name for each in INSIDE_HOSTS), "PXN"), "each host has one rank"),
-        (
-            bool(fabrics) and all(fabric.state is None for fabric in fabrics),
-            ("NVLS",),
-            "no GPU belongs to an NVSwitch fabric",
-        ),
-        (
-            bool(devices) and all(rdma is not None and not rdma for rdma in devices),
-            ("GDR", "PXN", "IB"),
-            "no host has an InfiniBand or RoCE device",
-        ),
-        (
-            bool(fabrics) and not any(fabric.may_span_hosts for fabric in fabrics),
-            ("MNNVL",),
-            "no GPU belongs to a domain of NVLinks between hosts",
-        ),
+        (no_switches, ("NVLS",), "no GPU belongs to an NVSwitch fabric"),
+        (no_rdma, ("GDR", "PXN", "IB"), "no host has an InfiniBand or RoCE device"),
+        (no_links_between_hosts, ("MNNVL",), "no GPU belongs to a domain of NVLinks between hosts"),
         (len(_common_interfaces(seen)) < 2, ("IFNAME",), "the hosts have no two interfaces in common"),
         (len(hosts) < 2, ("MNNVL", "PXN", "IFNAME"), "there is one host"),
     )

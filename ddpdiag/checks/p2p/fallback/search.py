@@ -72,7 +72,6 @@ class Result(NamedTuple):
 
     @property
     def works(self) -> bool:
-        """Whether no group failed."""
         return not self.failed_groups
 
 
@@ -94,8 +93,6 @@ class SearchInput(NamedTuple):
 
 
 class EndKind(Enum):
-    """The ways in which a search ends."""
-
     WORKS = "works"  # the backend works, and worked in COL001
     TRANSIENT = "transient"  # the backend works, but failed in COL001
     FOUND = "found"  # the backend works with a set of overrides
