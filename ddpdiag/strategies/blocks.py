@@ -18,7 +18,7 @@ _MARKS = {
 }
 
 
-def ended_cell(value: StrategyStatus) -> Cell:
+def status_cell(value: StrategyStatus) -> Cell:
     """The cell that shows an outcome in a table. `reason_texts` gives the reasons below the table."""
     return Cell("not here" if value is StrategyStatus.NOT_POSSIBLE else value.value, _MARKS[value])
 
@@ -74,7 +74,7 @@ def _strategy_table(train: TrainReport) -> Table:
 def _strategy_row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
     return (
         row.strategy.value,
-        ended_cell(row.status),
+        status_cell(row.status),
         len(row.ranks) or None,
         row.samples_per_second,
         row.speedup,
@@ -106,7 +106,7 @@ def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:
         "start: from the command to the group of all ranks; step: the median of the slowest rank; "
         "x: times torchrun's; threads: of each rank.",
     )
-    yield from reason_texts((row.method.value, row.ended, row.reason) for row in rows)
+    yield from reason_texts((row.method.value, row.status, row.reason) for row in rows)
     mark = {0: Mark.GOOD, 1: Mark.ERROR}.get(report.exit_code, Mark.WARNING)
     yield Text(report.sentence, mark=mark)
 
@@ -115,7 +115,7 @@ def _launcher_row(row: LauncherRow, torchrun: LauncherRow) -> tuple[str | float 
     threads = sorted({min(row.threads), max(row.threads)}) if row.threads else []
     return (
         row.method.value,
-        ended_cell(row.ended),
+        status_cell(row.status),
         row.start_seconds,
         _ratio(row.start_seconds, torchrun.start_seconds),
         row.step_seconds,

@@ -26,7 +26,7 @@ from ddpdiag.text import begun
 
 
 class StrategyRun(NamedTuple):
-    """One training by a strategy, with the data of each rank, its outcome (`ended`) and the reason for the outcome.
+    """One training by a strategy, with the data of each rank, its outcome (`status`) and the reason for the outcome.
 
     `blame` is set if a rank failed or hung, `deviation` (the largest difference of a loss from that of single) if the
     losses were compared. `bad_step` is the index, from 0, of the first step beyond the tolerance.
@@ -36,7 +36,7 @@ class StrategyRun(NamedTuple):
     trial: Trial
     data_by_rank: Mapping[int, Data]
     outcomes: Sequence[Outcome]
-    ended: StrategyStatus
+    status: StrategyStatus
     reason: str = ""
     blame: Blame | None = None
     deviation: float | None = None
@@ -46,7 +46,7 @@ class StrategyRun(NamedTuple):
     def images_per_second(self) -> float | None:
         """The rate of all ranks together, by the slowest rank's time; None if the training did not end."""
         seconds = max((data.seconds for data in self.data_by_rank.values()), default=0.0)
-        if self.ended not in (StrategyStatus.WORKS, StrategyStatus.WRONG) or seconds <= 0:
+        if self.status not in (StrategyStatus.WORKS, StrategyStatus.WRONG) or seconds <= 0:
             return None
         return int(self.trial.params["batch"]) * next(iter(self.data_by_rank.values())).timed_steps / seconds
 
@@ -80,22 +80,22 @@ def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
     """`run` with its outcome, reason and blame, without a comparison of losses."""
     reasons = [data.not_possible for data in run.data_by_rank.values() if data.not_possible]
     if reasons := reasons or [*without_backend(run.outcomes).values()]:
-        return run._replace(ended=StrategyStatus.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
+        return run._replace(status=StrategyStatus.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
     if reason := _why_ended_early(seen, run):
-        return run._replace(ended=StrategyStatus.UNFINISHED, reason=reason)
+        return run._replace(status=StrategyStatus.UNFINISHED, reason=reason)
     blame = blamed(run.outcomes)
     if blame is None:
         return run
     if unfinished(run.trial, blame, run.outcomes):
         hung = next(o for o in run.outcomes if o.status is Status.HUNG)
         reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{hung.last_step}'"
-        return run._replace(ended=StrategyStatus.UNFINISHED, reason=reason, blame=blame)
+        return run._replace(status=StrategyStatus.UNFINISHED, reason=reason, blame=blame)
     if blame.status is Status.HUNG:
-        return run._replace(ended=StrategyStatus.HANGS, reason=blame.why, blame=blame)
+        return run._replace(status=StrategyStatus.HANGS, reason=blame.why, blame=blame)
     # The reason is the error of the first blamed rank.
     failed = [o for o in run.outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
     reason = next((o.error.splitlines()[0] for o in failed if o.error), blame.why)
-    return run._replace(ended=StrategyStatus.FAILS, reason=reason, blame=blame)
+    return run._replace(status=StrategyStatus.FAILS, reason=reason, blame=blame)
 
 
 def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
@@ -116,23 +116,23 @@ def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
 
 def _compared_with_single(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
     """`run` with its losses compared with those of single. For single itself, the losses must only be finite."""
-    if run.ended is not StrategyStatus.WORKS:
+    if run.status is not StrategyStatus.WORKS:
         return run
     losses = run.losses
     if not losses or not all(map(math.isfinite, losses)):
         bad_step = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), 0)
         reason = f"its loss is {losses[bad_step] if losses else 'missing'}"
-        return run._replace(ended=StrategyStatus.WRONG, deviation=math.inf, bad_step=bad_step, reason=reason)
+        return run._replace(status=StrategyStatus.WRONG, deviation=math.inf, bad_step=bad_step, reason=reason)
     if run.strategy is Strategy.SINGLE:
         return run
     if not (single_losses := reference_losses(seen)):
-        return run._replace(ended=StrategyStatus.UNFINISHED, reason="single gave no losses to compare with")
+        return run._replace(status=StrategyStatus.UNFINISHED, reason="single gave no losses to compare with")
     differences = [abs(loss - expected) for loss, expected in zip(losses, single_losses, strict=False)]
     run = run._replace(deviation=max(differences, default=math.inf))
     for step, difference in enumerate(differences):
         if difference > seen.number("tolerance"):
             reason = f"its loss differs from that of single by {run.deviation:.2g}"
-            return run._replace(ended=StrategyStatus.WRONG, bad_step=step, reason=reason)
+            return run._replace(status=StrategyStatus.WRONG, bad_step=step, reason=reason)
     return run
 
 
@@ -173,7 +173,7 @@ def _row(seen: Seen[Data], strategy: Strategy, single: StrategyRun | None) -> St
     speedup = rate / single_rate if rate is not None and single_rate else None
     return StrategyRow(
         strategy=strategy,
-        status=run.ended,
+        status=run.status,
         reason=run.reason,
         ranks=run.trial.ranks,
         devices=devices,
@@ -214,7 +214,7 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
     """Yield a finding for each training that does not work, and one if no requested strategy or backend is possible."""
     trainings = runs(seen)
     for run in trainings:
-        match run.ended:
+        match run.status:
             case StrategyStatus.WRONG:
                 yield _wrong_finding(seen, run)
             case StrategyStatus.HANGS | StrategyStatus.FAILS:
@@ -227,7 +227,7 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 yield _unmeasured_finding(seen, f"{run.strategy.value} was not finished", run.reason, fix)
             case _:
                 pass
-    impossible = {run.strategy: run.reason for run in trainings if run.ended is StrategyStatus.NOT_POSSIBLE}
+    impossible = {run.strategy: run.reason for run in trainings if run.status is StrategyStatus.NOT_POSSIBLE}
     requested = train_options(seen.options).strategy
     whys = {each: why_impossible(each, seen.world) or impossible.get(each) for each in requested}
     is_known = bool(trainings) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
@@ -299,10 +299,10 @@ def _broken_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
     ranks = run.blame.ranks if run.blame is not None else ()
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
-    strategy, outcome = run.strategy.value, run.ended.value
+    strategy, outcome = run.strategy.value, run.status.value
     blamed_text = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
     at = f" (last step '{first.last_step}')" if first.last_step else ""
-    deadline = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.ended is StrategyStatus.HANGS else ""
+    deadline = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.status is StrategyStatus.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
     reason = run.reason.rstrip(".")
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.last_step}
@@ -318,5 +318,5 @@ def _broken_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
         ranks=ranks,
         evidence=evidence,
         fix=alone_fix if run.strategy is Strategy.SINGLE else _CHECK_FIX,
-        known=cause_of(guilty) if run.ended is StrategyStatus.FAILS else None,
+        known=cause_of(guilty) if run.status is StrategyStatus.FAILS else None,
     )

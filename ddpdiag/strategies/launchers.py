@@ -58,7 +58,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
     """
 
     method: LaunchMethod
-    ended: StrategyStatus
+    status: StrategyStatus
     reason: str = ""
     threads: tuple[int, ...] = ()
     start_seconds: float | None = None
@@ -94,7 +94,7 @@ def judge(
     if stop_signal is not None:
         not_started = "the run was interrupted before its turn"
     defaults = {
-        each: LauncherRow(method=each, ended=StrategyStatus.UNFINISHED, reason=not_started) for each in LaunchMethod
+        each: LauncherRow(method=each, status=StrategyStatus.UNFINISHED, reason=not_started) for each in LaunchMethod
     }
     rows = tuple((defaults | dict(rows_by_method)).values())
     sentence, code = _verdict(rows, training)
@@ -112,8 +112,8 @@ def judge(
 
 def _verdict(rows: Sequence[LauncherRow], training: Training) -> tuple[str, ExitCode]:
     """The verdict, and the exit code: UNFIT if a start failed or hung, else UNKNOWN if one is unfinished, else FIT."""
-    failed = [row.method.value for row in rows if row.ended in (StrategyStatus.FAILS, StrategyStatus.HANGS)]
-    unfinished = [row.method.value for row in rows if row.ended is StrategyStatus.UNFINISHED]
+    failed = [row.method.value for row in rows if row.status in (StrategyStatus.FAILS, StrategyStatus.HANGS)]
+    unfinished = [row.method.value for row in rows if row.status is StrategyStatus.UNFINISHED]
     working = len(rows) - len(failed) - len(unfinished)
     ranks, verb = count(training.ranks, "rank"), "works" if working == 1 else "work"
     parts = [f"{working or 'none'} of {len(rows)} launch methods {verb} for {ranks}"]

@@ -122,23 +122,23 @@ class LauncherComparison:
         port, training = free_port(LOOPBACK), self._training
         to_start = commands(method, self._torchrun, training, port=port, out=str(out), seconds=seconds)
         begin = time.monotonic()
-        ended, reason = self._run_commands(to_start, out, seconds)
+        status, reason = self._run_commands(to_start, out, seconds)
         if self._signals.received is not None:  # this process ended the training, so the outcome is not known
             return
         rank_times = _read_rank_times(out)
-        expected_ranks = {(rank, training.ranks) for rank in range(training.ranks)}
-        if ended is StrategyStatus.WORKS and {(times.rank, times.world_size) for times in rank_times} != expected_ranks:
+        expected = {(rank, training.ranks) for rank in range(training.ranks)}
+        if status is StrategyStatus.WORKS and {(times.rank, times.world_size) for times in rank_times} != expected:
             trained = ", ".join(f"{times.rank} of {times.world_size}" for times in rank_times) or "none"
-            ended = StrategyStatus.FAILS
+            status = StrategyStatus.FAILS
             reason = f"there was no error, but the ranks that trained are {trained}; expected {training.ranks}"
-        if ended is not StrategyStatus.WORKS:
-            self.rows[method] = LauncherRow(method=method, ended=ended, reason=with_meaning(reason))
+        if status is not StrategyStatus.WORKS:
+            self.rows[method] = LauncherRow(method=method, status=status, reason=with_meaning(reason))
             return
         first = rank_times[0]
         self.setting = f"{first.backend}, {first.device}, torch {first.torch_version}"
         self.rows[method] = LauncherRow(
             method=method,
-            ended=ended,
+            status=status,
             threads=tuple(times.threads for times in rank_times),
             start_seconds=max(times.group_ready_at for times in rank_times) - begin,
             step_seconds=max(times.step_seconds for times in rank_times),

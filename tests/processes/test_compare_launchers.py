@@ -11,7 +11,7 @@ SHORT = ("--steps", "6", "--budget", "170", "--json", "{json}")
 
 
 def check_worked(row: dict, ranks: int) -> None:
-    assert row["ended"] == "works"
+    assert row["status"] == "works"
     assert row["start_seconds"] > 0
     assert row["step_seconds"] > 0
     assert row["threads"] == [1] * ranks
@@ -36,7 +36,7 @@ def test_a_signal_ends_all_and_what_was_measured_is_reported(start):
     assert job.wait(150) == 130, job.told()
     first, *others = job.report["rows"]
     check_worked(first, 1)
-    assert {row["ended"] for row in others} == {"not finished"}
+    assert {row["status"] for row in others} == {"not finished"}
     assert all(row["method"] in job.stdout for row in job.report["rows"]), job.told()
     job.check_left_nothing()
 

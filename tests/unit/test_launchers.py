@@ -92,13 +92,13 @@ def test_the_reason_is_read_from_the_output(log, reason):
 
 def works(method: LaunchMethod, *, step: float = 0.01, threads: int = 1) -> LauncherRow:
     figures = {"start_seconds": 4.0, "step_seconds": step, "threads": (threads, threads)}
-    return LauncherRow(method=method, ended=StrategyStatus.WORKS, **figures)
+    return LauncherRow(method=method, status=StrategyStatus.WORKS, **figures)
 
 
 def fails(
-    method: LaunchMethod, ended: StrategyStatus = StrategyStatus.FAILS, reason: str = "rank 0: no"
+    method: LaunchMethod, status: StrategyStatus = StrategyStatus.FAILS, reason: str = "rank 0: no"
 ) -> LauncherRow:
-    return LauncherRow(method=method, ended=ended, reason=reason)
+    return LauncherRow(method=method, status=status, reason=reason)
 
 
 def report(*starts: LauncherRow, stop_signal: int | None = None) -> LaunchersReport:

@@ -10,7 +10,7 @@ from ddpdiag.model import Severity
 
 
 @rule("LNT008", Severity.ERROR)
-def shuffle_beside_sampler(script: Analysis) -> Iterator[Hit]:
+def shuffle_with_sampler(script: Analysis) -> Iterator[Hit]:
     """A DataLoader gets both shuffle=True and a sampler.
 
     What: a DataLoader gets a DistributedSampler and shuffle=True.
@@ -242,4 +242,4 @@ def uneven_inputs(script: Analysis) -> Iterator[Hit]:
             )
 
 
-RULES = (shuffle_beside_sampler, no_sampler, no_set_epoch, sampler_of_wrong_rank, split_differs, uneven_inputs)
+RULES = (shuffle_with_sampler, no_sampler, no_set_epoch, sampler_of_wrong_rank, split_differs, uneven_inputs)
