@@ -88,9 +88,9 @@ class SharedRecord:
         """Wait until all lines are written. Returns the folder, or None if the file server does not answer in time."""
         return self.path if self._wait(self._append) and self._folder >= 0 else None
 
-    def remove(self, *, others: bool = False) -> None:
-        """Remove this record or, with `others`, all files in the folder; then the folder, if it is empty."""
-        self._wait(partial(self._remove, others=others))
+    def remove(self, *, all_files: bool) -> None:
+        """Remove this record or, with `all_files`, all files in the folder; then the folder, if it is empty."""
+        self._wait(partial(self._remove, all_files=all_files))
 
     def _open(self) -> None:
         assert self.path is not None
@@ -107,10 +107,10 @@ class SharedRecord:
             finally:
                 os.close(descriptor)
 
-    def _remove(self, *, others: bool) -> None:
+    def _remove(self, *, all_files: bool) -> None:
         assert self.path is not None
         if self._folder >= 0:
-            for name in os.listdir(self._folder) if others else (self._file,):
+            for name in os.listdir(self._folder) if all_files else (self._file,):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=self._folder)
             self.path.rmdir()

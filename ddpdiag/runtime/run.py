@@ -85,7 +85,6 @@ class Run:
         return None if shared_dir is None else SharedRecord(shared_dir, self.launch.run_id, file)
 
     def trains_model(self, options: RunOptions) -> bool:
-        """Whether a run with these options trains a model."""
         return any(check.stage is Stage.TRAINING and is_selected(check, options) for check in self.checks)
 
 
@@ -271,7 +270,7 @@ def _open_record(run: Run, place: Place, shared: SharedRecord | None) -> Iterato
     else:
         record.remove()
         if shared is not None:
-            shared.remove(others=place.rank == 0)
+            shared.remove(all_files=place.rank == 0)
     finally:
         run.secret.close()
 
@@ -366,12 +365,12 @@ def _wait_for_ranks(run: Run, children: ForkedChildren) -> dict[int, int]:
 
 def _max_more_seconds(run: Run, children: ForkedChildren) -> float:
     """Seconds that the running ranks may still take, now that at least one rank has ended; may be infinite."""
-    slower = crowded_silence_seconds(len(run.launch.ranks))
-    stragglers = DEADLINES.straggler + slower + (DEADLINES.file_server if run.options.shared_dir is not None else 0.0)
+    crowded = crowded_silence_seconds(len(run.launch.ranks))
+    seconds = DEADLINES.straggler + crowded + (DEADLINES.file_server if run.options.shared_dir is not None else 0.0)
     if 0 in children.exit_codes:
         # If rank 0 was killed, the other ranks must first notice its silence and report the loss.
-        return stragglers + (LOST_AFTER_SECONDS + slower if children.exit_codes[0] < 0 else 0.0)
-    return stragglers if set(children.running) == {0} else float("inf")
+        return seconds + (LOST_AFTER_SECONDS + crowded if children.exit_codes[0] < 0 else 0.0)
+    return seconds if set(children.running) == {0} else float("inf")
 
 
 def _remove_scratch_of_killed(run: Run, codes: Mapping[int, int]) -> None:

@@ -168,7 +168,7 @@ def test_a_colleague_s_link_leads_no_shared_record_elsewhere(tmp_path: Path, mom
         folder.symlink_to(home)
     for record in records:
         record.write(HEADER)
-        record.remove(others=True)
+        record.remove(all_files=True)
     assert {path.name: path.read_text() for path in home.iterdir()} == dict.fromkeys(
         ("run.jsonl", "rank-1.jsonl"), "untouched"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control.secret import Origin, RunSecret, ask_by_munge, offer_by_munge
+from ddpdiag.runtime.control.secret import Origin, RunSecret, SecretServer, ask_by_munge
 
 SECRET = b"s" * 32
 # What munge(1) and unmunge(1) do, without munged and without secrecy: the uid, and then the payload.
@@ -77,7 +77,7 @@ def test_ranks_of_the_run_and_its_user_alone_open_the_secret(
     port = free_port("127.0.0.1")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    offer = offer_by_munge("run", SECRET, 1234, [port])
+    offer = SecretServer("run", SECRET, 1234, [port])
     try:
         assert ask_by_munge(run_id, "127.0.0.1", [port]) == ((SECRET, 1234) if opens else None)
     finally:
@@ -97,7 +97,7 @@ def test_a_stranger_on_the_first_port_is_passed_over(said: bytes) -> None:
         thread.start()
         port = free_port("127.0.0.1")
         ports = (stranger.getsockname()[1], port)
-        offer = offer_by_munge("run", SECRET, 1234, ports)
+        offer = SecretServer("run", SECRET, 1234, ports)
         try:
             assert ask_by_munge("run", "127.0.0.1", ports) == (SECRET, 1234)
         finally:
@@ -114,7 +114,7 @@ def test_a_stranger_who_says_nothing_costs_a_second() -> None:
 
 def test_taken_ports_are_named_with_their_holder() -> None:
     with socket.create_server(("", 0)) as stranger, pytest.raises(UsageError, match="DDPDIAG_TOKEN"):
-        offer_by_munge("run", SECRET, 1234, [stranger.getsockname()[1]])
+        SecretServer("run", SECRET, 1234, [stranger.getsockname()[1]])
 
 
 @pytest.mark.parametrize("environ", [{"DDPDIAG_TOKEN": "t"}, {}], ids=["token", "munged is down"])

@@ -219,9 +219,9 @@ def authentication_mechanism(address: tuple[str, int]) -> str:
             connection.sendall(greeting)
             answer, end = b"", time.monotonic() + _FIRST_TRY_SECONDS  # for all reads, which may get one byte each
             while (missing := _GREETING_BYTES - len(answer)) and time.monotonic() < end:
-                if not (more := connection.recv(missing)):
+                if not (part := connection.recv(missing)):
                     break
-                answer += more
+                answer += part
     except OSError:
         return ""
     is_zeromq = len(answer) == _GREETING_BYTES and answer[:1] == b"\xff" and answer[9:11] == b"\x7f\x03"
@@ -250,12 +250,15 @@ def join_in_process(url: str, port: int, wire: Wire, arrival: Arrival, seconds: 
     return _start_relay(client, wire, hello, Route(_url(_LOOPBACK, port), _LOOPBACK), MAX_DIRECT_RANKS)
 
 
-def greet(address: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float) -> ControlClient | None:
-    """Send a hello to one port, and return the client, or None if no control server of this run answers in time."""
+def runs_here(port: int, wire: Wire, arrival: Arrival) -> bool:
+    """Whether a control server of this run listens on a port of this host, and answers a hello within 1 s."""
     try:
-        return _say_hello(ControlClient(connect_socket(_url(*address), wire, arrival), wire), arrival, seconds)
+        client = _say_hello(ControlClient(connect_socket(_url(_LOOPBACK, port), wire, arrival), wire), arrival, 1.0)
     except OtherRun:
-        return None
+        return False
+    if client is not None:
+        client.close()
+    return client is not None
 
 
 def _url(address: str, port: int) -> str:

@@ -68,8 +68,7 @@ class Channel(Protocol):
 class RunEnded(Exception):
     """The run ends because a rank or this process got a signal. `messages` were received, but not handled yet."""
 
-    def __init__(self, messages: Sequence[tuple[int, MessageToRank0]] = ()) -> None:
-        super().__init__()
+    def __init__(self, messages: Sequence[tuple[int, MessageToRank0]]) -> None:
         self.messages = messages
 
 

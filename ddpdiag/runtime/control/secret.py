@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -91,7 +91,7 @@ class RunSecret:
     def offer(self, port: int) -> None:
         """If munge is used, start a thread that sends the secret and rank 0's port to other ranks."""
         if self.origin is Origin.MUNGE:
-            self._server = offer_by_munge(self._run_id, self._secret, port, self._munge_ports)
+            self._server = SecretServer(self._run_id, self._secret, port, self._munge_ports)
 
     def find_rank_0(self) -> Rank0Endpoint | None:
         """A wire that uses the secret, and rank 0's port if known. None as long as the secret may still appear."""
@@ -112,7 +112,7 @@ class RunSecret:
         return None
 
     def _switch_to_munge(self) -> bool:
-        """Whether munge is used. Switches to munge in a Slurm job without a key file, if munged works."""
+        """In a Slurm job without a key file, switch to munge if munged works. Returns whether munge is used."""
         if not self._secret and self._munge_ports and _make_credential(b""):
             self.origin = Origin.MUNGE
         return self.origin is Origin.MUNGE
@@ -145,19 +145,26 @@ class RunSecret:
 
 
 class SecretServer:
-    """A thread of rank 0 that calls `answer` with each connection to `listener`, until `close` is called."""
+    """A thread of rank 0 that sends secret and `port` of rank 0 to each process that connects to one of `ports`.
 
-    def __init__(self, listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-        self._listener = listener
-        self._answer = answer
+    UsageError if none of the ports is free.
+    """
+
+    def __init__(self, run_id: str, secret: bytes, port: int, ports: Sequence[int]) -> None:
+        self._payload = msgspec.json.encode(_Payload(run_id, secret, port))
+        self._listener = _listen_on_free_port(ports)
         threading.Thread(target=self._serve, name="secret", daemon=True).start()
 
     def _serve(self) -> None:
+        made_at, credential = 0.0, b""
         with contextlib.suppress(OSError):  # closed
             while True:
                 peer, _address = self._listener.accept()
                 with peer, contextlib.suppress(OSError):
-                    self._answer(peer)
+                    peer.setblocking(False)  # a credential fits into the socket's buffer
+                    if time.monotonic() - made_at > _RENEW_AFTER_SECONDS or not credential:
+                        made_at, credential = time.monotonic(), _make_credential(self._payload)
+                    peer.sendall(credential)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -172,7 +179,7 @@ _MUNGE_SECONDS = 2.0
 _READ_SECONDS = 1.0
 _CREDENTIAL_BYTES = 4096
 # Credentials are valid for 300 s (munge(1), --ttl).
-_NEW_AFTER_SECONDS = 60.0
+_RENEW_AFTER_SECONDS = 60.0
 # munge_err_t of munge.h. When a second rank of a host decodes the same credential, munged reports a replay. Expired and
 # replayed credentials are accepted: an attacker who sends one again does not learn the secret in it.
 _SUCCESS, _EXPIRED, _REPLAYED = 0, 15, 17
@@ -182,21 +189,6 @@ class _Payload(msgspec.Struct, frozen=True):
     run_id: str
     secret: bytes
     port: int
-
-
-def offer_by_munge(run_id: str, secret: bytes, port: int, ports: Sequence[int]) -> SecretServer:
-    """Start a server that sends secret and port of rank 0 on one of `ports`. UsageError if none of them is free."""
-    payload = msgspec.json.encode(_Payload(run_id, secret, port))
-    made_at, text = 0.0, b""
-
-    def answer(peer: socket.socket) -> None:
-        nonlocal made_at, text
-        peer.setblocking(False)  # a credential fits into the socket's buffer
-        if time.monotonic() - made_at > _NEW_AFTER_SECONDS or not text:
-            made_at, text = time.monotonic(), _make_credential(payload)
-        peer.sendall(text)
-
-    return SecretServer(_listen_on_free_port(ports), answer)
 
 
 def ask_by_munge(run_id: str, address: str, ports: Sequence[int]) -> tuple[bytes, int] | None:
@@ -216,10 +208,7 @@ def _listen_on_free_port(ports: Sequence[int]) -> socket.socket:
         with contextlib.suppress(OSError):  # a host without IPv6
             return socket.create_server(("", port), backlog=4096)
     holders = "; ".join(f"{port} is held by {port_user(port) or 'an unknown process'}" for port in ports)
-    raise UsageError(
-        f"no port is free on which rank 0 could offer this run's secret: {holders}; "
-        "set DDPDIAG_TOKEN to one secret on all hosts"
-    )
+    raise UsageError(f"no port is free on which rank 0 could offer this run's secret: {holders}; {SHARE_A_SECRET}")
 
 
 def _read_credential(address: tuple[str, int]) -> bytes:

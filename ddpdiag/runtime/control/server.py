@@ -12,7 +12,7 @@ import zmq
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival, Place
 from ddpdiag.probes.host.programs import port_user
-from ddpdiag.runtime.control.join import greet
+from ddpdiag.runtime.control.join import runs_here
 from ddpdiag.runtime.control.messages import MessageToRank, MessageToRank0, OtherVersionHello
 from ddpdiag.runtime.control.relay import MAX_DIRECT_RANKS, shares_connection
 from ddpdiag.runtime.control.wire import LINGER_MS, Batch, Wire, new_router, split_frames, unpack_batch
@@ -93,7 +93,13 @@ class ControlServer:
             try:
                 self._socket.bind(f"tcp://{interface}:{port}")
             except zmq.ZMQError:
-                _check_only_rank_0(port, self._wire, arrival)
+                if runs_here(port, self._wire, arrival):
+                    holder = port_user(port) or "it has ended"
+                    sentence = (
+                        f"another process of this run is rank 0 already ({holder}); each process needs its own rank, "
+                        "and each job on a host its own --master-port (or --run-id)"
+                    )
+                    raise RunLost(sentence, ExitCode.USAGE) from None
                 continue
             return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._socket.close()
@@ -157,14 +163,3 @@ class ControlServer:
     def close(self) -> None:
         self._send_batches()
         self._socket.close(linger=LINGER_MS)
-
-
-def _check_only_rank_0(port: int, wire: Wire, arrival: Arrival) -> None:
-    client = greet(("127.0.0.1", port), wire, arrival, 1.0)
-    if client is not None:
-        client.close()
-        raise RunLost(
-            f"another process of this run is rank 0 already ({port_user(port) or 'it has ended'}); each process needs "
-            "its own rank, and each job on a host its own --master-port (or --run-id)",
-            ExitCode.USAGE,
-        )

@@ -204,7 +204,6 @@ class Launch(Struct, frozen=True, kw_only=True):
 
     @property
     def starts_all_ranks(self) -> bool:
-        """Whether this process starts all ranks of the world."""
         return len(self.ranks) == self.place.world_size
 
     @property
@@ -269,8 +268,6 @@ def make_place(
     local_size: Setting | int | None = None,
     node_rank: Setting | int | None = None,
 ) -> Place:
-    """The place of `rank` on this host."""
-
     def plain(number: Setting | int | None) -> int | None:
         return number.value if isinstance(number, Setting) else number
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdiag.model import Collective
 from ddpdiag.probes.collectives import posted_collectives, why_unreadable
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, decode_recorder_answer
@@ -115,11 +114,7 @@ def _parse_threads(dump: str) -> list[list[str]]:
 
 
 class HangEvidence(NamedTuple):
-    """Evidence from a process that did not end in time: its stacks and its last collectives.
-
-    `collectives` is None if they are unknown. `no_collectives` is the reason, if torch keeps no record of them.
-    """
+    """Evidence from a process that did not end in time: its stacks and its last collectives."""
 
     stacks: Stacks = Stacks()
-    collectives: tuple[Collective, ...] | None = None
-    no_collectives: str = ""
+    posted: PostedCollectives = PostedCollectives()

@@ -32,26 +32,22 @@ class Task(Struct, frozen=True, tag=True):
     ending: tuple[int, ...] = ()
 
 
-class TrialEnded(Struct, frozen=True, tag=True):
-    """The worker ended the trial: DONE with `data`, or RAISED with `error` and a short traceback in `detail`.
+class PostedCollectives(Struct, frozen=True, tag=True):
+    """The collectives that a worker posted last in this trial, or None with the reason, if torch keeps no record."""
 
-    After an error, `collectives` are those posted last, or None for the reason in `no_collectives`.
-    """
+    collectives: tuple[Collective, ...] | None = None
+    no_collectives: str = ""
+
+
+class TrialEnded(Struct, frozen=True, tag=True):
+    """The worker ended the trial: DONE with `data`, or RAISED with `error` and a short traceback in `detail`."""
 
     status: Status
     data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be encoded as no text, which is not JSON
     error: str = ""
     detail: str = ""
     timings: dict[str, float] = field(default_factory=dict)
-    collectives: tuple[Collective, ...] | None = None
-    no_collectives: str = ""
-
-
-class PostedCollectives(Struct, frozen=True, tag=True):
-    """The collectives that a worker posted last in this trial, or None with the reason, if torch keeps no record."""
-
-    collectives: tuple[Collective, ...] | None
-    no_collectives: str = ""
+    posted: PostedCollectives = PostedCollectives()
 
 
 class IncompleteMessage(Struct, frozen=True):

@@ -69,8 +69,8 @@ class RunningTrial:
             error=answer.error,
             detail=answer.detail,
             timings=answer.timings,
-            collectives=answer.collectives,
-            why_no_collectives=answer.no_collectives,
+            collectives=answer.posted.collectives,
+            why_no_collectives=answer.posted.no_collectives,
         )
 
     def death_outcome(self) -> Outcome:
@@ -214,10 +214,10 @@ class TrialRunner(ABC):
         evidence = child.gather_evidence(process.state)
         # A fork server that has imported torch is only slow to fork. It is kept, because later trials need it.
         survived = (child is running_trial.worker or step == IMPORT_STEP) and self._kill(child)
-        main, others = evidence.stacks
+        (main, others), posted = evidence
         process = structs.replace(process, stack=main, threads=others, survived=survived)
-        outcome = structs.replace(outcome, process=process, collectives=evidence.collectives)
-        self._finish(running_trial, structs.replace(outcome, why_no_collectives=evidence.no_collectives))
+        outcome = structs.replace(outcome, process=process, collectives=posted.collectives)
+        self._finish(running_trial, structs.replace(outcome, why_no_collectives=posted.no_collectives))
 
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome. Kill the worker unless the outcome is DONE."""

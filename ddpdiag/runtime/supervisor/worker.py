@@ -79,12 +79,10 @@ class WorkerContext:
         self.timings[name] = self.timings.get(name, 0.0) + seconds
 
     def barrier(self, offer: str = "") -> BarrierResult:
-        """Wait for all ranks of the group. Returns the address and offer of its first rank."""
         barrier = self._wait_at_barrier(offer)
         return BarrierResult(barrier.host, barrier.offer)
 
     def exchange(self, offer: str) -> tuple[BarrierResult, ...]:
-        """Wait for all ranks of the group. Returns the address and offer of each of them."""
         return self._wait_at_barrier(offer, is_exchange=True).peers
 
     def _wait_at_barrier(self, offer: str, *, is_exchange: bool = False) -> BarrierOpen:
@@ -148,8 +146,7 @@ def _run_trial(task: Task, context: WorkerContext, recorder: RecorderReader) -> 
             error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL_CHARACTERS]),
             detail=codec.readable(without_secrets(text)[-_MAX_DETAIL_CHARACTERS:]),
             timings=context.timings,
-            collectives=posted.collectives,
-            no_collectives=posted.no_collectives,
+            posted=posted,
         )
 
 

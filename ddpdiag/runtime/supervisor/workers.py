@@ -117,7 +117,7 @@ class WorkerProcess(PythonChild):
         _request_dump(self)
         stacks = read_stacks(_read_dump(self._stack_file, start, end))
         answer = wait_for_answer(self._recorder, end, partial(is_alive, self.pid)) if asks_recorder else None
-        return HangEvidence(stacks, answer.collectives, answer.no_collectives) if answer else HangEvidence(stacks)
+        return HangEvidence(stacks, answer or ipc.PostedCollectives())
 
     def kill(self) -> bool:
         """Close the channel and kill the worker. Returns whether it ends within 2 s."""
@@ -301,12 +301,10 @@ class ForkedWorker(WorkerProcess):
 
     @property
     def cannot_start(self) -> bool:
-        """Whether the server ended before it forked this worker."""
         return self.pid is None and self.server.is_closed
 
     @property
     def ended_with_server(self) -> bool:
-        """Whether the kernel ended this worker because the server that forked it has ended."""
         return self.pid is not None and self.exit_code is None and self.server.is_closed
 
     def new_descriptors(self) -> tuple[int, ...]:
