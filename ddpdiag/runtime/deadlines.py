@@ -50,13 +50,13 @@ class Deadlines:
     reap: float = 1.0  # wait for the exit code of a process that has closed its channel
 
     # Wait for ranks in single_rank.py, where the only rank has joined before the wait begins.
-    own_hello: float = 1.0
+    single_rank_hello: float = 1.0
     # Reserved at the end of the budget for judgement, report and shutdown.
     reserve: float = 3.0
     # To judge a large world and to write its report takes a few seconds.
     write_report: float = 30.0
     # Rank 0's supervisor needs less time to kill its children, unless they survive SIGKILL.
-    own_supervisor: float = 3.0
+    rank_0_supervisor: float = 3.0
     # Rank 0 exits last, within a second or two of the others; a rank that stays longer is stopped or stuck.
     straggler: float = 3.0
     # Added to the budget and to the wait for ranks (--join-timeout): time to judge, to report and to exit.

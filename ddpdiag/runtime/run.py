@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from shlex import quote
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -180,8 +179,13 @@ def lead(run: Run, place: Place, listener: Listener) -> Iterator["Leader"]:
             shared.open(arrival.nonce)
         with _open_supervisor(run, place, record, None) as supervisor:
             record.write(arrival)
-            with Leader(run, server, supervisor, wire, arrival, signals, listener, shared) as leader:
+            leader = Leader(run, server, supervisor, wire, arrival, signals, listener, shared)
+            try:
                 yield leader
+            except BaseException as error:
+                leader.shut_down(error)
+                raise
+            leader.shut_down(None)
         record.remove_files_of(leader.shutdown.lost_nonces)
     _report_exit_code(leader.shutdown)
 
@@ -237,17 +241,13 @@ class Leader:
     def set_exit(self, exit_code: int, sentence: str) -> None:
         self._end = (exit_code, sentence)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def shut_down(self, error: BaseException | None) -> None:
+        """Send every rank the exit code, and wait for this rank's supervisor. `error` is the exception of the run."""
         if isinstance(error, RunLost):
             self._end = (error.exit_code, str(error))
         self.shutdown = self._coordinator.membership.shut_down(*self._end)
         # The verdict does not depend on the supervisor's end; but an exception in the supervisor is a bug of ddpdiag.
-        wait([self._supervisor_end], timeout=DEADLINES.own_supervisor)
+        wait([self._supervisor_end], timeout=DEADLINES.rank_0_supervisor)
         if error is None and self._supervisor_end.done():
             bug = self._supervisor_end.exception()
             if bug is not None and not isinstance(bug, RunLost):

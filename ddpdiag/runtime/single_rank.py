@@ -56,7 +56,7 @@ def run_alone(
     rank = SingleRank(arrival, with_torch=with_torch)
     coordinator = Coordinator(rank, header, checks, listener, lambda: signals.received)
     try:
-        coordinator.run(DEADLINES.own_hello)
+        coordinator.run(DEADLINES.single_rank_hello)
         return coordinator.lines()
     finally:
         rank.close()

@@ -130,14 +130,14 @@ def test_lines_of_before_the_folder_had_a_name_are_written_first(tmp_path: Path)
 def test_a_shared_folder_without_name_or_place_costs_the_copy_and_not_the_run(tmp_path: Path, folder, nonce) -> None:
     record = shared_record(tmp_path / folder, "rank-2.jsonl", nonce)
     assert record.keep() is None
-    record.remove(others=True)
+    record.remove(all_files=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rank_0_removes_what_lost_ranks_wrote_and_late_lines_leave_nothing(tmp_path: Path) -> None:
     lost, rank_0 = (shared_record(tmp_path, name) for name in ("rank-2.jsonl", "run.jsonl"))
     assert lost.keep()
-    rank_0.remove(others=True)
+    rank_0.remove(all_files=True)
     lost.write(arrival_of(2, 4))
     assert lost.keep()
     assert list(tmp_path.iterdir()) == []

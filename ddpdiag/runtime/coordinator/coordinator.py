@@ -77,7 +77,7 @@ class Coordinator:
         self._assembled_count = 1  # number of lines that `_recording` holds
         self._recording = Recording(header=header)
         self._last_world: World | None = None
-        self.membership = Membership(server, header, signal_received, patience, self._write_and_report, own_arrival)
+        self.membership = Membership(server, header, signal_received, patience, self._write_line, own_arrival)
         self._ranks_without_torch: set[int] = set()
         self._torch_is_imported = False
         self._open_group = OpenGroup(header.world_size)
@@ -106,9 +106,6 @@ class Coordinator:
         self._lines.append(line)
         if self._shared is not None:
             self._shared.write(line)
-
-    def _write_and_report(self, line: Line) -> None:
-        self._write_line(line)
         self._progress.report_event(line)
 
     def recording(self) -> Recording:

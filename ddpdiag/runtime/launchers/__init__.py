@@ -265,7 +265,8 @@ def _host_launch(env: Environ, args: LaunchArgs, host: ThisHost) -> Launch:
     node_rank = require(node_rank, "--node-rank", host_count, f"0 to {host_count.value - 1}, another on each host")
     check_below(node_rank, host_count)
     refuse_one_rank_options(args, f"{host_count}, so this process starts all ranks of its host")
-    count = requested_rank_count(args, host) or _default_rank_count(host, is_only_host=host_count.value == 1)
+    # One rank per GPU, else one; on the only host two, so that ranks can communicate.
+    count = requested_rank_count(args, host) or host.gpus or (2 if host_count.value == 1 else 1)
     per_host = "1 rank" if count == 1 else f"{count} ranks"
     world = Setting(f"{per_host} on each host under {host_count}, world size", host_count.value * count)
     agreed_setting(world, option_number("--world-size", args.world_size))
@@ -299,7 +300,7 @@ def _standalone_launch(env: Environ, args: LaunchArgs, host: ThisHost) -> Launch
             f"{leftovers[0]}={env[leftovers[0]]}, but RANK is not set: expected the rank of this process in RANK; "
             f"to test this host alone: env {unset} ddpdiag check"
         )
-    count = requested or _default_rank_count(host, is_only_host=True)
+    count = requested or host.gpus or 2  # two, so that ranks can communicate
     cores = "one core" if host.cores == 1 else f"{host.cores} cores"
     crowded = f"{count} ranks share {cores} on {host.name}, so speeds mean little." if count > host.cores else ""
     world = Setting("--nproc-per-node", count)
@@ -312,11 +313,6 @@ def _standalone_launch(env: Environ, args: LaunchArgs, host: ThisHost) -> Launch
         notice=" ".join(filter(None, (slurm.batch_notice(env, host.name), crowded))),
         host_count=1,
     )
-
-
-def _default_rank_count(host: ThisHost, *, is_only_host: bool) -> int:
-    """Number of ranks on a host: one per GPU, else one; on the only host two, so that ranks can communicate."""
-    return host.gpus or (2 if is_only_host else 1)
 
 
 def _endpoint(env: Environ, args: LaunchArgs, who: Setting, *, has_other_hosts: bool) -> tuple[str, int]:

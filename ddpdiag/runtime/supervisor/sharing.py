@@ -37,7 +37,6 @@ _STATUS_LINES = re.compile(
 )
 # Only rank 0 raises its soft limit, for the control server.
 _SOFT_OPEN_FILES = re.compile(r"(?<=Max open files) +\S+")
-_LINKS = ("cwd", "root")
 # Holds `interpreter_digest()` in the environment of a fork server, so that it is compared like other variables.
 INTERPRETER_VARIABLE = "DDPDIAG_INTERPRETER"
 _PEER = struct.Struct("3i")
@@ -70,7 +69,7 @@ def inherited_traits(pid: int | str = "self") -> dict[str, str]:
         "oom_score_adj": (folder / "oom_score_adj").read_text(),
         "priority and scheduling policy": " ".join((stat[16], stat[37], stat[38])),
         "user, capabilities or cores": "\n".join(_STATUS_LINES.findall((folder / "status").read_text())),
-        **{name: os.readlink(folder / name) for name in _LINKS},
+        **{name: os.readlink(folder / name) for name in ("cwd", "root")},
     }
     names = sorted(os.listdir(folder / "ns"))
     return values | {f"{name} namespace": os.readlink(folder / "ns" / name) for name in names}

@@ -149,13 +149,11 @@ class TrialRunner(ABC):
         worker = self.worker_for(trial)
         self.running_trial = running_trial = RunningTrial(trial, self.place.rank, worker, time.monotonic())
         task = Task(self.place, trial, self.options, self._scratch, self.variables(trial), running_trial.deadline)
-        worker.send(structs.replace(task, ending=self._may_hold_gpu()) if trial.kind is Kind.TORCH else task)
-
-    def _may_hold_gpu(self) -> tuple[int, ...]:
-        """Pids of killed processes whose GPU the driver may not have released yet."""
-        now = time.monotonic()
-        killed = (child for child in self._ending_processes if child.may_still_end(now) and not child.is_gone())
-        return tuple(child.pid or 0 for child in killed)
+        if trial.kind is Kind.TORCH:
+            now = time.monotonic()
+            ending = (child for child in self._ending_processes if child.may_still_end(now) and not child.is_gone())
+            task = structs.replace(task, ending=tuple(child.pid or 0 for child in ending))
+        worker.send(task)
 
     def worker_for(self, trial: Trial) -> WorkerProcess:
         """The worker of the previous trials, if its variables fit and the trial is not `fresh`, else a new one."""
