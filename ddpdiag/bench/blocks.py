@@ -42,9 +42,8 @@ def _result_blocks(report: Report) -> Iterator[Block]:
         ranks_of_tables.setdefault((rank.collective, rank.backend, rank.size_bytes), []).append(rank)
     for (collective, backend, size), ranks in ranks_of_tables.items():
         yield _ranks_table(f"Ranks of {collective} over {backend} at {byte_count(size)}", ranks)
-        if slow_ranks := tuple(
-            f"rank {rank.rank} on {rank.host}: {rank.slow_reason}" for rank in ranks if rank.slow_reason
-        ):
+        slow_ranks = tuple(f"rank {rank.rank} on {rank.host}: {rank.slow_reason}" for rank in ranks if rank.slow_reason)
+        if slow_ranks:
             yield Items(slow_ranks, "Slow ranks")
 
 
@@ -60,9 +59,7 @@ def _series_table(series: Sequence[Series]) -> Table:
     sources = dict.fromkeys(level.source for level in expectations if level)
     return Table(
         columns=(
-            Column("collective"),
-            Column("backend"),
-            Column("type"),
+            *map(Column, ("collective", "backend", "type")),
             Column("peak busbw", "busbw_bytes_per_s", bar=True),
             Column("at", "size_bytes"),
             Column("expected", "busbw_bytes_per_s"),
@@ -89,9 +86,7 @@ def _series_table(series: Sequence[Series]) -> Table:
 
 def _ranks_table(title: str, ranks: Sequence[BenchRank]) -> Table:
     """The table of ranks at one size. If a painter shortens it, slow ranks and the longest calls are kept."""
-    row_order = sorted(
-        range(len(ranks)), key=lambda place: (not ranks[place].slow_reason, -(ranks[place].seconds or 0.0))
-    )
+    keys = [(not rank.slow_reason, -(rank.seconds or 0.0)) for rank in ranks]
     return Table(
         title=title,
         columns=(
@@ -120,7 +115,7 @@ def _ranks_table(title: str, ranks: Sequence[BenchRank]) -> Table:
         noun="rank",
         note="time: median of the calls; spread: their coefficient of variation; lag: start after the first rank; "
         "copy: in its own memory",
-        order=tuple(row_order),
+        order=tuple(sorted(range(len(ranks)), key=keys.__getitem__)),
     )
 
 

@@ -17,7 +17,7 @@ Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % again
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
@@ -107,31 +107,25 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
     return inapplicable(ONE_RANK if seen.world.size == 1 else None)
 
 
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The highest bus bandwidth of each collective and backend; of several dtypes, that of the first."""
+def report(seen: Seen[Data]) -> Contribution:
+    """The highest bus bandwidth of each collective and backend (of several dtypes, of the first), and the section.
+
+    Only a run of `ddpdiag allreduce-bench` has the section about the benchmark.
+    """
+    bench = bench_report(seen)
     rates: dict[str, Scalar] = {}
-    for series in bench_report(seen).series:
+    for series in bench.series:
         rates.setdefault(f"bench.{series.collective}.{series.backend}.busbw_bytes_per_s", series.peak_busbw_bytes_per_s)
-    return rates
-
-
-def section(seen: Seen[Data]) -> Section | None:
-    """The section of the report about the benchmark; None unless this is a run of `ddpdiag allreduce-bench`."""
     if seen.options.bench is None:
-        return None
-    report = bench_report(seen)
-    return Section(
+        return Contribution(figures=rates)
+    section = Section(
         question="How well {} can communicate",
-        sentence=report.sentence,
-        measured=bool(report.series),
-        bench=report,
+        sentence=bench.sentence,
+        measured=bool(bench.series),
+        bench=bench,
         series=curves_of(seen),
     )
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """The figures and the section that the check adds to the report."""
-    return Contribution(figures=figures(seen), section=section(seen))
+    return Contribution(figures=rates, section=section)
 
 
 # As in P2P005: far below every rate that counts as good, and as slow as over a wrong network.

@@ -114,10 +114,11 @@ def _unmeasured_findings(seen: Seen[Data]) -> Iterator[Finding]:
             continue
         notes = "; ".join(dict.fromkeys(text for data in sweep.data_by_rank.values() for text in data.notes))
         subject = f"{'a part' if sweep.rank_rows else 'no size'} of {sweep.collective} over {sweep.backend}"
+        title = f"{subject} was {'not ' if sweep.rank_rows else ''}measured"
         yield seen.finding(
             "unmeasured",
-            f"{subject} was {'not ' if sweep.rank_rows else ''}measured",
-            f"{begun(subject)} was {'not ' if sweep.rank_rows else ''}measured{f': {notes}' if notes else ''}.",
+            title,
+            f"{begun(title)}{f': {notes}' if notes else ''}.",
             fix="Measure fewer sizes (`-b`, `-e`) with fewer calls (`-n 5`), or allow more time (`-T SECONDS`).",
             is_about_run=True,
         )

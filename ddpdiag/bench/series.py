@@ -216,33 +216,30 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, memory: str = "its own m
 
 
 def copy_slowdowns(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
-    """For each rank, how many times slower it copies than the median of the others; 0 if unknown or not lasting.
+    """For each rank that copies steadily more slowly than the others: their median rate over the rank's rate.
 
-    This is the median of the ratios at all moments. So a disturbance that slows all ranks of a host at once, or one
-    rank rarely, has no effect.
+    The value is the median of these ratios at all moments. So a disturbance that slows all ranks of a host at once, or
+    one rank rarely, has no effect.
     """
     moments = max((len(each.copy_rates) for each in evidence.values()), default=0)
     by_moment = [
         _slowdowns({rank: each.copy_rates[moment] for rank, each in evidence.items() if moment < len(each.copy_rates)})
         for moment in range(moments)
     ]
-    known = {rank: sorted(ratios[rank] for ratios in by_moment if ratios.get(rank, 0.0) > 0) for rank in evidence}
-    lasting = {
+    ratios_by_rank = {rank: sorted(ratios[rank] for ratios in by_moment if rank in ratios) for rank in evidence}
+    return {
         rank: quantile(ratios, 0.5)
-        for rank, ratios in known.items()
+        for rank, ratios in ratios_by_rank.items()
         if len(ratios) >= MIN_MOMENTS and quantile(ratios, 1 - LATE_SHARE) >= STEADY_RATIO
     }
-    return dict.fromkeys(evidence, 0.0) | lasting
 
 
 def _slowdowns(rates: Mapping[int, float]) -> dict[int, float]:
-    """For each rank, the median rate of the other ranks over its own rate; 0 if a rate was not measured."""
+    """For each rank with a measured rate, the median rate of the other ranks over this rate."""
     # A rate below one byte per second is no measurement, and dividing by it may give infinity.
     measured = {rank: rate for rank, rate in rates.items() if 1 <= rate < math.inf}
     known = sorted(measured.values())
-    if len(known) < 2:
-        return dict.fromkeys(rates, 0.0)
-    return dict.fromkeys(rates, 0.0) | {rank: median_without(known, rate) / rate for rank, rate in measured.items()}
+    return {rank: median_without(known, rate) / rate for rank, rate in measured.items()} if len(known) > 1 else {}
 
 
 # Lags count from this size on: in smaller calls, even a short lag is a large share of the transfer time.

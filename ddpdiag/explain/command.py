@@ -33,9 +33,8 @@ def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
         _print_page(code, display.color)
         return ExitCode.FIT
     if all(map(_is_log, words)):
-        logs, dumps = _classify(
-            [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
-        )
+        files = [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
+        logs, dumps = _classify(files)
         exit_code = _explain_dumps(dumps, display) if dumps else ExitCode.UNKNOWN
         if not logs:
             return exit_code
@@ -44,7 +43,8 @@ def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
         if dumps and not any(log.sightings for log in explained_logs):
             return exit_code
         return min(exit_code, _print_explanations(explained_logs, display))
-    missing = next((word for word in words if _names_missing_log(word)), None)
+    names_of_files = (word for word in words if "/" in word or word.endswith(_LOG_SUFFIXES))
+    missing = next((name for name in names_of_files if not _is_log(name)), None)
     if missing is not None and any(map(_is_log, words)):
         raise UsageError(f"{readable(missing)}: no such file")
     # Pasted text is a log without a name, whose line numbers are not shown.
@@ -66,15 +66,8 @@ def _is_log(word: str) -> bool:
     return word == "-" or os.path.isfile(word) or os.path.isdir(word)
 
 
-def _names_missing_log(word: str) -> bool:
-    return not _is_log(word) and ("/" in word or word.endswith(_LOG_SUFFIXES))
-
-
 def _files_below(folder: str) -> list[str]:
-    """The first `_MAX_FILES` files below a folder that are neither empty nor binary, but for dumps.
-
-    Raises UsageError if there is none.
-    """
+    """The text files and dumps among the first `_MAX_FILES` files below a folder. Raises UsageError if none is."""
     files = list(islice(_plain_files(folder), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
         complain(f"{readable(folder)} has more than {_MAX_FILES:,} files; the others are not read")
@@ -103,7 +96,7 @@ def _plain_files(folder: str) -> Iterator[str]:
 
 
 def _head(path: str, *, complain_unreadable: bool = False) -> bytes:
-    """The first bytes of a file; none if it cannot be read."""
+    """The first `_HEAD_BYTES` bytes of a file, or no bytes if the file cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(_HEAD_BYTES)

@@ -97,7 +97,7 @@ def read_line(text: str) -> tuple[Origin, str]:
 
 
 def read_prefixes(text: str) -> tuple[Origin, str]:
-    """Do the same as `read_line`, but take the origin from the prefixes only, not from the text behind them."""
+    """Do the same as `read_line`, but take the origin from the prefixes only, not from the text after them."""
     groups, text = _strip_prefixes(text)
     return _origin_of(groups), text
 
@@ -139,8 +139,6 @@ def table_origin(before: str, origin: Origin) -> Origin:
     ranks, hosts = _TABLE_RANK.findall(before), _TABLE_HOST.findall(before)
     return origin._replace(rank=int(ranks[-1]) if ranks else origin.rank, host=hosts[-1] if hosts else origin.host)
 
-
-# Python's tracebacks --------------------------------------------------------------------------------------------------
 
 _TRACEBACK_START = b"Traceback (most recent call last)"
 # At most so many tracebacks in a block: more are repetitions. A traceback with more lines comes from a recursion.

@@ -12,7 +12,7 @@ printed the text before.
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from ddpdiag.explain.card import Card, Role, all_cards
 from ddpdiag.explain.lines import (
@@ -101,15 +101,14 @@ class _Matcher:
         counted_bytes, line_number = 0, self.line_count + 1
         # The lines with anchors, by their first byte: the end of the line, and each card with the byte of its anchor.
         hits_by_line: dict[int, tuple[int, list[tuple[Card, int]]]] = {}
-        finder = _LineFinder(block)
         for card, anchor in self._cards:
             at = block.find(anchor)
             while at >= 0:
-                start, end = finder.line_around(at)
+                start, end = _line_around(block, at)
                 hits_by_line.setdefault(start, (end, []))[1].append((card, at))
                 at = block.find(anchor, end)
         for start in traceback_at:
-            begin, end = finder.line_around(start)
+            begin, end = _line_around(block, start)
             hits_by_line.setdefault(begin, (end, []))[1].extend((card, begin) for card in self._exception_cards)
         for start, (end, hits) in sorted(hits_by_line.items()):
             line_number += block.count(b"\n", counted_bytes, start)
@@ -118,7 +117,6 @@ class _Matcher:
         self.line_count += block.count(b"\n") + (not block.endswith(b"\n"))
 
     def sightings(self) -> list[Sighting]:
-        """The sightings of all cards and kinds, in the order of their first lines."""
         return [tally.sighting() for tally in self._tallies.values()]
 
     def _tally_line(
@@ -194,17 +192,15 @@ class _Matcher:
             tally.follower_role = Role.ECHO if role is Role.ECHO else Role.NOTE
 
 
-class _LineFinder:
-    """Finds the line at a place in a block. A carriage return, which progress bars print, also ends a line."""
+def _line_around(block: bytes, at: int) -> tuple[int, int]:
+    """The start and end of the line that contains byte `at` of a block."""
+    line_ends = _line_ends(block)
+    number = bisect_left(line_ends, at)
+    start = line_ends[number - 1] + 1 if number else 0
+    return start, line_ends[number] if number < len(line_ends) else len(block)
 
-    def __init__(self, block: bytes) -> None:
-        self._block = block
-        self._line_ends: list[int] | None = None
 
-    def line_around(self, at: int) -> tuple[int, int]:
-        """The start and end of the line that contains byte `at`. The first call searches the block for line ends."""
-        if self._line_ends is None:
-            self._line_ends = [match.start() for match in _LINE_END.finditer(self._block)]
-        number = bisect_left(self._line_ends, at)
-        start = self._line_ends[number - 1] + 1 if number else 0
-        return start, self._line_ends[number] if number < len(self._line_ends) else len(self._block)
+@lru_cache(maxsize=1)
+def _line_ends(block: bytes) -> list[int]:
+    """The places of all line ends in a block. A carriage return, which progress bars print, also ends a line."""
+    return [match.start() for match in _LINE_END.finditer(block)]

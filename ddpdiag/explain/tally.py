@@ -63,10 +63,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     @property
     def is_explained(self) -> bool:
         """Whether any sighting explains the log: echoes, notes and unknown warnings alone do not."""
-        return any(
-            one.card.role not in (Role.ECHO, Role.NOTE) and not (one.card.is_fallback and one.card.role is Role.HINT)
-            for one in self.sightings
-        )
+        cards = [one.card for one in self.sightings]
+        return any(card.role not in (Role.ECHO, Role.NOTE) and not _is_warning(card) for card in cards)
 
     @property
     def has_failure(self) -> bool:
@@ -155,8 +153,6 @@ class Tally:
         )
 
 
-# Comparison of sightings ---------------------------------------------------------------------------------------------
-
 # Sightings are listed in the order of these places. An unknown text that was printed after a wait is listed after it.
 _PLACE_OF_ROLE = {Role.CAUSE: 0, Role.FAILURE: 1, Role.HINT: 3, Role.WAIT: 4, Role.ECHO: 6, Role.NOTE: 7}
 _PLACE_AFTER_FAILURES, _PLACE_AFTER_WAITS = 2, 5
@@ -193,6 +189,7 @@ def with_final_roles(sightings: Sequence[Sighting], cards: Sequence[Card], *, is
 
 
 def _is_warning(card: Card) -> bool:
+    """Whether a card stands for unknown warnings."""
     return card.is_fallback and card.role is Role.HINT
 
 

@@ -71,13 +71,7 @@ def fence(text: str) -> list[str]:
     return [f"{ticks}sh", *lines, ticks]
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[bool] = ()) -> list[str]:
-    """The lines of a table. The cells must be escaped. `right` says for each column whether it is aligned right."""
-    alignments = ["---:" if is_right else "---" for is_right in right or (False,) * len(headers)]
-    return [_row(headers), _row(alignments), *(_row(row) for row in rows)]
-
-
-def _row(cells: Sequence[str]) -> str:
+def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -137,40 +131,12 @@ def escape_and_cut(text: str, max_bytes: int) -> str:
     return escape(text[:length]) + (f" ... ({count(left, 'more character')}, {_ELSEWHERE})" if left else "")
 
 
-def cut_list(lines: Sequence[str], noun: str, *, total: int, max_bytes: int) -> list[str]:
-    """The first `lines` of a list of `total` items, in at most `max_bytes`, and the number of items left out."""
-    shown, more = _lines_that_fit(lines, noun, total, max_bytes)
-    return [*shown, *(f"- {sentence}" for sentence in more)]
-
-
-def cut_table(
-    headers: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    noun: str,
-    *,
-    total: int,
-    max_bytes: int,
-    right: Sequence[bool] = (),
-) -> list[str]:
-    """The first rows of a table of `total` rows, in at most `max_bytes`, and the number of rows left out."""
-    if not cells:
-        return []
-    lines = table(headers, cells, right=right)
-    shown, more = _lines_that_fit(lines[2:], noun, total, max_bytes - byte_size(lines[:2]))
-    return [*lines[:2], *shown, *(["", *more] if more else [])] if shown else more
-
-
 def _lines_that_fit(lines: Sequence[str], noun: str, total: int, max_bytes: int) -> tuple[list[str], list[str]]:
     """The first lines that fit into `max_bytes`, and a list with one sentence if any of `total` lines are left out."""
     used_bytes = accumulate(byte_size((line,)) for line in lines)
     shown = [line for line, used in zip(lines, used_bytes, strict=True) if used <= max_bytes]
     omitted = total - len(shown)
     return shown, [f"{count(omitted, f'more {noun}')}, {_ELSEWHERE}"] if omitted else []
-
-
-def with_blank_line(lines: list[str]) -> list[str]:
-    """`lines` and an empty line, or an empty list if there are no lines."""
-    return [*lines, ""] if lines else []
 
 
 _PARAGRAPH_BYTES, _CELL_BYTES, _TABLE_BYTES, _LIST_BYTES = 2_000, 600, 8_000, 6_000
@@ -196,31 +162,23 @@ def draw_pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
                 yield Piece("a sentence", [f"{strong}{escape_and_cut(text, _PARAGRAPH_BYTES)}", ""])
             case Items(items=items, title=title):
                 lines = [f"- {escape_and_cut(item, _CELL_BYTES)}" for item in items[:_ROWS_SHOWN]]
-                lines = with_blank_line(cut_list(lines, "line", total=len(items), max_bytes=_LIST_BYTES))
-                yield Piece(_cut_title(title) or "a list", [*_title_lines(title), *lines] if lines else [])
+                shown, more = _lines_that_fit(lines, "line", len(items), _LIST_BYTES)
+                lines = [*_title_lines(title), *shown, *(f"- {sentence}" for sentence in more), ""]
+                yield Piece(_cut_title(title) or "a list", lines if items else [])
             case Code(text=text, title=title):
                 yield Piece(_cut_title(title) or "commands", [*_title_lines(title), *fence(text), ""])
             case Table():
-                lines = with_blank_line(_table_lines(block))
-                yield Piece(_cut_title(block.title) or f"a table of {block.noun}s", lines)
-            case Matrix():
-                yield from draw_pieces(_matrix_blocks(block))
+                yield Piece(_cut_title(block.title) or f"a table of {block.noun}s", _table_lines(block))
+            case Matrix(title=title, matrix=matrix, note=note):
+                is_wide = len(matrix.columns) > _COLUMNS_SHOWN
+                yield from draw_pieces([Text(note, title) if is_wide else matrix_table(block)])
             case Chart():
                 pass
             case _:
                 assert_never(block)
 
 
-def _matrix_blocks(block: Matrix) -> Iterator[Block]:
-    """Yield the matrix as a table, or only its note if it has too many columns for a ticket."""
-    if len(block.matrix.columns) > _COLUMNS_SHOWN:
-        yield Text(block.note, block.title)
-        return
-    yield matrix_table(block)
-
-
 def _cut_title(title: str) -> str:
-    """Escape a title of unknown origin, and cut it."""
     return escape_and_cut(title, _TITLE_LETTERS)
 
 
@@ -229,12 +187,15 @@ def _title_lines(title: str) -> list[str]:
 
 
 def _table_lines(block: Table) -> list[str]:
-    row_indices = shown_row_indices(block, _ROWS_SHOWN)
-    columns = draw_columns(block, row_indices, "-")
+    """The lines of a table with its title and note, in about `_TABLE_BYTES`; empty if the table has no rows."""
+    if not block.rows:
+        return []
+    columns = draw_columns(block, shown_row_indices(block, _ROWS_SHOWN), "-")
     cells = zip(*(column.cells for column in columns), strict=True)
-    rows = [tuple("-" if text == "-" else escape_and_cut(text, _CELL_BYTES) for text in row) for row in cells]
-    heads = [_cut_title(column.heading) for column in columns]
-    right = [column.is_right_aligned for column in columns]
-    lines = cut_table(heads, rows, block.noun, total=len(block.rows), max_bytes=_TABLE_BYTES, right=right)
-    note = ["", escape_and_cut(block.note, _PARAGRAPH_BYTES)] if lines and block.note else []
-    return [*(_title_lines(block.title) if lines else []), *lines, *note]
+    rows = [_row("-" if text == "-" else escape_and_cut(text, _CELL_BYTES) for text in row) for row in cells]
+    alignments = _row("---:" if column.is_right_aligned else "---" for column in columns)
+    head = [_row(_cut_title(column.heading) for column in columns), alignments]
+    shown, more = _lines_that_fit(rows, block.noun, len(block.rows), _TABLE_BYTES - byte_size(head))
+    lines = [*head, *shown, *(["", *more] if more else [])] if shown else more
+    note = ["", escape_and_cut(block.note, _PARAGRAPH_BYTES)] if block.note else []
+    return [*_title_lines(block.title), *lines, *note, ""]

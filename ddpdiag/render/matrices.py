@@ -10,7 +10,7 @@ from ddpdiag.render.page import ROWS_SHOWN
 from ddpdiag.text import begun, count, fold_hosts
 
 # So many different matrices are always shown. More would hide the findings.
-FEW = 2
+FEW_MATRICES = 2
 _NAMES_SHOWN = 16
 # Matrices of every run with several hosts. A terminal shows them only with a finding about them.
 _ROUTINE_MATRICES = ("fab.pairs", "rdz.mesh")
@@ -36,13 +36,13 @@ def matrix_blocks(
     """Yield the matrices that a terminal shows, and a text about the others. With `details` all are shown, else those
     with findings and, if there are few, all except `_ROUTINE_MATRICES`."""
     groups = group_equal_matrices(matrices)
-    special = [one for one in groups if one.name not in _ROUTINE_MATRICES]
-    shown_anyway = special if len(special) <= FEW else []
-    wanted = [one for one in groups if details or one in shown_anyway or _is_concerned(one, findings)]
-    # A terminal shows neither many matrices nor a large one; scripts can read them in the JSON report.
-    small = [one for one in wanted if max(len(one.matrix.rows), len(one.matrix.columns)) <= ROWS_SHOWN]
-    shown = wanted if details else small[: 2 * FEW]
-    yield from (blocks.Matrix(one.title, one.matrix) for one in shown)
+    special = [group for group in groups if group.name not in _ROUTINE_MATRICES]
+    shown_anyway = special if len(special) <= FEW_MATRICES else []
+    wanted = [group for group in groups if details or group in shown_anyway or _is_concerned(group, findings)]
+    # A terminal shows neither many matrices nor a large group; scripts can read them in the JSON report.
+    small = [group for group in wanted if max(len(group.matrix.rows), len(group.matrix.columns)) <= ROWS_SHOWN]
+    shown = wanted if details else small[: 2 * FEW_MATRICES]
+    yield from (blocks.Matrix(group.title, group.matrix) for group in shown)
     if hidden := len(groups) - len(shown):
         text = f"{count(hidden, 'more table')} of pairs: with --details, or in the JSON report"
         yield blocks.Text(text, mark=blocks.Mark.DIM)

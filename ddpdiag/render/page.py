@@ -30,6 +30,12 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split("\n"))
 
 
+def clip_text(text: str, max_letters: int) -> str:
+    """Put `text` on one line, cut to at most `max_letters` characters."""
+    line = one_line(text)
+    return line if len(line) <= max_letters else line[: max(0, max_letters - 3)] + "..."
+
+
 class Page:
     """A page to which text is added. Styles are those of rich, such as "bold red", and are ignored without `color`."""
 
@@ -53,7 +59,6 @@ class Page:
         )
 
     def blank(self) -> None:
-        """Write an empty line."""
         self._file.write("\n")
 
     def write_verbatim(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
@@ -98,11 +103,9 @@ class Page:
 
     @property
     def line_count(self) -> int:
-        """The number of lines on the page."""
         return self._file.getvalue().count("\n")
 
     def text(self) -> str:
-        """The text of the page."""
         return self._file.getvalue()
 
 

@@ -40,8 +40,12 @@ def paint(page: Page, blocks: Iterable[Block], *, details: bool = False) -> None
 
 def _write(page: Page, block: Leaf, *, details: bool) -> None:
     match block:
-        case Text():
-            _write_text(page, block)
+        case Text(text=text, lead="", mark=mark):
+            page.write(text, style=STYLES[mark])
+            page.blank()
+        case Text(text=text, lead=lead, mark=mark):
+            page.write(text, lead=f"{lead}: ", lead_style=STYLES[mark] or "bold")
+            page.blank()
         case Items():
             _write_items(page, block, details=details)
         case Code(text=text, title=title):
@@ -57,15 +61,6 @@ def _write(page: Page, block: Leaf, *, details: bool) -> None:
             pass
         case _:
             assert_never(block)
-
-
-def _write_text(page: Page, block: Text) -> None:
-    style = STYLES[block.mark]
-    if block.lead:
-        page.write(block.text, lead=f"{block.lead}: ", lead_style=style or "bold")
-    else:
-        page.write(block.text, style=style)
-    page.blank()
 
 
 def _write_items(page: Page, block: Items, *, details: bool) -> None:

@@ -33,7 +33,7 @@ from ddpdiag.model.news import (
     WaitingForRanks,
 )
 from ddpdiag.render.files import Display, can_show, display_of, terminal_size, write_if_ready
-from ddpdiag.render.page import one_line
+from ddpdiag.render.page import clip_text, one_line
 from ddpdiag.text import count, fold_hosts, ranks_text
 
 # Shorter waits for rank 0 or for other ranks are not shown.
@@ -130,7 +130,7 @@ class Progress:
             self._update(news, now)
             if text := self._news_text(news, now):
                 self._next_line_at = now + LINE_INTERVAL_SECONDS
-                self._write(f"ddpdiag {self._elapsed_text(now)} {clip_text(text)}\n")
+                self._write(f"ddpdiag {self._elapsed_text(now)} {clip_text(text, _MAX_LETTERS)}\n")
         if isinstance(news, Joined) and self._live:
             self.close()
 
@@ -238,7 +238,6 @@ class ProgressLine:
         self._stream = stream if display is Display.LIVE else None
 
     def tell(self, text: str) -> None:
-        """Redraw the line with `text`."""
         if self._stream is not None:
             line = _CLEAR_LINE + clip_text(text, terminal_size(self._stream)[0] - 1)
             self._stream = self._stream if write_if_ready(self._stream, line) else None
@@ -248,9 +247,3 @@ class ProgressLine:
         if self._stream is not None:
             write_if_ready(self._stream, _CLEAR_LINE)
         self._stream = None
-
-
-def clip_text(text: str, letters: int = _MAX_LETTERS) -> str:
-    """Put `text` on one line, cut to at most `letters` characters."""
-    line = one_line(text)
-    return line if len(line) <= letters else line[: max(0, letters - 3)] + "..."

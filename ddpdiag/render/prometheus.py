@@ -105,9 +105,8 @@ def _result_samples(report: Report) -> Iterator[Sample]:
         help_text = "1 for a check that was skipped."
         yield Sample("check_skipped", help_text, check.skipped_because is not None, labels)
         for status, count in check.statuses.items():
-            yield Sample(
-                "check_outcomes", "Outcomes of a check by status, over ranks.", count, labels | {"status": status}
-            )
+            help_text = "Outcomes of a check by status, over ranks."
+            yield Sample("check_outcomes", help_text, count, labels | {"status": status})
     # A finding that blames several hosts counts for each. The host is empty if none is blamed.
     finding_counts = Counter(
         (finding.code, finding.severity.value, host) for finding in report.findings for host in finding.hosts or ("",)

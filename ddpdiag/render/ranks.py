@@ -48,10 +48,10 @@ def severity_of_blamed_ranks(findings: Sequence[Finding], rows: Iterable[Row]) -
     """The worst severity with which each rank is blamed. A finding with hosts, but no ranks, blames all their ranks."""
     severity_of_rank: dict[int, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
-        own = [finding for finding in findings if finding.severity is severity]
-        hosts = {host for finding in own if not finding.ranks for host in finding.hosts}
+        findings_of_severity = [finding for finding in findings if finding.severity is severity]
+        hosts = {host for finding in findings_of_severity if not finding.ranks for host in finding.hosts}
         on_hosts = (row.get("rank") for row in rows if row.get("host") in hosts) if hosts else ()
-        named = (rank for finding in own for rank in finding.ranks)
+        named = (rank for finding in findings_of_severity for rank in finding.ranks)
         blamed_ranks = (*named, *(rank for rank in on_hosts if isinstance(rank, int)))
         severity_of_rank.update(dict.fromkeys(blamed_ranks, severity))
     return severity_of_rank

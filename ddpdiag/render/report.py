@@ -3,6 +3,7 @@
 Each format writes the verdict and the findings itself.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.model import CheckSummary, Finding, Matrix, Report, Scalar, Severity
@@ -149,6 +150,12 @@ def outcomes_text(check: CheckSummary) -> str:
     return ran or ("not run" if check.measures else "judged from the data of other checks")
 
 
+def count_equal(problems: Sequence[str]) -> list[str]:
+    """Each problem once, with its number if it occurred several times, because a thousand files can have the same."""
+    counts = Counter(problems)
+    return [text if times == 1 else f"{text} ({times:,} times)" for text, times in counts.items()]
+
+
 def time_spent_sentence(report: Report) -> str:
     """A sentence with the seconds that the run spent in its stages and outside of them."""
     inside = sum(stage.seconds for stage in report.stages)
@@ -176,9 +183,8 @@ def _hosts_table(report: Report) -> Table:
     # The worst severity with which each host is blamed.
     worst: dict[str, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
-        worst |= {
-            host: severity for finding in report.findings if finding.severity is severity for host in finding.hosts
-        }
+        findings = [finding for finding in report.findings if finding.severity is severity]
+        worst |= {host: severity for finding in findings for host in finding.hosts}
     leaf_of = {host: leaf for leaf, hosts in report.world.hosts_by_leaf_switch.items() for host in hosts}
     ranking = [SEVERITIES.index(worst.get(host, Severity.NOTE)) for host in rows]
     return Table(
@@ -216,9 +222,6 @@ def _environment_blocks(report: Report) -> Iterator[Block]:
         columns = tuple(map(Column, ("kind", "name", "value")))
         yield Fold("Versions and variables", (Table(columns=columns, rows=rows, noun="value"),))
     if report.measurements:
-        table = Table(
-            columns=(Column("name"), Column("value")),
-            rows=tuple((label(name), quantity(name, value)) for name, value in report.measurements.items()),
-            noun="figure",
-        )
-        yield Fold("Figures of the run", (table,))
+        figures = tuple((label(name), quantity(name, value)) for name, value in report.measurements.items())
+        columns = (Column("name"), Column("value"))
+        yield Fold("Figures of the run", (Table(columns=columns, rows=figures, noun="figure"),))

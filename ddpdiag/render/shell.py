@@ -66,12 +66,9 @@ def _exclude_failing(report: Report, failing: Sequence[str]) -> tuple[str, str]:
     noun = "failing host" if len(failing) == 1 else "failing hosts"
     listed = fold_hosts(failing)
     if not report.world.scheduler:
-        is_long = len(listed) > _MAX_LIST_LETTERS
-        return (
-            (f"{len(failing):,} {noun}, one per line:", "--write-failing-hosts failing")
-            if is_long
-            else (f"The {noun}:", listed)
-        )
+        if len(listed) > _MAX_LIST_LETTERS:
+            return f"{len(failing):,} {noun}, one per line:", "--write-failing-hosts failing"
+        return f"The {noun}:", listed
     if len(listed) > _MAX_LIST_LETTERS:
         return (
             f"Without the {noun}: run again with --write-failing-hosts failing, then",
@@ -82,9 +79,9 @@ def _exclude_failing(report: Report, failing: Sequence[str]) -> tuple[str, str]:
 
 def _exclude_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     """The pair for slow hosts. An srun command also excludes failing hosts, so that it runs on healthy hosts only."""
-    share = max(report.hosts.slow[name] for name in slow)
+    lost_share = max(report.hosts.slow[name] for name in slow)
     verb = "host is" if len(slow) == 1 else "hosts are up to"
-    sentence = f"{len(slow):,} {verb} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
+    sentence = f"{len(slow):,} {verb} {times_text(1 / max(1 - lost_share, 1e-6))} slower than the others"
     failing = report.hosts.failing
     listed = fold_hosts((*failing, *slow) if report.world.scheduler else slow)
     if not report.world.scheduler:

@@ -5,7 +5,6 @@ stages, the notes and the tables follow. The verdict's sentence and the fix of t
 because a terminal then shows the end of the text. Without colour, all fixed texts are ASCII, for log files.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -17,7 +16,7 @@ from ddpdiag.render.matrices import matrix_blocks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint, write_table
 from ddpdiag.render.ranks import are_ranks_alike, ranks_table
-from ddpdiag.render.report import kinds_of_hosts, outcomes_text, time_spent_sentence
+from ddpdiag.render.report import count_equal, kinds_of_hosts, outcomes_text, time_spent_sentence
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.text import count, fold_hosts, label, listed, seconds
 
@@ -129,9 +128,8 @@ def _start_text(created: str) -> str:
 
 def write_file_problems(page: Page, problems: Sequence[str]) -> None:
     """Write a paragraph for each problem that occurred while files were read."""
-    # A problem that a thousand files have is written once.
-    for note, times in Counter(problems).items():
-        page.write(note if times == 1 else f"{note} ({times:,} times)", lead="note: ")
+    for problem in count_equal(problems):
+        page.write(problem, lead="note: ")
     if problems:
         page.blank()
 
@@ -152,13 +150,12 @@ def _write_first_fix(page: Page, report: Report) -> None:
     first = first or next(iter(errors), None)
     if first is None or not first.fix or page.line_count <= SCREEN_LINES:
         return
-    hosts_alike = {host for finding in errors if finding.code == first.code for host in finding.hosts}
-    beginning = ""
-    if not hosts_alike.issubset(first.hosts) and exclude_lines(report):
-        beginning = (
-            f"Leave the {count(len(report.hosts.failing), 'bad host')} out (see above). For each, as for the first: "
-        )
-    page.write(beginning + first.fix, lead="Fix: ", lead_style="bold")
+    hosts_of_code = {host for finding in errors if finding.code == first.code for host in finding.hosts}
+    fix = first.fix
+    if not hosts_of_code.issubset(first.hosts) and exclude_lines(report):
+        bad_hosts = count(len(report.hosts.failing), "bad host")
+        fix = f"Leave the {bad_hosts} out (see above). For each, as for the first: {fix}"
+    page.write(fix, lead="Fix: ", lead_style="bold")
     for line in shell_lines(first.env):
         page.write_verbatim(line, indent=4)
 

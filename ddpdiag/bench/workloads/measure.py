@@ -37,10 +37,10 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
     # The sweep ends before the trial's deadline.
     end = min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
     ctx.step("measure this rank's own limits")
-    copier = _CopyMeter(device)
+    copy_meter = _CopyMeter(device)
     # The barriers let all ranks measure at the same time, as they copy at the same time in a collective.
     dist.barrier()
-    copy_rate = copier.measure(_COPY_SECONDS)
+    copy_rate = copy_meter.measure(_COPY_SECONDS)
     dist.barrier()
     loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
     limits = structs.replace(
@@ -53,10 +53,10 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
         nonlocal reported_at
         rows.append(row)
         if len(rows) % _ROWS_PER_MOMENT == 0:
-            copier.measure(_MOMENT_SECONDS)
+            copy_meter.measure(_MOMENT_SECONDS)
         if time.monotonic() - reported_at > _REPORT_SECONDS + len(rows) * len(ctx.group) * _REPORT_SECONDS_PER_ROW:
             reported_at = time.monotonic()
-            rates = tuple(copier.rates)
+            rates = tuple(copy_meter.rates)
             partial = structs.replace(empty_data, rows=tuple(rows), copy_rates=rates, limits=limits, is_complete=False)
             rate = busbw(empty_data.collective, row.size_bytes, row.median_seconds, empty_data.rank_count)
             subject = f"{empty_data.collective} {empty_data.backend} {size_text(row.size_bytes)}"
@@ -67,8 +67,8 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
     for _ in range(_MOMENTS_AT_END):
         ctx.step("copy in this rank's own memory")
         dist.barrier()
-        copier.measure(_MOMENT_SECONDS)
-    return structs.replace(empty_data, **result._asdict(), copy_rates=tuple(copier.rates), limits=limits)
+        copy_meter.measure(_MOMENT_SECONDS)
+    return structs.replace(empty_data, **result._asdict(), copy_rates=tuple(copy_meter.rates), limits=limits)
 
 
 class _CopyMeter:

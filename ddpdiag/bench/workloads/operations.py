@@ -62,11 +62,10 @@ class Operation(NamedTuple):
 def prepare(collective: str, dtype: str, counts: MessageSize, device: torch.device) -> Operation:
     """Allocate the buffers of a collective, and return both. Raises MissingCollective if torch lacks the function."""
     source = torch.zeros(counts.send, dtype=DTYPES[dtype], device=device)
-    if collective in IN_PLACE:
-        return Operation(_bound_call(collective, source, source), partial(_count_wrong, collective, source), (source,))
-    result = torch.zeros(counts.receive, dtype=DTYPES[dtype], device=device)
-    count_wrong = partial(_count_wrong, collective, result)
-    return Operation(_bound_call(collective, source, result), count_wrong, (source, result))
+    is_in_place = collective in IN_PLACE
+    result = source if is_in_place else torch.zeros(counts.receive, dtype=DTYPES[dtype], device=device)
+    buffers = (source,) if is_in_place else (source, result)
+    return Operation(_bound_call(collective, source, result), partial(_count_wrong, collective, result), buffers)
 
 
 def _bound_call(collective: str, source: torch.Tensor, result: torch.Tensor) -> Callable[[], object]:
@@ -106,7 +105,6 @@ def _send_recv(source: torch.Tensor, result: torch.Tensor) -> None:
 
 
 def _count_wrong(collective: str, result: torch.Tensor) -> int:
-    """Count the incorrect elements in this rank's result."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     match collective:
         case "all_reduce":

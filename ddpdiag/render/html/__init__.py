@@ -7,7 +7,6 @@ only the worst are shown, and a sentence gives the number of the others.
 
 import re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -22,7 +21,7 @@ from ddpdiag.render.blocks import Block, Section
 from ddpdiag.render.findings import finding_boxes
 from ddpdiag.render.html.charts import alt_text, svg_of
 from ddpdiag.render.html.views import Fact, cut_line, shown_items, view_of
-from ddpdiag.render.report import sections
+from ddpdiag.render.report import count_equal, sections
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count, fold_hosts, seconds
@@ -113,9 +112,7 @@ def page_of(report: Report, features: Sequence[Feature] = ()) -> Page:
     world = report.world
     variables = "\n".join(shell_lines(report.workarounds))
     commands = (*([("The job needs these variables:", variables)] if variables else []), *exclude_lines(report))
-    # Equal problems are shown once, with their number.
-    counts = Counter(report.recording_problems)
-    problems = [text if times == 1 else f"{text} ({times:,} times)" for text, times in counts.items()]
+    problems = count_equal(report.recording_problems)
     omitted = len(problems) - _NOTES_SHOWN
     closing = [f"{omitted:,} more notes are in the JSON report"] if omitted > 0 else []
     return Page(
@@ -147,10 +144,8 @@ def _ordered_sections(report: Report, features: Sequence[Feature]) -> Iterator[S
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     world = report.world
     yield "ranks", f"{world.size:,}"
-    yield (
-        "hosts",
-        f"{len(world.hosts):,} ({fold_hosts(world.hosts, limit=_NAMES_SHOWN)})" if world.hosts else "none known",
-    )
+    hosts = fold_hosts(world.hosts, limit=_NAMES_SHOWN)
+    yield "hosts", f"{len(world.hosts):,} ({hosts})" if world.hosts else "none known"
     gpus = {uuid for row in report.ranks if (uuid := row.get("gpu_uuid")) is not None}
     if gpus:
         yield "GPUs", f"{len(gpus):,}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ddpdiag.render.blocks import Chart, Line
-from ddpdiag.render.page import one_line
+from ddpdiag.render.page import clip_text, one_line
 from ddpdiag.text import column_unit, count, label, quantity
 
 _COLORS, _LINES_SHOWN, _NAME_LETTERS = 8, 8, 40
@@ -21,11 +21,11 @@ _DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
 
 def drawable(chart: Chart) -> list[Line]:
     """The lines of a chart that can be drawn: the first `_LINES_SHOWN`, without points that no axis can show."""
-    lines = []
-    for curve in chart.lines:
-        if points := tuple((x, y) for x, y in curve.points if 0 < x < math.inf and 0 <= y < 1e30):
-            lines.append(Line(curve.name, points, curve.is_dashed))
-    return lines[:_LINES_SHOWN]
+    lines = (
+        Line(line.name, tuple((x, y) for x, y in line.points if 0 < x < math.inf and 0 <= y < 1e30), line.is_dashed)
+        for line in chart.lines
+    )
+    return [line for line in lines if line.points][:_LINES_SHOWN]
 
 
 def svg_of(chart: Chart) -> str:
@@ -74,7 +74,7 @@ def _legend(lines: Iterable[Line]) -> Iterator[str]:
     for number, line in enumerate(lines):
         y = _HEIGHT + _LINE_HEIGHT * number
         yield f'<path d="M4 {y + 4}h26" {_stroke(number, line)}/>'
-        yield _text(36, y + 8, _cut(line.name, _NAME_LETTERS))
+        yield _text(36, y + 8, clip_text(line.name, _NAME_LETTERS))
 
 
 def _stroke(number: int, line: Line) -> str:
@@ -113,8 +113,3 @@ def alt_text(chart: Chart) -> str:
     omitted = len(chart.lines) - len(texts)
     rest = f"; {count(omitted, 'more line')} in the JSON report" if omitted else ""
     return one_line(f"{label(chart.y_name)} over {label(chart.x_name)}: {'; '.join(texts)}{rest}.")
-
-
-def _cut(text: str, max_letters: int) -> str:
-    line = one_line(text)
-    return line if len(line) <= max_letters else f"{line[: max_letters - 3]}..."

@@ -55,8 +55,8 @@ class TableView(NamedTuple):
     rows: list[tuple[CellView, ...]]
     note: str
     kinds: str
-    folded: bool
-    searchable: bool
+    folded: bool = False
+    searchable: bool = False
 
 
 def view_of(block: Table | Matrix) -> TableView:
@@ -130,12 +130,10 @@ def _matrix_view(block: Matrix) -> TableView:
         ],
         note=cut_line(block.note),
         kinds="matrix dense" if len(matrix.columns) >= _DENSE_COLUMNS else "short",
-        folded=False,
-        searchable=False,
     )
 
 
 def shown_items(items: Items) -> list[str]:
     """The items that are shown, each on one line, and a sentence if more are left out."""
-    left = len(items.items) - _ITEMS_SHOWN
-    return [*map(cut_line, items.items[:_ITEMS_SHOWN]), *([omitted_sentence(left)] if left > 0 else [])]
+    shown = map(cut_line, items.items[:_ITEMS_SHOWN])
+    return [*shown, *filter(None, [omitted_sentence(len(items.items) - _ITEMS_SHOWN)])]
