@@ -183,9 +183,9 @@ def test_every_collective_is_measured_over_every_backend():
 )
 def test_a_benchmark_is_compared_with_its_baseline(golden, now, code):
     before = benched(alike(2))
-    baseline = snapshot_of(before.world, before.recording, [col002.section(before)])
+    baseline = snapshot_of(before.world, before.recording, [col002.report(before).section])
     seen = benched(now, baseline=baseline)
-    compared = replace(seen.of(cmp001.CHECK), sections=(col002.section(seen),))
+    compared = replace(seen.of(cmp001.CHECK), sections=(col002.report(seen).section,))
     found = [*cmp001.judge(compared)]
     assert [finding.code for finding in found] == [code] * (code is not None)
     golden(*found)
