@@ -165,20 +165,20 @@ def measure_copies(
     for gpu in range(devices.count):
         ctx.step(f"properties of GPU {gpu}")
         gpus.append(devices.properties(gpu))
-    todo = [job for job in all_jobs(devices.count) if not selected_jobs or job in selected_jobs]
-    results = Copies(gpus=tuple(gpus), jobs=len(todo))
+    jobs = [job for job in all_jobs(devices.count) if not selected_jobs or job in selected_jobs]
+    results = Copies(gpus=tuple(gpus), jobs=len(jobs))
     ctx.report(results, f"{results.done} of {results.jobs} paths")
     before = time.monotonic()
     for gpu in range(devices.count):
         ctx.step(f"{CONTEXT_STEP} of GPU {gpu}")
         devices.start(gpu)
     ctx.add_timing("context", time.monotonic() - before)
-    for number, job in enumerate(todo):
+    for number, job in enumerate(jobs):
         seconds_left = ctx.end - time.monotonic() - _RESERVE_SECONDS
         if seconds_left <= 0:
             break
         # A quarter of a job's time for each of up to two links: filling, comparing and allocating take the other half.
-        link_seconds = min(LINK_SECONDS, seconds_left / (len(todo) - number) / 4)
+        link_seconds = min(LINK_SECONDS, seconds_left / (len(jobs) - number) / 4)
         measurement = _JobMeasurement(devices, ctx, link_seconds, indirect_ratio)
         results = structs.replace(measurement.run_job(results, job), done=number + 1)
         ctx.report(results, f"{results.done} of {results.jobs} paths")

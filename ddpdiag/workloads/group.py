@@ -39,7 +39,7 @@ def group_timeout(ctx: Context) -> timedelta:
 
 
 def backend_error(backend: str) -> AbsentBackend | None:
-    """The error that says why this torch has no such backend, or None. Other packages must have added theirs before."""
+    """Return an error if torch has no such backend, else None. Call it after packages registered their backends."""
     dist.is_backend_available(backend)  # from torch 2.15 on this call registers more backends of torch, such as nccl2
     # `backend_list` also names backends that this torch was built without. `fake` transfers nothing.
     listed = [name for name in dist.Backend.backend_list if name not in (dist.Backend.UNDEFINED, "fake")]

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import busbw
+from ddpdiag.bandwidth import busbw_factor
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
@@ -211,7 +211,7 @@ def _culprit_of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
 
 
 def _busbw(data: Data) -> float:
-    return busbw("all_reduce", data.large_bytes, data.large_seconds.median, data.ranks)
+    return data.large_bytes / data.large_seconds.median * busbw_factor("all_reduce", data.ranks)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:

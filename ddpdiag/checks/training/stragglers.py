@@ -108,7 +108,7 @@ def _straggler(rank: int, steps: Mapping[int, Steps], late_share: float) -> Stra
 
 
 def _median_of(steps: Steps, figure: str) -> float:
-    """The median over all windows of the attribute `figure` of `Window`."""
+    """The median over all windows of the `Window` attribute with the name `figure`."""
     return median(float(getattr(window, figure)) for window in steps.windows)
 
 
