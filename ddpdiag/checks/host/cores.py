@@ -125,8 +125,8 @@ def _oversubscription(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) ->
             "oversubscribed",
             f"more {'ranks' if ranks_exceed else 'threads'} than cores on {host.name}",
             f"{count(len(ranks), 'rank')} on {host.name} {'starts' if len(ranks) == 1 else 'start'} "
-            f"{count(threads, 'compute thread')} on "
-            f"{usable:g} core{'' if usable == 1 else 's'}{' (quota of the control group)' if is_quota else ''}"
+            f"{count(threads, 'compute thread')} on {usable:g} core{'' if usable == 1 else 's'}"
+            f"{' (quota of the control group)' if is_quota else ''}"
             f"{', because OMP_NUM_THREADS is unset' if is_unset else ''}. At most "
             f"{count(limit, 'rank' if ranks_exceed else 'thread')} {'is' if limit == 1 else 'are'} expected, with one "
             "thread per core."

@@ -222,10 +222,9 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip the second reading if the first one shows no counter on any host."""
     if not seen.is_last or _first_readings(seen):
         return None
-    is_one_host = len(seen.world.hosts) == 1
-    return unneeded(
-        "there is one host only, without an RDMA port" if is_one_host else "no host shows counters of its network"
-    )
+    if len(seen.world.hosts) == 1:
+        return unneeded("there is one host only, without an RDMA port")
+    return unneeded("no host shows counters of its network")
 
 
 def last_seconds(seen: Seen[Data]) -> float:

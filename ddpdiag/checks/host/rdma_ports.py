@@ -118,7 +118,6 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip if HST004 found no RDMA device on any host."""
     rows = seen.of(hst004.CHECK).by_rank.values()
     return unneeded("no host has an RDMA device" if rows and all(row.rdma == () for row in rows) else None)
 

@@ -93,8 +93,8 @@ def _fix(host: Host, memory: SharedMemory, expected_mib: float) -> str:
     """The commands that make /dev/shm writable, or larger, or that remove old files from it."""
     if memory.error == os.strerror(errno.EACCES):
         return f"Run `ls -ld /dev/shm` on {host.name}; it should be drwxrwxrwt. As root: `chmod 1777 /dev/shm`."
-    remove = f"Remove files that ended jobs left behind, if no other job runs on {host.name}: "
-    remove += "`rm /dev/shm/nccl-* /dev/shm/torch_*`. "
+    files = "`rm /dev/shm/nccl-* /dev/shm/torch_*`"
+    remove = f"Remove files that ended jobs left behind, if no other job runs on {host.name}: {files}. "
     size = f"{math.ceil(expected_mib / 1024)}g"
     return (
         f"{remove if memory.free_bytes < memory.size_bytes else ''}Start a container with `docker run "

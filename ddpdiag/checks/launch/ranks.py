@@ -53,7 +53,6 @@ FINDINGS = {
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """Judge how the ranks joined the run; nothing is measured."""
     yield from _duplicate_ranks(seen)
     yield from _other_runs(seen)
     yield from _world_sizes(seen)
@@ -93,7 +92,6 @@ def _different_versions(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _uneven_hosts(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The finding on hosts with different numbers of ranks."""
     hosts = list(hosts_of(seen))
     odd = find_odd_ranks({number: len(host.ranks) for number, host in enumerate(hosts)})
     if odd is None or not _have_all_joined(seen):
@@ -212,8 +210,7 @@ def _has_one_gpu_per_rank(seen: Seen[Nothing], host: Host) -> bool:
 def _gpu_counts(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     """The finding on a host with more ranks than GPUs, or with GPUs that no rank uses."""
     ranks, gpus = len(host.ranks), host.gpus
-    # Ranks that see one GPU each may have different GPUs, if the PCI bus has enough. If a container hides the bus
-    # (None), only GPU002 can decide.
+    # Ranks that see one GPU each may see different GPUs of the PCI bus. If it is hidden (None), only GPU002 can decide.
     bus_counts = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
     may_be_bound = _has_one_gpu_per_rank(seen, host) and any(n is None or n >= ranks for n in bus_counts)
     fix = (

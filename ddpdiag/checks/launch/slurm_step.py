@@ -69,8 +69,7 @@ def measure(ctx: Context) -> Data:
 
 
 class SlurmStep(NamedTuple):
-    """A job step, as the `variables` of one of its tasks describe it. `name` is "JOB.STEP", such as "12.0"; `tasks` and
-    `hosts` are numbers."""
+    """A job step, as the `variables` of one task describe it. `name` is "JOB.STEP"; `tasks` and `hosts` are numbers."""
 
     name: str
     tasks: int
@@ -178,8 +177,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     left_seconds, wanted_seconds = seen.options.job_left_seconds, seen.options.wanted_budget_seconds
     if left_seconds is None or wanted_seconds is None:
         return
-    # The variable keeps the first time limit even after `scontrol update TimeLimit`. If it is unset, ddpdiag asked
-    # scontrol for the time.
+    # The variable keeps the first time limit even after `scontrol update TimeLimit`. If unset, scontrol gave the time.
     is_current = not any("SLURM_JOB_END_TIME" in row.variables for row in seen.by_rank.values())
     is_too_late = left_seconds < _TOO_LATE_SECONDS and is_current
     yield seen.finding(

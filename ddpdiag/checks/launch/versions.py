@@ -127,10 +127,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _version_difference(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Finding]:
-    """The finding if the versions of one component differ between ranks. `word` is the component's key in COMPONENTS.
-    Ranks that cannot read the driver's version are left out."""
+    """The finding if the versions of a component differ between ranks. `word` is the component's key in COMPONENTS."""
     values = {rank: getattr(row, word) for rank, row in seen.by_rank.items()}
-    if word == "driver":
+    if word == "driver":  # ranks that cannot read the driver's version are left out
         values = {rank: version for rank, version in values.items() if version is not None}
     odd = find_odd_ranks(values)
     if odd is None:

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from shlex import quote
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
@@ -83,12 +83,11 @@ def measure(ctx: Context) -> Data:
     host_name = socket.gethostname()
     ctx.step(f"look up {host_name}")
     own_addresses = resolve(host_name, 0, _LOOK_UP_SECONDS)
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    name_seconds: float | None = 0.0
+    data = Data(name, addresses, seconds, host_name, own_addresses, os.environ.get("GLOO_SOCKET_IFNAME"))
     if addresses:
         ctx.step(f"look up the name of {addresses[0]}")
-        name_seconds = reverse_lookup_seconds(addresses[0], _LOOK_UP_SECONDS)
-    return Data(name, addresses, seconds, host_name, own_addresses, interface, name_seconds)
+        data = structs.replace(data, reverse_seconds=reverse_lookup_seconds(addresses[0], _LOOK_UP_SECONDS))
+    return data
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.rendezvous import mesh
-from ddpdiag.checks.rendezvous.links import Offer, offers
+from ddpdiag.checks.rendezvous.links import reached_offers
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
@@ -145,16 +145,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
             continue
         # A job over nccl also uses gloo. In other jobs NCCL is checked only if its variable is set.
-        checks_nccl = net.library_of(seen.world.backend) == "nccl" or data.variables.nccl
-        libraries = ("nccl", "gloo") if checks_nccl else ("gloo",)
+        needs_nccl = net.library_of(seen.world.backend) == "nccl" or data.variables.nccl
         route = net.interface_of(data.source_address, data.interfaces)
-        for library in libraries:
+        for library in ("nccl", "gloo") if needs_nccl else ("gloo",):
             severity = Severity.ERROR if seen.world.backend == library else Severity.WARNING
             address = net.chosen_address(library, data.variables, data.own_addresses, data.interfaces)
             choice = Choice(library, severity, host, data, data.interfaces, address, route)
             choices.append(choice)
             yield from _unusable_names(seen, choice) if choice.variable_value else ()
-    rank_offers = offers(seen.of(mesh.CHECK))
+    is_reached_by_offer = reached_offers(seen.of(mesh.CHECK))
     for library in _VARIABLES:
         by_address: dict[str, list[Choice]] = {}
         for choice in choices:
@@ -166,7 +165,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield from _shared_address(seen, address, choices_of_address)
         for choice in choices:
             if choice.library == library and choice.address is not None and choice.address not in shared:
-                yield from _unusable_address(seen, choice, choice.address, rank_offers)
+                yield from _unusable_address(seen, choice, choice.address, is_reached_by_offer)
 
 
 def _choice_finding(
@@ -249,7 +248,7 @@ def _shared_address(seen: Seen[Data], address: str, choices: Sequence[Choice]) -
 
 
 def _unusable_address(
-    seen: Seen[Data], choice: Choice, address: str, rank_offers: Mapping[int, Offer]
+    seen: Seen[Data], choice: Choice, address: str, is_reached_by_offer: Mapping[tuple[int, str], bool]
 ) -> Iterator[Finding]:
     """The finding on an address that other hosts cannot use, or that is not on the interface of the route to them."""
     name, interface = choice.host.name, net.interface_of(address, choice.interfaces)
@@ -268,8 +267,8 @@ def _unusable_address(
         return
     # RDZ004 tested only the address that the job's own library offers.
     is_tested = net.library_of(seen.world.backend) == choice.library
-    offer = next((rank_offers[rank] for rank in choice.host.ranks if rank in rank_offers), None)
-    is_reached = offer.is_reached if is_tested and offer is not None and offer.address == address else None
+    known_offers = ((rank, address) for rank in choice.host.ranks if (rank, address) in is_reached_by_offer)
+    is_reached = next((is_reached_by_offer[offer] for offer in known_offers), None) if is_tested else None
     route = choice.route_interface
     is_other = interface is not None and route is not None and interface.name != route.name
     if is_reached is False or (is_other and is_reached is None):

@@ -3,6 +3,7 @@
 A link is (rank from, rank to), with one rank of each host. If a link was measured twice, the better result counts.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
 from statistics import median
 from typing import NamedTuple
@@ -175,27 +176,19 @@ def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-class Offer(NamedTuple):
-    """The address that a rank offered to the other hosts (None: no address), and whether they reached it. `is_reached`
-    is None if only some of them reached it, or if it is not known."""
-
-    address: str | None
-    is_reached: bool | None
-
-
-def offers(mesh_seen: Seen[Data]) -> dict[int, Offer]:
-    """The offer of each rank. If a link was measured twice, the better result counts. A host that reached only another
-    address of the rank's host did not reach the offer. A host that reached no address is ignored."""
-    addresses = {rank: data.offered_address for rank, data in mesh_seen.by_rank.items()}
-    is_reached_by: dict[int, dict[int, bool]] = {}
+def reached_offers(mesh_seen: Seen[Data]) -> dict[tuple[int, str], bool]:
+    """Whether other hosts reached the address that a rank offered, by rank and address. Offers that only some hosts
+    reached, or that no host tried, are left out. A host that reached only another address of the rank's host did not
+    reach the offer. A host that reached no address is ignored. If a link was measured twice, the better result counts.
+    """
+    offers = {rank: data.offered_address for rank, data in mesh_seen.by_rank.items()}
+    # By the rank that offers, and the rank that connects: whether the offer was reached.
+    answers_by_rank: dict[int, dict[int, bool]] = defaultdict(dict)
     for row in mesh_seen.rows:
         for cell in row.data.cells:
             if cell.reach is Reach.ACCEPTED:
-                by_peer = is_reached_by.setdefault(cell.peer, {})
-                is_reached = cell.offered_reach is None and cell.address == addresses.get(cell.peer)
-                by_peer[row.place.rank] = is_reached or by_peer.get(row.place.rank, False)
-    answers = {rank: set(by_peer.values()) for rank, by_peer in is_reached_by.items()}
-    return {
-        rank: Offer(address, answers[rank].pop() if len(answers.get(rank, ())) == 1 else None)
-        for rank, address in addresses.items()
-    }
+                is_reached = cell.offered_reach is None and cell.address == offers.get(cell.peer)
+                answers = answers_by_rank[cell.peer]
+                answers[row.place.rank] = is_reached or answers.get(row.place.rank, False)
+    agreed_ranks = {rank for rank, answers in answers_by_rank.items() if len({*answers.values()}) == 1}
+    return {(r, offer): any(answers_by_rank[r].values()) for r, offer in offers.items() if offer and r in agreed_ranks}

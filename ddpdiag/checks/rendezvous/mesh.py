@@ -140,10 +140,11 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     mesh = mesh_of(seen)
     cells = mesh.cells.values()
-    is_bad = any(cell.offered_reach or failure_word(cell) for cell in cells) or _slow(seen, mesh) or _lossy(seen, mesh)
+    has_failed = any(cell.offered_reach or failure_word(cell) for cell in cells)
+    is_any_bad = has_failed or _missed_rates(seen, mesh) or _links_with_loss(seen, mesh)
     repetition = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
     # If no connection at all is accepted, a repetition shows nothing new.
-    return (repetition,) if is_bad and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
+    return (repetition,) if is_any_bad and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
 
 
 def last_seconds(seen: Seen[Data]) -> float:
@@ -216,12 +217,11 @@ _ONE_CONNECTION_BYTES_PER_S = 1.25e9
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on links that fail, are slow or lose packets."""
     mesh = mesh_of(seen)
     yield from _failed_links(seen, mesh)
     # A run that a signal ends may lack the repetition, and a rate that was measured once may only show a busy host.
     if not (any(event.kind in SIGNAL_EVENTS for event in seen.recording.events) and seen.check.plan(seen)):
-        slow = _slow(seen, mesh)
+        slow = _missed_rates(seen, mesh)
         yield from _slow_links(seen, mesh, slow)
         yield from _lossy_links(seen, mesh, slow.keys())
 
@@ -267,7 +267,7 @@ class ExpectedRate(NamedTuple):
     can_be_error: bool
 
 
-def _slow(seen: Seen[Data], mesh: Mesh) -> dict[Link, ExpectedRate]:
+def _missed_rates(seen: Seen[Data], mesh: Mesh) -> dict[Link, ExpectedRate]:
     """The slow links, each with the expected rate that it does not reach. Links between containers of one machine are
     left out, because their rates are not compared with the network."""
     compared = {link: cell for link, cell in mesh.cells.items() if link not in mesh.within_machines}
@@ -275,8 +275,7 @@ def _slow(seen: Seen[Data], mesh: Mesh) -> dict[Link, ExpectedRate]:
     return {link: missed for link in compared if (missed := _missed_rate(seen, mesh, link, usual)) is not None}
 
 
-def _lossy(seen: Seen[Data], mesh: Mesh) -> frozenset[Link]:
-    """The links that lose packets."""
+def _links_with_loss(seen: Seen[Data], mesh: Mesh) -> frozenset[Link]:
     share, least = seen.number("lost_share"), seen.number("lost_segments")
     return mesh.links_with(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
 
@@ -335,7 +334,7 @@ def _slow_links(seen: Seen[Data], mesh: Mesh, slow: Mapping[Link, ExpectedRate])
 
 def _lossy_links(seen: Seen[Data], mesh: Mesh, slow: Set[Link]) -> Iterator[Finding]:
     """Findings on links that lose packets, without the `slow` links, which have a finding of their own."""
-    lossy = _lossy(seen, mesh)
+    lossy = _links_with_loss(seen, mesh)
     counted = mesh.links_with(lambda cell: cell.segments is not None and failure_word(cell) is None)
     for subject in mesh.subjects(lossy - slow, counted - lossy):
         times = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"

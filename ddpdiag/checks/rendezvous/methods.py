@@ -138,8 +138,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     failed = [method for method, succeeded in successes.items() if not succeeded]
     working = [method for method, succeeded in successes.items() if succeeded]
     if failed and working:
-        failed_trials = [trial for trial in seen.trials if trial.params["method"] in failed]
-        is_harmless = all(map(seen.is_harmless, failed_trials))
+        is_harmless = all(seen.is_harmless(trial) for trial in seen.trials if trial.params["method"] in failed)
         is_gloo_only = all(map(seen.is_harmless, seen.trials))
         remark = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_gloo_only else ""
         cause = _failure_cause(seen, failed[0])

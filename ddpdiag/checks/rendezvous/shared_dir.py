@@ -117,7 +117,6 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip without the option --shared-dir."""
     return optional(None if seen.options.shared_dir else "no shared directory was given (--shared-dir)")
 
 

@@ -202,8 +202,7 @@ def _trial_evidence(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[S
 
 
 def _evidence(outcome: Outcome, failure: Failure) -> dict[str, Scalar | list[Scalar]]:
-    """The evidence of a failure: the trial, steps and stacks of ranks, and the last output and the process of the rank
-    of `outcome`."""
+    """The evidence of a failure: the trial, steps and stacks of ranks, and the last output and process in `outcome`."""
     evidence = _trial_evidence(outcome, failure.trial)
     # The last output is often the text of the exception, which the message already shows.
     if (output := last_words(outcome.detail)) and output != _error_line(outcome):

@@ -120,9 +120,7 @@ def _findings_with_failures(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list
         yield failure_finding(seen, of_one_kind[0]), of_one_kind
 
 
-def _causes_of_trial(
-    seen: Seen[Nothing], trial: Trial, outcomes: Sequence[Outcome]
-) -> tuple[tuple[Finding, ...], bool]:
+def _causes_of_trial(seen: Seen[Nothing], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[Sequence[Finding], bool]:
     """Findings of other checks that explain a failure of this trial, and whether they show that no rank is at fault. No
     rank is at fault if ranks could not start a process (HST004), or if an all-reduce fails that works with other
     variables (P2P003). If all hung ranks are opening an NCCL group, the cause may be groups of different classes
