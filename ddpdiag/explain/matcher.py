@@ -79,8 +79,7 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a card's pattern once. There are more patterns than the cache of `re` holds."""
-    return re.compile(pattern)
+    return re.compile(pattern)  # there are more patterns than the cache of `re` holds
 
 
 class _Matcher:

@@ -11,10 +11,7 @@ decide on width, colour, escaping, cutting of texts and the number of rows.
                 Column(name="peak_bytes"),  # titled "peak"; its numbers share one unit, such as GiB
                 Column("efficiency", "efficiency_share"),  # a share of 1, shown in %
             ),
-            rows=tuple(
-                (row.name, row.rate, row.peak_bytes, Cell(row.efficiency, Mark.ERROR if row.is_low else Mark.NONE))
-                for row in report.train.rows
-            ),
+            rows=tuple((row.name, row.rate, row.peak_bytes, row.efficiency) for row in report.train.rows),
             noun="strategy",
             note="Efficiency: the rate of each device over that of one alone.",
         )
@@ -176,7 +173,6 @@ class DrawnColumn(NamedTuple):
 
 
 def value_of(cell: Scalar | Cell) -> Scalar:
-    """The value of a cell, with or without a mark."""
     return cell.value if isinstance(cell, Cell) else cell
 
 

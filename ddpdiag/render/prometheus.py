@@ -67,8 +67,7 @@ def _samples(report: Report) -> Iterator[Sample]:
             family, labels = _metric_and_labels(name)
             yield Sample(family, f"The run's {name}.", value, labels)
     for row in report.ranks:
-        labels_of_rank = {name: row.get(name) for name in _RANK_LABELS}
-        labels = {name: "" if value is None else str(value) for name, value in labels_of_rank.items()}
+        labels = {name: "" if (value := row.get(name)) is None else str(value) for name in _RANK_LABELS}
         for name, value in row.items():
             if name not in _RANK_LABELS and isinstance(value, int | float):
                 yield Sample(f"rank_{_with_prometheus_unit(name)}", f"A rank's {name}.", value, labels)

@@ -63,12 +63,13 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
             ctx.report(partial, f"{subject}: {rate_text(rate)}")
 
     request, free_bytes = ctx.options.bench or BenchRequest(), _free_bytes(ctx, device)
-    result = sweep(SweepContext(request, empty_data.collective, device, free_bytes, end, ctx.step, on_row))
+    context = SweepContext(request, empty_data.collective, device, free_bytes, end, ctx.step, on_row)
+    data = sweep(context, empty_data)
     for _ in range(_MOMENTS_AT_END):
         ctx.step("copy in this rank's own memory")
         dist.barrier()
         copy_meter.measure(_MOMENT_SECONDS)
-    return structs.replace(empty_data, **result._asdict(), copy_rates=tuple(copy_meter.rates), limits=limits)
+    return structs.replace(data, copy_rates=tuple(copy_meter.rates), limits=limits)
 
 
 class _CopyMeter:

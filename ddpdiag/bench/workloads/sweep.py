@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from ddpdiag.bandwidth import MessageSize, rounded_size
-from ddpdiag.bench.data import rank_row
+from ddpdiag.bench.data import Data, rank_row
 from ddpdiag.bench.workloads.operations import DTYPES, MissingCollective, Operation, prepare
 from ddpdiag.model.bench import BenchRequest, RankRow
 from ddpdiag.text import size_text
@@ -58,24 +59,19 @@ class SweepContext(NamedTuple):
     on_row: Callable[[RankRow], None]
 
 
-class SweepResult(NamedTuple):
-    """The result of a sweep; its fields have the meaning that they have in the benchmark's `Data`."""
+def sweep(context: SweepContext, empty_data: Data) -> Data:
+    """Measure all sizes of all dtypes while there is time, and return `empty_data` with the rows and notes.
 
-    rows: tuple[RankRow, ...]
-    notes: tuple[str, ...]
-    unsupported: tuple[str, ...]
-    is_complete: bool
-
-
-def sweep(context: SweepContext) -> SweepResult:
-    """Measure all sizes of all dtypes while there is time. All ranks of the group must call this function."""
+    All ranks of the group must call this function.
+    """
     context.announce_step(f"{context.collective}: try every dtype")
     reasons = {dtype: _why_unsupported(context.collective, dtype, context.device) for dtype in context.bench.datatype}
     dtypes = [dtype for dtype, reason in reasons.items() if reason is None]
     subject = f"{dist.get_backend()} cannot do {context.collective}"
     run = _SweepRun(context)
     had_time = all(run.measure_dtype(dtype, len(dtypes) - number) for number, dtype in enumerate(dtypes))
-    return SweepResult(
+    return structs.replace(
+        empty_data,
         rows=tuple(run.rows),
         notes=run.all_notes,
         unsupported=tuple(f"{subject} of {dtype}: {reason}" for dtype, reason in reasons.items() if reason is not None),
@@ -127,8 +123,8 @@ class _SweepRun:
             {counts_of(context.collective, dtype, size) for size in context.bench.sizes},
             key=lambda each: each.size_bytes,
         )
-        most_bytes = context.memory_bytes * _MEMORY_SHARE
-        fitting = [each for each in wanted if (each.send + each.receive) * width <= most_bytes]
+        max_bytes = context.memory_bytes * _MEMORY_SHARE
+        fitting = [each for each in wanted if (each.send + each.receive) * width <= max_bytes]
         (fit_count,) = self._minimum_over_ranks([len(fitting)])
         if fit_count < len(wanted):
             self.has_room = False
