@@ -30,7 +30,7 @@ class Deadlines:
     # connects to rank 0 directly, after 2.5 s at most. Rank 0 waits 6 s for a rank, a rank at least 4 s for rank 0.
     ask_relay: float = 0.5
     relay_answer: float = 1.5
-    # Replaces it after a signal to end: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
+    # Replaces `relay_answer` after a signal to end: Open MPI sends SIGKILL after 1 s (odls_base_sigkill_timeout).
     relay_answer_leaving: float = 0.25
 
     # A fork takes 25 ms. A fork server that is stopped (SIGSTOP) is replaced after this time.
@@ -126,7 +126,7 @@ def crowded_silence_seconds(local_world_size: int | None) -> float:
 
 
 def frozen_seconds(before: float, after: float) -> float:
-    """Seconds for which this process was stopped between two times of one turn of its loop; 2 s or less count as 0.
+    """Seconds for which this process was stopped in a turn of its loop (`before` to `after`). 2 s or less count as 0.
 
     A turn waits for half a second at most. A process that was stopped (Ctrl-Z, a suspended job) received nothing in
     that time, so the silence of the other ranks proves nothing.

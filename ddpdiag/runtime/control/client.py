@@ -15,7 +15,7 @@ from ddpdiag.runtime.deadlines import DEADLINES
 
 
 class ControlClient:
-    """A supervisor's connection to rank 0. `last_message_at` is the monotonic time of the last message from there."""
+    """A supervisor's connection to rank 0. `last_message_at` is the monotonic time of rank 0's last message."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", wire: Wire) -> None:
         self.socket = socket
@@ -65,7 +65,7 @@ class RelayedClient(ControlClient):
         self._ask_relay()
 
     def wait_for_answer(self, seconds: float) -> bool:
-        """Wait at most so long for the relay. Returns whether it has sent its route to rank 0, now or earlier."""
+        """Wait at most `seconds` for the relay. Returns whether the relay has sent its route to rank 0."""
         if self.socket.poll(round(1000 * seconds)):
             self._decode(self.socket.recv_multipart(zmq.NOBLOCK))
         return self._route is not None

@@ -348,7 +348,7 @@ def complete_places(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
 
 
 def world_size_event(new: Arrival) -> Event:
-    """The event that this rank was started with another world size than rank 0."""
+    """The event that the rank of `new` was started with another world size than rank 0."""
     place, size = new.place, str(new.place.world_size)
     return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, host=place.host)
 

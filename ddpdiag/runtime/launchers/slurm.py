@@ -243,10 +243,7 @@ def _parse_epoch(text: str) -> int | None:
 
 
 def _left_seconds_by_scontrol(job: str) -> float | None:
-    """Run `scontrol`, and return the job's time limit minus its run time; None without an answer in time.
-
-    This host's clock is not used.
-    """
+    """Run `scontrol`, and return the job's time limit minus its run time, without this host's clock; None if late."""
     command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
     try:
         result = run_until(command, time.monotonic() + DEADLINES.scontrol)

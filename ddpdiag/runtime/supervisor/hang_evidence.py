@@ -88,15 +88,15 @@ def read_stacks(dump: str) -> Stacks:
     if not threads:
         return Stacks()
     *others, main = [*threads, []] if _THREADS_CUT in dump.splitlines() else threads
-    shown = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
-    kept = tuple(first_frames(frames, MAX_THREAD_FRAMES) for frames in shown[:MAX_THREADS])
-    return Stacks(first_frames(main, MAX_FRAMES), kept)
+    foreign = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
+    other_stacks = tuple(first_frames(frames, MAX_THREAD_FRAMES) for frames in foreign[:MAX_THREADS])
+    return Stacks(first_frames(main, MAX_FRAMES), other_stacks)
 
 
 def first_frames(frames: Sequence[str], max_frames: int) -> tuple[str, ...]:
     """The innermost `max_frames` frames, and a line with the number of omitted frames, if there are any."""
-    left_out = len(frames) - max_frames
-    return tuple(frames) if left_out <= 0 else (*frames[:max_frames], f"... and {left_out} more frames")
+    omitted = len(frames) - max_frames
+    return tuple(frames) if omitted <= 0 else (*frames[:max_frames], f"... and {omitted} more frames")
 
 
 def _parse_threads(dump: str) -> list[list[str]]:

@@ -51,7 +51,7 @@ class TrialEnded(Struct, frozen=True, tag=True):
 
 
 class IncompleteMessage(Struct, frozen=True):
-    """Stands for a message of which only a part has arrived."""
+    """Returned in place of a message of which only a part has arrived."""
 
 
 # The supervisor sends `BarrierReached` and `PartialData` on to rank 0 unchanged.
@@ -86,7 +86,7 @@ class Accepted(Struct, frozen=True, tag=True):
 
 
 class ForkRefused(Struct, frozen=True, tag=True):
-    """The server refuses to fork workers for a rank, because the rank's own would differ from them."""
+    """The server refuses to fork workers for a rank, because workers that the rank starts itself would differ."""
 
     reason: str
 

@@ -103,10 +103,7 @@ class RunningTrial:
 
 
 class TrialRunner(ABC):
-    """Runs trials one after another. Consecutive trials of a kind share a worker, unless a trial needs a new one.
-
-    `scratch` is a folder on this host for files of trials.
-    """
+    """Runs trials one after another. Consecutive trials of a kind share a worker, unless a trial needs a new one."""
 
     def __init__(self, place: Place, scratch: str) -> None:
         self.place = place
@@ -114,7 +111,7 @@ class TrialRunner(ABC):
         self.running_trial: RunningTrial | None = None
         self.workers: dict[Kind, WorkerProcess] = {}
         self._ending_processes: list[Child] = []  # killed processes that held a GPU and have not ended yet
-        self._scratch = scratch
+        self._scratch = scratch  # a folder on this host for files of trials
         self._last_trial_number = 0
 
     @abstractmethod
