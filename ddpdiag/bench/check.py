@@ -37,14 +37,14 @@ FINDINGS = {
     "slow-rank": FindingSpec.warning(
         "one rank copies 1.5 times slower than the others, or starts last in most calls: a core that it shares, or a "
         "throttled GPU. Compare that host with another; run `ddpdiag check` on it.",
-        slows=True,
+        slows_job=True,
     ),
     "far-below": FindingSpec.warning(
         "the bus bandwidth over nccl within one host is less than `far_ratio` of the rate of its links. P2P005 "
         "measures it again, with NCCL's log."
     ),
     "below": FindingSpec.error("the bus bandwidth does not reach `--min-busbw`."),
-    "unmeasured": FindingSpec.not_seen(
+    "unmeasured": FindingSpec.unchecked(
         "there was no time or no memory for some rows, whose sizes and types are listed, or for all of them."
     ),
     "unsupported": FindingSpec.error(
@@ -121,7 +121,7 @@ def report(seen: Seen[Data]) -> Contribution:
     section = Section(
         question="How well {} can communicate",
         sentence=bench.sentence,
-        measured=bool(bench.series),
+        has_answer=bool(bench.series),
         bench=bench,
         series=curves_of(seen),
     )

@@ -105,7 +105,7 @@ def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
     """All sweeps in the order of their trials, including partial data of trials that were cut short."""
     trials: dict[int, Trial] = {}
     data: dict[int, dict[int, Data]] = {}
-    for row in seen.rows_so_far:
+    for row in seen.all_rows:
         trials[row.trial.number] = row.trial
         data.setdefault(row.trial.number, {})[row.place.rank] = row.data
     return tuple(

@@ -172,7 +172,7 @@ def _far_below_findings(seen: Seen[Data], report: BenchReport) -> Iterator[Findi
     """
     series = {one.collective: one for one in report.series[::-1] if one.backend == "nccl"}
     for one in series.values() if len(seen.world.hosts) == 1 else ():
-        if one.expectation is None or one.share is None or one.share >= seen.number("far_ratio"):
+        if one.expectation is None or one.share is None or one.share >= seen.setting("far_ratio"):
             continue
         name, expected = f"{one.collective} over {one.backend}", one.expectation.busbw_bytes_per_s
         rate = rate_text(one.peak_busbw_bytes_per_s)
@@ -180,8 +180,8 @@ def _far_below_findings(seen: Seen[Data], report: BenchReport) -> Iterator[Findi
             "far-below",
             f"{name} is far too slow for this hardware: {rate}",
             f"{name} reaches {rate} busbw at {size_text(one.best_size_bytes)}. At least "
-            f"{share_text(seen.number('far_ratio'))} of {rate_text(expected)} is expected: {one.expectation.source}.",
-            hosts=seen.world.hosts_of(seen.world.living),
+            f"{share_text(seen.setting('far_ratio'))} of {rate_text(expected)} is expected: {one.expectation.source}.",
+            hosts=seen.world.host_names(seen.world.living_ranks),
             evidence={"busbw_bytes_per_s": one.peak_busbw_bytes_per_s, "expected_bytes_per_s": expected},
             fix="Run `ddpdiag check` with the same ranks while nothing else runs there: it measures each link, reads "
             "NCCL's log, and names what slows GPUs down.",

@@ -30,7 +30,7 @@ def series_of_sweep(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) ->
     limits = {rank: data.limits for rank, data in sweep.data_by_rank.items()}
     # With fewer cores than ranks, ranks wait for a core, and do not reach a limit of the machine.
     limit = lowest_bound(sweep.collective, sweep.backend, hosts, limits) if judged.core_shortage is None else None
-    slow_ranks = {f"rank {rank} on {seen.world.host_of(rank)}": why for rank, why in judged.slow_reasons.items()}
+    slow_ranks = {f"rank {rank} on {seen.world.host_name(rank)}": why for rank, why in judged.slow_reasons.items()}
     rows_by_dtype: dict[str, list[BenchRow]] = defaultdict(list)
     for row in rows:
         rows_by_dtype[row.dtype].append(row)
@@ -153,7 +153,7 @@ def bench_ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
             collective=sweep.collective,
             rank=rank,
             local_rank=seen.world.arrivals[rank].place.local_rank,
-            host=seen.world.host_of(rank),
+            host=seen.world.host_name(rank),
             device=data.device,
             gpu_uuid=data.gpu_uuid,
             pci=data.pci,
@@ -271,7 +271,7 @@ def core_shortage(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
     if backend == "nccl":
         return None
     machines: dict[str, dict[int, int]] = {}
-    for row in seen.rows_so_far:
+    for row in seen.all_rows:
         if row.data.backend == backend:
             cores_by_rank = machines.setdefault(seen.world.arrivals[row.place.rank].host_id, {})
             cores_by_rank[row.place.rank] = row.data.limits.cores or 0
@@ -290,7 +290,7 @@ def core_shortage(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
 def evidence_by_rank(seen: Seen[Data], backend: str) -> dict[int, RankEvidence]:
     """The `RankEvidence` of each rank, from all trials over a backend."""
     trials_by_rank: dict[int, list[Data]] = {}
-    for row in seen.rows_so_far:
+    for row in seen.all_rows:
         if row.data.backend == backend:
             trials_by_rank.setdefault(row.place.rank, []).append(row.data)
     moments = min((sum(len(data.copy_rates) for data in trials) for trials in trials_by_rank.values()), default=0)

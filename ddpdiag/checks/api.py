@@ -16,8 +16,8 @@ from msgspec import Raw, Struct
 
 from ddpdiag.checks.findings import COMMON, FindingSpec, Section
 from ddpdiag.checks.known_errors import KnownError
-from ddpdiag.checks.registry import by_code
-from ddpdiag.checks.world import World, crowded_seconds
+from ddpdiag.checks.registry import check_by_code
+from ddpdiag.checks.world import World, extra_deadline_seconds
 from ddpdiag.codec import decode
 from ddpdiag.model import (
     Finding,
@@ -55,12 +55,12 @@ class Stage(Enum):
 
 
 class Scope(Enum):
-    """The ranks of a trial: each rank alone, one rank of each host alone, all ranks or none, or all that are left."""
+    """The ranks of a trial. A check with the scope WORLD is skipped if a rank can no longer take part."""
 
-    RANK = "rank"
-    HOST = "host"
-    WORLD = "world"
-    LIVING = "living"
+    RANK = "rank"  # each rank alone
+    HOST = "host"  # one rank of each host, alone
+    WORLD = "world"  # all ranks together
+    LIVING = "living"  # all ranks that can take part, together
 
 
 class SkipKind(Enum):
@@ -73,41 +73,38 @@ class SkipKind(Enum):
 
 
 class SkipReason(NamedTuple):
-    """The reason why a check is not run, and its meaning for the verdict."""
+    """The reason why a check is not run, and what this means for the verdict (`kind`)."""
 
     text: str
     kind: SkipKind
 
     def skip(self, check: "Check[Any]", options: RunOptions) -> Skip:
-        """The recording's line about the skipped check. The options decide whether the skip is a failure."""
+        """Create the recording's line about the skipped check. The options decide whether the skip is a failure."""
         match self.kind:
             case SkipKind.INAPPLICABLE:
                 is_selected = bool(options.select) and check.code.startswith(options.select)
-                grounds = check.stage.value not in options.stages and not is_selected
+                is_justified = check.stage.value not in options.stages and not is_selected
             case SkipKind.OPTIONAL:
-                grounds = check.code not in options.select
+                is_justified = check.code not in options.select
             case SkipKind.UNNEEDED | SkipKind.BLOCKED:
-                grounds = self.kind is SkipKind.UNNEEDED
-        return Skip(code=check.code, reason=self.text, is_inapplicable=grounds)
+                is_justified = self.kind is SkipKind.UNNEEDED
+        return Skip(code=check.code, reason=self.text, is_inapplicable=is_justified)
 
 
+# These functions return a reason of their kind, or None if `text` is None.
 def inapplicable(text: str | None) -> SkipReason | None:
-    """A reason of kind INAPPLICABLE, or None if `text` is None."""
     return SkipReason(text, SkipKind.INAPPLICABLE) if text is not None else None
 
 
 def optional(text: str | None) -> SkipReason | None:
-    """A reason of kind OPTIONAL, or None if `text` is None."""
     return SkipReason(text, SkipKind.OPTIONAL) if text is not None else None
 
 
 def unneeded(text: str | None) -> SkipReason | None:
-    """A reason of kind UNNEEDED, or None if `text` is None."""
     return SkipReason(text, SkipKind.UNNEEDED) if text is not None else None
 
 
 def blocked(text: str | None) -> SkipReason | None:
-    """A reason of kind BLOCKED, or None if `text` is None."""
     return SkipReason(text, SkipKind.BLOCKED) if text is not None else None
 
 
@@ -123,25 +120,25 @@ class Row(NamedTuple, Generic[D]):
     trial: Trial
 
 
-class Concern(NamedTuple):
-    """A finding that the report shows under another stage. `where` is that stage, or the code of a check in it.
+class MovedFinding(NamedTuple):
+    """A finding that the report shows under the stage `shown_under` (a stage, or the code of a check in it).
 
-    `affected` counts, by status, the outcomes of ranks that failed only because of the blamed ranks.
+    `affected_counts` counts, by status, the outcomes of ranks that failed only because of the blamed ranks.
     """
 
-    where: Stage | str
+    shown_under: Stage | str
     finding: Finding
-    affected: Mapping[str, int] = {}
+    affected_counts: Mapping[str, int] = {}
 
 
 class Contribution(Struct, frozen=True, kw_only=True):
     """Everything that a check adds to the report in addition to its findings.
 
-    `columns` are figures by rank, `figures` are figures of the whole run (units are in the names), and `matrices` are
-    figures of pairs. `inventory` names the parts of a host (keys: INVENTORY), by rank. `section` is the check's part of
-    the report if the run was made for this check. `concerns` are findings that are shown under other stages.
-    `excuse(error)` returns a sentence if that error, of any check, does not concern the job, else None. `workarounds`
-    are environment variables that the job needs (None: unset).
+    `columns` holds figures by rank, and `figures` those of the whole run; their names include the units. `matrices` are
+    figures of pairs. `inventory` names the parts of a host (keys: INVENTORY) under one of its ranks. `section` is set
+    if the run was made for this check. `moved_findings` are shown under other stages. `excuse(error)` returns a
+    sentence if the error, of any check, does not concern the job; else None. `workarounds` are environment variables
+    that the job needs (None: the variable must be unset).
     """
 
     columns: Mapping[int, Mapping[str, Scalar]] = {}
@@ -149,17 +146,17 @@ class Contribution(Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
     inventory: Mapping[int, Mapping[str, str]] = {}
     section: Section | None = None
-    concerns: tuple[Concern, ...] = ()
+    moved_findings: tuple[MovedFinding, ...] = ()
     excuse: Callable[[Finding], str | None] | None = None
     workarounds: Mapping[str, str | None] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class Seen(Generic[D]):
-    """The recorded run as one check sees it: its trials and outcomes. `of` returns the view of another check.
+    """One check's view of a run: the check's trials and outcomes. `of(other)` returns the view of another check.
 
-    `left_seconds`, which the budget leaves for trials, and `is_last`, if all other checks have run, are set only for
-    planning. `kept` holds the findings of all checks judged before, by code; `sections` are their parts of the report.
+    Set only for planning: `left_seconds`, the time that the budget leaves, and `is_last`: all other checks have run.
+    `findings_by_code` and `sections` hold the findings and report sections of the checks that were judged before.
     """
 
     world: World
@@ -167,17 +164,17 @@ class Seen(Generic[D]):
     recording: Recording
     left_seconds: float = math.inf
     is_last: bool = False
-    kept: dict[str, tuple[Finding, ...]] = field(default_factory=dict, repr=False)
+    findings_by_code: dict[str, tuple[Finding, ...]] = field(default_factory=dict, repr=False)
     sections: tuple[Section, ...] = ()
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """This check's trials so far, in order."""
+        """The trials of this check that have run, in order."""
         return tuple(trial for trial in self.recording.trials if trial.code == self.check.code)
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """This check's outcomes so far, by trial and rank."""
+        """The outcomes of this check's trials, in the order in which they were recorded."""
         return tuple(outcome for outcome in self.recording.outcomes if outcome.code == self.check.code)
 
     @cached_property
@@ -186,22 +183,22 @@ class Seen(Generic[D]):
         return self._rows((o, o.data) for o in self.outcomes if o.status is Status.DONE)
 
     @cached_property
-    def rows_so_far(self) -> tuple[Row[D], ...]:
-        """Like `rows`, with the partial data of ranks whose trial was cut short."""
-        answers = ((o, o.data if o.status is Status.DONE else o.partial_data) for o in self.outcomes)
-        return self._rows((o, data) for o, data in answers if bytes(data) != bytes(NO_DATA))
+    def all_rows(self) -> tuple[Row[D], ...]:
+        """The data of each outcome: all of it if DONE, else the part reported before the trial was cut short."""
+        pairs = ((o, o.data if o.status is Status.DONE else o.partial_data) for o in self.outcomes)
+        return self._rows((o, data) for o, data in pairs if bytes(data) != bytes(NO_DATA))
 
-    def _rows(self, answers: Iterable[tuple[Outcome, Raw]]) -> tuple[Row[D], ...]:
+    def _rows(self, pairs: Iterable[tuple[Outcome, Raw]]) -> tuple[Row[D], ...]:
         trials, places = {trial.number: trial for trial in self.trials}, self.world.places
         return tuple(
-            Row(places[o.rank], decode(data, self.check.data), trials[o.trial])
-            for o, data in answers
+            Row(places[o.rank], decode(data, self.check.data_type), trials[o.trial])
+            for o, data in pairs
             if o.rank in places and o.trial in trials
         )
 
     @cached_property
     def by_rank(self) -> dict[int, D]:
-        """The data of each rank's last trial that was DONE."""
+        """Each rank's data from its last trial with status DONE."""
         return {row.place.rank: row.data for row in self.rows}
 
     @property
@@ -209,20 +206,20 @@ class Seen(Generic[D]):
         return self.world.options
 
     def of(self, other: "Check[E]") -> "Seen[E]":
-        """The same run, as the check `other` sees it."""
-        return Seen(self.world, other, self.recording, kept=self.kept)
+        """Return the view of the same run for the check `other`."""
+        return Seen(self.world, other, self.recording, findings_by_code=self.findings_by_code)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of this check. The first use judges the check and stores them in `kept`."""
+        """The findings of this check. The first use judges the check and stores the result in `findings_by_code`."""
         code = self.check.code
-        if code not in self.kept:
-            self.kept[code] = tuple(self.check.judge(self))
-        return self.kept[code]
+        if code not in self.findings_by_code:
+            self.findings_by_code[code] = tuple(self.check.judge(self))
+        return self.findings_by_code[code]
 
     def findings_of(self, code: str) -> tuple[Finding, ...]:
         """The findings of another check, which must run before this one."""
-        return self.of(by_code(code)).findings
+        return self.of(check_by_code(code)).findings
 
     def succeeded(self, trial: Trial) -> bool:
         """Whether the trial was DONE on every rank that took part."""
@@ -230,7 +227,7 @@ class Seen(Generic[D]):
 
     @property
     def failure_text(self) -> str | None:
-        """A clause about a failed trial over the job's backend or a requested one; None if none failed."""
+        """A clause that says that a trial failed over the job's or a requested backend; None if all succeeded."""
         if all(self.succeeded(trial) for trial in self.trials if not self.uses_other_backend(trial)):
             return None
         return f"{self.check.code} ({self.check.name}) did not go well"
@@ -238,25 +235,25 @@ class Seen(Generic[D]):
     def uses_other_backend(self, trial: Trial) -> bool:
         """Whether the trial uses a backend that is neither the job's nor requested."""
         backend = trial.params.get("backend", self.world.backend)
-        named = self.options.bench.backend if self.options.bench is not None else ()
-        return backend != self.world.backend and backend not in named
+        requested = self.options.bench.backend if self.options.bench is not None else ()
+        return backend != self.world.backend and backend not in requested
 
     def is_harmless(self, trial: Trial) -> bool:
-        """Whether a failure of this trial does not concern the job: the job uses another backend, which works."""
+        """Whether a failure of this trial does not concern the job, because the job's own backend differs and works."""
         return self.uses_other_backend(trial) and self.job_backend_works
 
     @cached_property
     def job_backend_works(self) -> bool:
-        """Whether checks ran trials over the job's backend, and all of these trials succeeded."""
-        numbers = {
+        """Whether trials over the job's backend ran, apart from those that may fail, and all ranks succeeded."""
+        trial_numbers = {
             t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend and not t.may_fail
         }
-        return {o.status for o in self.recording.outcomes if o.trial in numbers} == {Status.DONE}
+        return {o.status for o in self.recording.outcomes if o.trial in trial_numbers} == {Status.DONE}
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """The threshold `name` of this check, from `--set CODE.name=value`, else `default`, else its declaration."""
-        usual = self.check.thresholds[name] if default is None else default
-        return float(self.options.settings.get(f"{self.check.code}.{name}", usual))
+    def setting(self, name: str, default: float | None = None) -> float:
+        """Return the setting `name`: the value of `--set CODE.name=VALUE`, else `default`, else the declared one."""
+        declared = self.check.thresholds[name] if default is None else default
+        return float(self.options.settings.get(f"{self.check.code}.{name}", declared))
 
     def finding(
         self,
@@ -273,11 +270,11 @@ class Seen(Generic[D]):
         fix: str = "",
         env: Mapping[str, str | None] | None = None,
         is_about_run: bool = False,
-        known: KnownError | None = None,
+        known_error: KnownError | None = None,
     ) -> Finding:
-        """Create the finding `CODE.word`. Defaults: the declared severity, and the hosts of `ranks` as `hosts`.
+        """Create the finding `CODE.word`. By default it has its declared severity, and the hosts of `ranks`.
 
-        `ddpdiag host` tests one host alone, so its findings name no ranks.
+        `known_error` adds the meaning of a quoted error text. Findings of `ddpdiag host` (one host) name no ranks.
         """
         finding = Finding(
             code=f"{self.check.code}.{word}",
@@ -285,7 +282,7 @@ class Seen(Generic[D]):
             title=title,
             message=message,
             ranks=() if self.options.alone else tuple(ranks),
-            hosts=tuple(hosts) if hosts is not None else self.world.hosts_of(ranks),
+            hosts=tuple(hosts) if hosts is not None else self.world.host_names(ranks),
             gpus=tuple(gpus),
             links=tuple(links),
             evidence=dict(evidence or {}),
@@ -293,31 +290,31 @@ class Seen(Generic[D]):
             env=dict(env or {}),
             is_about_run=is_about_run,
         )
-        return finding if known is None else known.explain(finding)
+        return finding if known_error is None else known_error.explain(finding)
 
 
 def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
-    """The groups of a trial with this scope, formed from the living ranks."""
-    living = world.living
+    """Return the groups of ranks of a trial with this scope. Only living ranks are in a group."""
+    living = world.living_ranks
     match scope:
         case Scope.WORLD | Scope.LIVING:
             return (living,) if living else ()
         case Scope.RANK:
             return tuple((rank,) for rank in living)
         case Scope.HOST:
-            alive = set(living)
-            leaders = (next((r for r in ranks if r in alive), None) for ranks in world.hosts.values())
+            living_ranks = set(living)
+            leaders = (next((r for r in ranks if r in living_ranks), None) for ranks in world.hosts.values())
             return tuple((rank,) for rank in leaders if rank is not None)
 
 
-def once(seen: Seen[D]) -> Sequence[Trial]:
-    """The plan of most checks: one trial of all ranks in scope. A check without `measure` has no trials."""
+def plan_one_trial(seen: Seen[D]) -> Sequence[Trial]:
+    """Plan one trial of all ranks in scope, as most checks do; none for a check without `measure`."""
     return () if seen.trials or seen.check.measure is None else (new_trial(seen),)
 
 
-# gloo connects every rank with every other: 128 ranks on 2 cores took 17 s (measured, torch 2.13), 0.13 s each.
-PER_RANK_SECONDS = 0.15
-# NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646). Without
+# Time to connect one more rank. gloo connects each rank to all others: 128 ranks on 2 cores took 17 s (torch 2.13).
+CONNECT_SECONDS_PER_RANK = 0.15
+# NCCL's first communicator took 55 s on a healthy machine, 52 s of this to load kernels (NCCL issue 1646). Without
 # persistence mode the driver takes 25 to 35 s to start eight GPUs (Azure/AgentBaker pull request 2829).
 FIRST_USE_SECONDS = 60.0
 
@@ -332,23 +329,24 @@ def new_trial(
     may_fail: bool = False,
     late_factor: float | None = None,
 ) -> Trial:
-    """Create a trial of this check; rank 0 gives it a number later.
+    """Create a trial of this check. Rank 0 numbers it later. The other parameters are fields of `Trial`.
 
-    `--set CODE.deadline_seconds` sets the deadline. Without this option it is the check's deadline, with more time for
-    a large group and for cores that many ranks share.
+    The option `--set CODE.deadline_seconds=N` sets the deadline. By default it is the check's deadline, plus time for
+    the connections of a large group and for ranks that share a core.
     """
     check = seen.check
     backend = dict(params or {}).get("backend", seen.world.backend)
-    chosen = scope_groups(check.scope, seen.world) if groups is None else groups
+    rank_groups = scope_groups(check.scope, seen.world) if groups is None else groups
     # torch starts the GPUs for every backend but gloo; checks without torch start them through NVML.
     starts_gpus = backend != "gloo" if check.kind is Kind.TORCH else check.stage in (Stage.GPU, Stage.P2P)
-    largest = max(map(len, chosen), default=1)
-    grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
+    largest = max(map(len, rank_groups), default=1)
+    connect_seconds = CONNECT_SECONDS_PER_RANK * largest if largest > 1 else 0.0
+    deadline = check.deadline + connect_seconds + extra_deadline_seconds(seen.world.ranks_per_core)
     return Trial(
         code=check.code,
-        groups=chosen,
+        groups=rank_groups,
         kind=check.kind,
-        deadline_seconds=seen.number("deadline_seconds", grown + crowded_seconds(seen.world.ranks_per_core)),
+        deadline_seconds=seen.setting("deadline_seconds", deadline),
         params=dict(params or {}),
         env=dict(env or {}),
         fresh=fresh,
@@ -362,16 +360,16 @@ def new_trial(
 class Check(Generic[D]):
     """One check. It is a module that contains `CHECK: Check[Data] = Check(__name__, "HST008", "name", ...)`.
 
-    All other parts are looked up in this module by name. It must have a docstring (the manual page), FINDINGS (all
-    findings that the check can make, by the word in their code) and judge(seen). These names are optional:
+    All other parts of the check are looked up in this module by name. The module must have a docstring (the manual
+    page), FINDINGS (the declaration of each finding, by the word in its code) and judge(seen). These are optional:
 
     - SETTINGS: the thresholds that `--set` can change, with their defaults.
     - Data, measure(ctx): the type of one rank's data, and the function that measures it in a worker.
-    - plan(seen): the next trials. The default is one trial of all ranks in scope.
-    - skip(seen): the reason not to run the check, or None.
-    - report(seen): a Contribution.
-    - last_seconds(seen): with this function the check runs after all others (`seen.is_last`), for so many seconds. It
-      also runs in its stage if its plan has trials there.
+    - plan(seen): returns the next trials. The default is one trial of all ranks in scope.
+    - skip(seen): returns the reason not to run the check, or None.
+    - report(seen): returns a Contribution.
+    - last_seconds(seen): a check with this function runs after all others (`seen.is_last`). The function returns the
+      expected seconds of this run. The check also runs in its stage if its plan has trials there.
     """
 
     module: str
@@ -400,7 +398,7 @@ class Check(Generic[D]):
         return self._by_name("SETTINGS", {})
 
     @cached_property
-    def data(self) -> type[D]:
+    def data_type(self) -> type[D]:
         return self._by_name("Data", cast("type[D]", Nothing))
 
     @cached_property
@@ -409,7 +407,7 @@ class Check(Generic[D]):
 
     @cached_property
     def plan(self) -> Callable[[Seen[D]], Sequence[Trial]]:
-        return self._by_name("plan", once)
+        return self._by_name("plan", plan_one_trial)
 
     @cached_property
     def judge(self) -> Callable[[Seen[D]], Iterator[Finding]]:
@@ -430,16 +428,16 @@ class Check(Generic[D]):
 
     @property
     def thresholds(self) -> Mapping[str, float]:
-        """The thresholds that `--set` can change, with defaults: SETTINGS, and the deadline if the check measures."""
+        """The default of each threshold that `--set` can change: SETTINGS, and the deadline if the check measures."""
         return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
 
-    def explained(self, word: str) -> FindingSpec:
-        """The declaration of the finding `CODE.word`; KeyError if there is none."""
+    def spec_of(self, word: str) -> FindingSpec:
+        """Return the declaration of the finding `CODE.word`. Raises KeyError if there is none."""
         return self.findings[word] if word in self.findings else COMMON[word]
 
     def severity_of(self, word: str) -> Severity:
-        """The declared severity of the finding `CODE.word`; TypeError if it depends on the data."""
-        severity = self.explained(word).severity
+        """Return the declared severity of the finding `CODE.word`. Raises TypeError if it depends on the data."""
+        severity = self.spec_of(word).severity
         if severity is None:
             raise TypeError(f"the severity of {self.code}.{word} depends on what was seen")
         return severity

@@ -16,63 +16,64 @@ from ddpdiag.model.train import TrainReport
 
 
 class Effect(Enum):
-    """The meaning of a finding for the verdict."""
+    """The effect of a finding on the verdict."""
 
     UNFIT = "an error breaks jobs"
     UNKNOWN = "after an error it is not known whether jobs break"
-    NOT_SEEN = "whatever its severity, something could not be checked, or there was nothing to judge"
+    UNCHECKED = "whatever its severity, something could not be checked, or there was nothing to judge"
     USAGE = "an error is the user's mistake, and no verdict on the machine"
 
 
 class FindingSpec(NamedTuple):
     """The declaration of a finding: its text on the manual page, severity (None: depends on the data), and effect.
 
-    With `same_item` the text continues the list item of the finding before. A finding that `slows` names a host or rank
-    that slows the job down. As a warning it makes the verdict "FIT, degraded".
+    `same_item`: the text continues the manual's list item of the previous finding. `slows_job`: the finding names a
+    host or rank that slows the job down. As a warning, such a finding makes the verdict "FIT, degraded".
     """
 
     text: str
     severity: Severity | None = None
     effect: Effect = Effect.UNFIT
     same_item: bool = False
-    slows: bool = False
+    slows_job: bool = False
 
     @classmethod
     def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "FindingSpec":
-        """Declare a finding that is always an error."""
         return cls(text, Severity.ERROR, effect, same_item)
 
     @classmethod
-    def warning(cls, text: str, *, same_item: bool = False, slows: bool = False) -> "FindingSpec":
-        return cls(text, Severity.WARNING, same_item=same_item, slows=slows)
+    def warning(cls, text: str, *, same_item: bool = False, slows_job: bool = False) -> "FindingSpec":
+        return cls(text, Severity.WARNING, same_item=same_item, slows_job=slows_job)
 
     @classmethod
     def note(cls, text: str, *, same_item: bool = False) -> "FindingSpec":
         return cls(text, Severity.NOTE, same_item=same_item)
 
     @classmethod
-    def not_seen(cls, text: str, *, same_item: bool = False) -> "FindingSpec":
-        """Declare a warning that something could not be checked. The verdict is then never FIT."""
-        return cls(text, Severity.WARNING, Effect.NOT_SEEN, same_item)
+    def unchecked(cls, text: str, *, same_item: bool = False) -> "FindingSpec":
+        """Declare a warning about something that could not be checked. It keeps the verdict from being FIT."""
+        return cls(text, Severity.WARNING, Effect.UNCHECKED, same_item)
 
 
-# Findings that any check may make; manual pages need not repeat them.
+# Findings that any check may make. Manual pages need not list them.
 COMMON = {
-    "unreadable": FindingSpec.not_seen("the check could not read what it needs; the verdict is UNKNOWN, never healthy.")
+    "unreadable": FindingSpec.unchecked(
+        "the check could not read what it needs; the verdict is UNKNOWN, never healthy."
+    )
 }
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """The part of the report of the check for which the run was made: a benchmark, or a training by strategies.
+    """A check's own part of the report, if the run was made for this check: a benchmark, or training by strategies.
 
-    `question` begins the sentence of the verdict UNKNOWN ("How well {} can communicate"; {}: the ranks and hosts).
-    `sentence` answers it, and `measured` says whether there is an answer. `figures` and `series` can be compared with
-    those of another run.
+    `question` begins the sentence of the verdict UNKNOWN: "How well {} can communicate", with the ranks and hosts for
+    {}. `sentence` is the answer; without measurements `has_answer` is False. `figures` and `series` can be compared
+    with those of another run.
     """
 
     question: str
     sentence: str
-    measured: bool
+    has_answer: bool
     bench: BenchReport | None = None
     train: TrainReport | None = None
     figures: tuple[Figure, ...] = ()
@@ -80,7 +81,7 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 def workarounds_text(env: Mapping[str, str | None]) -> str:
-    """Variables in words, such as "with NCCL_P2P_DISABLE=1" or "without NCCL_ALGO"."""
+    """Describe variables, such as "with NCCL_P2P_DISABLE=1", or "without NCCL_ALGO" for the value None (unset)."""
     settings = ", ".join(f"{name}={value}" for name, value in env.items() if value is not None)
     removed = ", ".join(name for name, value in env.items() if value is None)
     words = ([f"with {settings}"] if settings else []) + ([f"without {removed}"] if removed else [])

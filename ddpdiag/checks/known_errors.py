@@ -1,8 +1,8 @@
 """The meaning of error texts of other programs, by the cards of `ddpdiag explain`.
 
-A check that quotes an exception, a log or a worker's output first looks for a card. The card of a cause names what is
-wrong, so it gives the finding's title, message and fix. The text of a failure without its reason is quoted unchanged.
-An echo (Role.ECHO) blames no rank. The text of a rank that waits (Role.WAIT) names the ranks for which it waits.
+A check that quotes an exception, a log or a worker's output first looks for a card that matches the text. A card that
+names a cause (Role.CAUSE) gives the finding its title, message and fix. Without such a card the text is only quoted. A
+text that only shows that another process failed (Role.ECHO) blames no rank.
 """
 
 import re
@@ -17,12 +17,12 @@ from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.text import begun
 
-# The part of a card's meaning that serves as title: up to a ":" or ";", or to the end of the first sentence.
-_CLAUSE = re.compile(r"((?:\([^)]*\)|[^(])+?)(?:[:;] |\. |\.$|$)")
-# First words of a meaning that a title writes in lower case, because they are no names.
-_WORDS = re.compile(r"(?:A|All|An|Another|Files|Hosts|It|Mostly|No|Nothing|Other|Ranks|Some|The|There|This|Two) ")
-# Assertions, and folders of the machine that built a library: quotes leave them out, as they are the same for all.
-_NOISE = re.compile(
+# The part of a card's meaning that becomes the title: up to a ":" or ";", or to the end of the first sentence.
+_TITLE_CLAUSE = re.compile(r"((?:\([^)]*\)|[^(])+?)(?:[:;] |\. |\.$|$)")
+# First words of a meaning that begin with a lower-case letter in a title, because they are no names.
+_LOWER_FIRST = re.compile(r"(?:A|All|An|Another|Files|Hosts|It|Mostly|No|Nothing|Other|Ranks|Some|The|There|This|Two) ")
+# Failed assertions, and folders of the machine that built a library. Quotes omit them, since they do not help users.
+_BUILD_DETAILS = re.compile(
     r"\[enforce fail at [^\]]{1,200}\] .{1,100}?\. |"
     r"(?<![\w/])(?:\.\.|/)[\w/.+-]{1,200}/(?=[\w.-]{1,80}\.(?:cc|cpp|cu|h):\d)"
 )
@@ -31,71 +31,73 @@ _REASONS = (Role.CAUSE, Role.FAILURE, Role.WAIT)
 
 
 class KnownError(Struct, frozen=True, kw_only=True):
-    """An error text that a card explains. `title` and `rest` are the card's meaning; `quote` is the text.
+    """An error text (`quote`) with the meaning that a card of `ddpdiag explain` gives it.
 
-    `name` is the card's name, `check` the code of the check (or lint rule) that explains more. `is_harmless`: the text
-    alone shows no failure. `action`, for a line of the kernel's log, is what has to be done with the device.
+    `title` is the first clause of the meaning, and `meaning_tail` the rest, with the punctuation before it. `name` is
+    the card's name. `check_code` is the check (or lint rule) whose manual page explains more. `is_harmless`: the text
+    alone shows no failure. `action`, for a line of the kernel log, says what must be done with the device.
     """
 
     name: str
-    check: str
+    check_code: str
     title: str
-    rest: str
+    meaning_tail: str
     fix: str
     quote: str
     is_harmless: bool = False
     action: str = ""
 
     @property
-    def more(self) -> str:
-        """The meaning in whole sentences. It leaves out the title if that is a sentence, so it may be empty."""
-        return self.rest[1:].strip() if self.rest.startswith(".") else begun(f"{self.title}{self.rest}")
+    def meaning(self) -> str:
+        """The meaning in whole sentences, without a first sentence that equals the title; may be empty."""
+        tail = self.meaning_tail
+        return tail[1:].strip() if tail.startswith(".") else begun(f"{self.title}{tail}")
 
     @property
     def evidence(self) -> dict[str, Scalar | list[Scalar]]:
-        """The name of the card and the text, for the JSON report."""
+        """The finding's evidence: the name of the card, and the quoted text."""
         return {KNOWN_ERROR: self.name, "text": self.quote}
 
     def explain(self, finding: Finding) -> Finding:
-        """Add the card's title, meaning and evidence to a finding that quotes the text, and replace its fix."""
+        """Return the finding, which quotes the text, with the card's title, meaning, evidence and fix."""
         return structs.replace(
             finding,
             title=f"{finding.title}: {self.title}",
-            message=f"{finding.message} {self.more}".strip(),
+            message=f"{finding.message} {self.meaning}".strip(),
             fix=self.fix,
             evidence=self.evidence | finding.evidence,
         )
 
 
 def known_error(*texts: str) -> KnownError | None:
-    """The first cause that one of these texts names; None if no card of a cause matches any of them."""
-    causes = (one for text in texts for one in _sightings(text) if one.card.role is Role.CAUSE)
-    return next(map(as_known, causes), None)
+    """Return the first known cause that these texts contain; None if no card of a cause matches."""
+    causes = (sighting for text in texts for sighting in _sightings(text) if sighting.card.role is Role.CAUSE)
+    return next(map(known_error_of, causes), None)
 
 
-def known_line(line: str) -> KnownError:
-    """The meaning of a line that has a card, such as an Xid of the kernel's log; IndexError if it has none."""
-    return as_known(_sightings(line)[0])
+def explain_line(line: str) -> KnownError:
+    """Return the meaning of a line, such as an Xid of the kernel log. Raises IndexError if no card matches the line."""
+    return known_error_of(_sightings(line)[0])
 
 
-def as_known(sighting: Sighting) -> KnownError:
-    """Convert a sighting (a text with its card) to the form that findings use."""
+def known_error_of(sighting: Sighting) -> KnownError:
+    """Convert a sighting (a text, with the card that matches it) to a KnownError."""
     meaning = sighting.card.meaning
-    clause = match[1] if (match := _CLAUSE.match(meaning)) else meaning
+    clause = match[1] if (match := _TITLE_CLAUSE.match(meaning)) else meaning
     return KnownError(
         name=sighting.card.name,
-        check=sighting.card.code.partition(".")[0],
-        title=clause[:1].lower() + clause[1:] if _WORDS.match(clause) else clause,
-        rest=meaning[len(clause) :],
+        check_code=sighting.card.code.partition(".")[0],
+        title=clause[:1].lower() + clause[1:] if _LOWER_FIRST.match(clause) else clause,
+        meaning_tail=meaning[len(clause) :],
         fix=sighting.card.fix,
         is_harmless=sighting.card.role in (Role.HINT, Role.ECHO, Role.NOTE),
         action=sighting.card.action,
-        quote=_NOISE.sub("", sighting.excerpt).rstrip(". "),
+        quote=_BUILD_DETAILS.sub("", sighting.excerpt).rstrip(". "),
     )
 
 
-def first_reason(log: Iterable[bytes]) -> Sighting | None:
-    """The main sighting in the log of a failed job; None if its card gives no reason for the failure."""
+def main_reason(log: Iterable[bytes]) -> Sighting | None:
+    """Return the main sighting in the log of a failed job; None if its card does not explain the failure."""
     sightings = explain_log(log, "").sightings
     first = sightings[0] if sightings else None
     if first is None or first.card.role not in _REASONS or first.card.is_fallback:
@@ -103,29 +105,29 @@ def first_reason(log: Iterable[bytes]) -> Sighting | None:
     return first
 
 
-def with_meaning(error: str) -> str:
-    """The first line of an error or, if a card names its cause, the cause with the text in quotes."""
+def explained_text(error: str) -> str:
+    """Return the known cause of an error with the text in quotes; without a known cause, the error's first line."""
     known = known_error(error)
     return f'{known.title} ("{known.quote}")' if known else error.partition("\n")[0]
 
 
 def cause_in(outcome: Outcome) -> KnownError | None:
-    """The cause that a rank's error or, else, the last output of its process names; None if neither names one."""
-    # The detail of an exception is a traceback. Only its last line counts: it may begin with handled exceptions.
+    """Return the known cause of a rank's error, else of the last output of its process; None if neither has one."""
+    # The detail of an exception is a traceback, which may begin with handled exceptions. So only its last line counts.
     raised = outcome.status is Status.RAISED
     return known_error(outcome.error, outcome.detail.rstrip().rpartition("\n")[2] if raised else outcome.detail)
 
 
-def cause_of(outcomes: Iterable[Outcome]) -> KnownError | None:
-    """The cause that all of these ranks name; None if they do not agree."""
-    found = [*map(cause_in, outcomes)]
-    names = {one.name if one is not None else None for one in found}
-    return found[0] if len(names) == 1 else None
+def common_cause(outcomes: Iterable[Outcome]) -> KnownError | None:
+    """Return the known cause if it is the same for all of these ranks; else None."""
+    causes = [*map(cause_in, outcomes)]
+    names = {cause.name if cause is not None else None for cause in causes}
+    return causes[0] if len(names) == 1 else None
 
 
 def is_echo(text: str) -> bool:
     """Whether `text` contains an error that only shows that another process failed."""
-    return any(one.card.role is Role.ECHO for one in _sightings(text))
+    return any(sighting.card.role is Role.ECHO for sighting in _sightings(text))
 
 
 # Results are cached, because ranks of large runs fail with the same few texts.

@@ -1,4 +1,4 @@
-"""Findings about values that should be equal on all ranks, hosts or GPUs, and are not."""
+"""Findings about values that should be equal on all ranks, hosts or GPUs, but differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from ddpdiag.stats import OddRanks
 
 
 def no_majority(blamed: Sequence[object], subject: str = "rank") -> str:
-    """The sentence that no value has a majority, after a space; empty if `blamed` is not empty."""
+    """Return the sentence that no value has a majority, with a space before it; empty if a subject is `blamed`."""
     return "" if blamed else f" There is no majority, so no {subject} is blamed."
 
 
@@ -26,9 +26,9 @@ def odd_finding(
     hosts: Sequence[str] | None = None,
     evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
 ) -> Finding:
-    """Create a finding that blames the ranks in the minority, or says that no value has a majority.
+    """Create a finding that blames the ranks of `odd` (the minority), or says that no value has a majority.
 
-    The default for `evidence` is the value of each group of ranks.
+    By default `evidence` is the value of each group of ranks.
     """
     values = {ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.by_value.items()}
     return seen.finding(

@@ -1,4 +1,4 @@
-"""Comparison of the collectives that ranks posted: which ranks posted a different one than most, or fewer."""
+"""Comparison of the collectives that ranks posted, to find ranks that posted other or fewer collectives than most."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from ddpdiag.text import count, size_text
 
 Traces = Mapping[int, Sequence[Collective]]
 
-# All ranks must pass equally many elements to these. In a gather, a scatter or an all-to-all they may differ.
+# All ranks must pass equally many elements to these operations. In gather, scatter and all-to-all they may differ.
 _EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
 
 
-# By the type's name in torch's flight recorder (c10/core/ScalarType.h): its name in Python, and bytes per element.
+# By a type's name in torch's flight recorder (c10/core/ScalarType.h): its name in Python, and the bytes per element.
 DTYPES = {
     "Float": ("float32", 4),
     "Double": ("float64", 8),
@@ -29,71 +29,72 @@ DTYPES = {
 }
 
 
-class Split(NamedTuple):
-    """The different collectives that ranks posted under the same number; this is the first such number.
+class Mismatch(NamedTuple):
+    """The different collectives that ranks posted under one number, which should be equal.
 
-    `sides`: an example of each with its ranks, the most common last. `odd`: ranks outside a strict majority, if any.
+    `variants` holds one example of each with the ranks that posted it, the most common last. `minority` are the ranks
+    that posted another collective than more than half of the ranks; empty if there is no such majority.
     """
 
-    odd: tuple[int, ...]
-    sides: tuple[tuple[Collective, tuple[int, ...]], ...]
+    minority: tuple[int, ...]
+    variants: tuple[tuple[Collective, tuple[int, ...]], ...]
 
 
 class Lag(NamedTuple):
-    """The ranks that posted fewer collectives than most, and the first one that they lack; empty if there are none."""
+    """The ranks that posted fewer collectives than most, and the first collective that one of them did not post."""
 
     ranks: tuple[int, ...] = ()
-    lacking: Collective | None = None
+    first_missing: Collective | None = None
 
 
-def in_words(collective: Collective) -> str:
-    """A collective in words, such as "all_reduce #7 (1,024 float32, 4 KiB)"."""
-    name, each = DTYPES.get(collective.dtype, (collective.dtype, 0))
+def collective_text(collective: Collective) -> str:
+    """Describe a collective, such as "all_reduce #7 (1,024 float32, 4 KiB)"."""
+    name, element_bytes = DTYPES.get(collective.dtype, (collective.dtype, 0))
     size = f"{collective.elements:,} {name}" if name else count(collective.elements, "element")
-    size += f", {size_text(each * collective.elements)}" if each else ""
+    size += f", {size_text(element_bytes * collective.elements)}" if element_bytes else ""
     return f"{_operation(collective)} #{collective.seq}" + (f" ({size})" if collective.elements or name else "")
 
 
-def split(traces: Traces) -> Split | None:
-    """Find the first number of a group under which ranks posted different collectives; None if there is none."""
+def first_mismatch(traces: Traces) -> Mismatch | None:
+    """Find the first number in a process group under which ranks posted different collectives; else None."""
     posted: dict[tuple[str, int], dict[int, Collective]] = defaultdict(dict)
     for rank, trace in traces.items():
         for collective in trace:
             if not collective.p2p:
                 posted[collective.group, collective.seq][rank] = collective
     for _, by_rank in sorted(posted.items(), key=lambda item: (item[0][1], item[0][0])):
-        odd = find_odd_ranks({rank: _call(collective) for rank, collective in by_rank.items()})
+        odd = find_odd_ranks({rank: _compared_part(collective) for rank, collective in by_rank.items()})
         if odd is not None:
             groups = sorted(odd.by_value.values(), key=lambda ranks: (len(ranks), ranks))
-            return Split(odd.ranks, tuple((by_rank[ranks[0]], ranks) for ranks in groups))
+            return Mismatch(odd.ranks, tuple((by_rank[ranks[0]], ranks) for ranks in groups))
     return None
 
 
-def last(trace: Sequence[Collective] | None) -> Collective | None:
-    """The last collective that a rank posted, or None. Point-to-point operations do not count."""
+def last_collective(trace: Sequence[Collective] | None) -> Collective | None:
+    """Return the last collective that a rank posted, or None. Point-to-point operations do not count."""
     return next((collective for collective in reversed(trace or ()) if not collective.p2p), None)
 
 
-def lag(traces: Traces) -> Lag:
-    """Find the ranks that posted fewer collectives than most, in the group of most ranks' last collective."""
-    ends = {rank: collective for rank, trace in traces.items() if (collective := last(trace)) is not None}
+def find_lag(traces: Traces) -> Lag:
+    """Find the ranks that posted fewer collectives than most, in the process group that most ranks used last."""
+    ends = [end for trace in traces.values() if (end := last_collective(trace)) is not None]
     if not ends:
         return Lag()
-    counts = Counter(collective.group for collective in ends.values())
+    counts = Counter(collective.group for collective in ends)
     group = max(counts, key=lambda name: (counts[name], name))
     known = {rank: trace for rank, trace in traces.items() if not trace or any(c.group == group for c in trace)}
-    numbers = {rank: max((c.seq for c in trace if _is_of(c, group)), default=0) for rank, trace in known.items()}
-    times = Counter(numbers.values())
-    front = max(times, key=lambda number: (times[number], number))
-    behind = tuple(sorted(rank for rank, number in numbers.items() if number < front))
+    numbers = {rank: max((c.seq for c in trace if _is_in(c, group)), default=0) for rank, trace in known.items()}
+    ranks_at = Counter(numbers.values())
+    usual_number = max(ranks_at, key=lambda number: (ranks_at[number], number))
+    behind = tuple(sorted(rank for rank, number in numbers.items() if number < usual_number))
     if not behind:
         return Lag()
     least = min(numbers[rank] for rank in behind)
-    later = [c for trace in known.values() for c in trace if _is_of(c, group) and c.seq > least]
+    later = [c for trace in known.values() for c in trace if _is_in(c, group) and c.seq > least]
     return Lag(behind, min(later, key=lambda c: (c.seq, c.name, c.elements)))
 
 
-def _is_of(collective: Collective, group: str) -> bool:
+def _is_in(collective: Collective, group: str) -> bool:
     return collective.group == group and not collective.p2p
 
 
@@ -101,6 +102,6 @@ def _operation(collective: Collective) -> str:
     return collective.name.rpartition(":")[2]
 
 
-def _call(collective: Collective) -> tuple[str, int, str]:
+def _compared_part(collective: Collective) -> tuple[str, int, str]:
     name = _operation(collective)
     return (name, collective.elements, collective.dtype) if name in _EQUAL_SIZES else (name, 0, "")

@@ -1,31 +1,31 @@
-"""The severity of a rate that is too low, by its share of the expected rate in one or more measurements."""
+"""The severity of a rate that is too low, from its share of the expected rate in one or more measurements."""
 
 from collections.abc import Sequence
 
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Severity
 
-# AzNHC fails a host below 76 to 87 % of its rates, and 80 % is called good (stas00, ml-engineering). A tenth is far
-# below both: a wrong network has such rates (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
-FAR_RATIO = 0.1
+# A rate below this share is an error. AzNHC fails a host below 76 to 87 % of its rates; 80 % is called good (stas00,
+# ml-engineering). A wrong network has a tenth (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
+FAR_BELOW_SHARE = 0.1
 
 
 def severity_of_rate(
-    shares: Sequence[float], *, least: float, error_below: float, doubts: Sequence[str] = ()
+    shares: Sequence[float], *, min_share: float, error_below: float, doubts: Sequence[str] = ()
 ) -> Severity | None:
-    """The severity of a rate, measured as `shares` of the expected rate; None if the first measurement reaches `least`.
+    """Return the severity of a rate that was measured as `shares` of the expected rate, in order of measurement.
 
-    It is NOTE if a later measurement reaches `least`. It is ERROR if two or more measurements are all below
-    `error_below`, without doubts (another user of the GPU, an assumed expectation). Otherwise it is WARNING.
+    Returns None if the first share reaches `min_share`; NOTE if a later one does; ERROR if two or more shares are all
+    below `error_below` and there are no `doubts` (another user of the GPU, an assumed expectation); else WARNING.
     """
-    if shares[0] >= least:
+    if shares[0] >= min_share:
         return None
-    if any(share >= least for share in shares[1:]):
+    if any(share >= min_share for share in shares[1:]):
         return Severity.NOTE
     is_error = len(shares) > 1 and max(shares) < error_below and not doubts
     return Severity.ERROR if is_error else Severity.WARNING
 
 
 def doubts_text(doubts: Sequence[str]) -> str:
-    """The sentence that says why there is only a warning, after a space; empty without doubts."""
+    """Return a sentence that says why the finding is only a warning, with a space before it; empty without doubts."""
     return f" This is a warning only, because {names_text(doubts)}." if doubts else ""

@@ -1,6 +1,6 @@
 """The list of checks, in the order in which they run and are judged.
 
-A name that begins with `ddpdiag.` is complete, the others are below `ddpdiag.checks`. First use imports a module.
+A module name without the prefix `ddpdiag.` is relative to `ddpdiag.checks`. Modules are imported at their first use.
 """
 
 from functools import cache
@@ -61,24 +61,24 @@ MODULES = {
     "CMP001": "run.baseline",
 }
 
-# These run only if `--select` names their whole code, or by the command that was made for them.
-BY_WHOLE_CODE = ("HST005", "COL002", "TRN002")
+# These checks run only if `--select` names their whole code, or in a command of their own (such as `allreduce-bench`).
+ONLY_BY_WHOLE_CODE = ("HST005", "COL002", "TRN002")
 
 
 def all_checks() -> "tuple[Check[Any], ...]":
     return tuple(_load(code) for code in MODULES)
 
 
-def by_code(code: str) -> "Check[Any]":
-    """The check with this code; UsageError if there is none. Only its module is imported."""
-    known = code.split(".")[0].upper()
-    if known not in MODULES:
+def check_by_code(code: str) -> "Check[Any]":
+    """Return the check with this code, or of this finding's code. Imports its module. UsageError if there is none."""
+    check_code = code.split(".")[0].upper()
+    if check_code not in MODULES:
         raise UsageError(f"no check has the code {code!r}; `ddpdiag checks` lists them")
-    return _load(known)
+    return _load(check_code)
 
 
 def module_of(code: str) -> str:
-    """The full name of a check's module."""
+    """Return the full name of a check's module."""
     name = MODULES[code]
     return name if name.startswith("ddpdiag.") else f"ddpdiag.checks.{name}"
 

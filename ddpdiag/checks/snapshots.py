@@ -1,4 +1,4 @@
-"""The figures of a run for comparisons with other runs, from the data that the checks recorded."""
+"""The figures and facts by which a run is compared with other runs, from the data that the checks recorded."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -18,11 +18,11 @@ from ddpdiag.model.options import Figure, Sampling, Snapshot
 
 _VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
 # Variables whose values differ in every run, even on the same machines.
-_OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
+_RUN_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
 
 
 def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] = ()) -> Snapshot:
-    """The figures and facts by which the run is compared with other runs, with the figures of `sections`."""
+    """Return the figures and facts by which the run is compared with other runs, with the figures of `sections`."""
     seen = Seen(world, ddp_step.CHECK, recording)
     steps = {rank: data.steps for rank, data in seen.by_rank.items() if data.steps is not None}
     sections = tuple(sections)
@@ -32,21 +32,21 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
         shape=shape_of(world),
         facts=_facts(seen),
         figures=(
-            *_usual_work(steps),
-            *_training(seen),
+            *_median_own_work(steps),
+            *_training_speed(seen),
             *(figure for section in sections for figure in section.figures),
-            *_all_reduce(seen),
+            *_all_reduce_times(seen),
         ),
         series=tuple(series for section in sections for series in section.series),
-        core_share=None if world.gpus else min(shares, default=None),
-        on_gpus=bool(world.gpus),
+        core_share=None if world.gpu_count else min(shares, default=None),
+        on_gpus=bool(world.gpu_count),
     )
 
 
 def shape_of(world: World) -> dict[str, str]:
-    """The ranks, hosts and backend of a world in words. Only runs of the same shape are comparable.
+    """Describe the number of ranks and hosts, and the backend. Only runs of the same shape are comparable.
 
-    Ranks that never joined are part of the shape, because without them the others measured a smaller world.
+    Ranks that never joined are part of the shape, because the run then measured a smaller world.
     """
     missing = world.size - len(world.arrivals)
     never = f" ({missing} of {world.size} never joined)" if missing > 0 else ""
@@ -59,16 +59,16 @@ def shape_of(world: World) -> dict[str, str]:
     }
 
 
-def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
-    """The seconds of own work of the median rank in a training step, one value for each window."""
-    count = min((len(own.windows) for own in steps.values()), default=0)
+def _median_own_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
+    """Yield, for each window of training steps, the median over ranks of the seconds of a rank's own work in a step."""
+    count = min((len(one.windows) for one in steps.values()), default=0)
     if count:
-        middle = [median(own.windows[at].own_seconds for own in steps.values()) for at in range(count)]
+        medians = [median(one.windows[index].own_seconds for one in steps.values()) for index in range(count)]
         title = "own work of the median rank in a training step"
-        yield Figure(name="step.usual_seconds", title=title, values=tuple(middle), sampling=Sampling.REPEATS)
+        yield Figure(name="step.usual_seconds", title=title, values=tuple(medians), sampling=Sampling.REPEATS)
 
 
-def _training(seen: Seen[Any]) -> Iterator[Figure]:
+def _training_speed(seen: Seen[Any]) -> Iterator[Figure]:
     speed = mnist.figures(seen.of(mnist.CHECK)).get("training.samples_per_second")
     if isinstance(speed, int | float) and speed:
         yield Figure(
@@ -80,18 +80,18 @@ def _training(seen: Seen[Any]) -> Iterator[Figure]:
         )
 
 
-def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
-    """The times of all-reduces, on the rank with the median time: all ranks finish a collective together."""
-    rows: dict[str, list[all_reduce.Data]] = {}
+def _all_reduce_times(seen: Seen[Any]) -> Iterator[Figure]:
+    """Yield the times of each backend's all-reduces from the rank with the median time: all ranks end together."""
+    by_backend: dict[str, list[all_reduce.Data]] = {}
     for row in seen.of(all_reduce.CHECK).rows:
         if "round" not in row.trial.params:
-            rows.setdefault(row.data.backend, []).append(row.data)
-    for backend, found in rows.items():
+            by_backend.setdefault(row.data.backend, []).append(row.data)
+    for backend, measured in by_backend.items():
         for size, seconds in (
-            (found[0].small_bytes, [data.small_seconds for data in found]),
-            (found[0].large_bytes, [data.large_seconds for data in found]),
+            (measured[0].small_bytes, [data.small_seconds for data in measured]),
+            (measured[0].large_bytes, [data.large_seconds for data in measured]),
         ):
-            middle = sorted(seconds, key=lambda each: each.median)[len(seconds) // 2]
+            middle = sorted(seconds, key=lambda samples: samples.median)[len(seconds) // 2]
             yield Figure(
                 name=f"all_reduce.{backend}.{size}_bytes.seconds",
                 title=f"all-reduce of {size:,} bytes over {backend}",
@@ -101,16 +101,16 @@ def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
 
 
 def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
-    """All values that ranks have for each version and variable, if the checks that read them (LCH002, LCH003) ran.
+    """Return the values that occur on any rank, for each software version (LCH003) and variable (LCH002).
 
-    Variables that must differ between ranks or runs are left out.
+    Data of a check that did not run is missing. Variables that must differ between ranks or runs are left out.
     """
     versions = [
         {name: value for name in _VERSIONS if (value := getattr(data, name)) is not None}
         for data in seen.of(lch003.CHECK).by_rank.values()
     ]
     variables = [
-        {name: value for name, value in data.variables.items() if name not in lch002.RANK_SPECIFIC | _OF_THE_RUN}
+        {name: value for name, value in data.variables.items() if name not in lch002.RANK_SPECIFIC | _RUN_VARIABLES}
         for data in seen.of(lch002.CHECK).by_rank.values()
     ]
     facts: dict[str, dict[str, str]] = {}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import ddpdiag
 from ddpdiag.checks.api import Stage
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.cli.edge import guarded
 from ddpdiag.cli.options import HostArgs
 from ddpdiag.cli.outputs import Outputs, publish
@@ -51,7 +51,7 @@ def codes(*, torch: bool) -> tuple[str, ...]:
     """The codes of the checks that run, in the order in which `ddpdiag checks` lists them."""
     stages = list(Stage)
     wanted = (*WITHOUT_TORCH, *(WITH_TORCH if torch else ()))
-    return tuple(sorted(wanted, key=lambda code: (stages.index(by_code(code).stage), code)))
+    return tuple(sorted(wanted, key=lambda code: (stages.index(check_by_code(code).stage), code)))
 
 
 def _run_options(args: HostArgs, outputs: Outputs) -> RunOptions:
@@ -63,7 +63,7 @@ def _run_options(args: HostArgs, outputs: Outputs) -> RunOptions:
         settings=dict(args.set_),
         alone=True,
     )
-    validate(options, map(by_code, codes(torch=args.torch)))
+    validate(options, map(check_by_code, codes(torch=args.torch)))
     return options
 
 
@@ -74,7 +74,7 @@ def _test_host(args: HostArgs, options: RunOptions, outputs: Outputs, announce: 
     host = node_name(os.environ, readable(socket.gethostname()))
     place = Place(rank=0, world_size=1, host=host, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
     names = codes(torch=args.torch)
-    checks = tuple(map(by_code, (*names, *_RUN_CHECKS)))
+    checks = tuple(map(check_by_code, (*names, *_RUN_CHECKS)))
     announce("count the GPUs")
     arrival = own_arrival(place)
     announce("test the host")

@@ -142,12 +142,12 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
         from ddpdiag.lint.rules import rule_of
 
         return page_text(_page_of_rule(rule_of(code)), width=width, color=color)
-    from ddpdiag.checks.registry import by_code
+    from ddpdiag.checks.registry import check_by_code
 
-    check = by_code(code)
+    check = check_by_code(code)
     _, _, word = code.partition(".")
     try:
-        finding_text = f"{word}: {check.explained(word.lower()).text}" if word else ""
+        finding_text = f"{word}: {check.spec_of(word.lower()).text}" if word else ""
     except KeyError:
         known = f"expected {', '.join(check.findings)}{did_you_mean(word.lower(), check.findings)}"
         raise UsageError(f"{check.code}.{word.lower()}: unknown finding of {check.code}; {known}") from None

@@ -96,7 +96,7 @@ def world_of(recording: Recording) -> World:
         launcher=recording.header.launcher,
         options=recording.header.options,
         arrivals=recording.arrivals,
-        out=frozenset(e.rank for e in recording.events if e.kind is EventKind.LOST and e.rank is not None),
+        inactive_ranks=frozenset(e.rank for e in recording.events if e.kind is EventKind.LOST and e.rank is not None),
     )
 
 

@@ -24,19 +24,19 @@ class CheckJudgement(Struct, frozen=True, kw_only=True):
 
     def not_seen_findings(self) -> Iterator[Finding]:
         """The findings about something that could not be checked. With such a finding the verdict is never FIT."""
-        return (finding for finding in self.findings if self.effect_of(finding) is Effect.NOT_SEEN)
+        return (finding for finding in self.findings if self.effect_of(finding) is Effect.UNCHECKED)
 
     def slowing_findings(self) -> Iterator[Finding]:
         """The warnings that name a host or rank that slows the job down."""
         warnings = (finding for finding in self.findings if finding.severity is Severity.WARNING)
-        return (each for each in warnings if self._declared(each).slows and (each.ranks or each.hosts))
+        return (each for each in warnings if self._declared(each).slows_job and (each.ranks or each.hosts))
 
     def effect_of(self, finding: Finding) -> Effect:
         """The declared effect of a finding on the verdict."""
         return self._declared(finding).effect
 
     def _declared(self, finding: Finding) -> FindingSpec:
-        return self.check.explained(finding.code.partition(".")[2])
+        return self.check.spec_of(finding.code.partition(".")[2])
 
 
 Judgements = Sequence[CheckJudgement]
@@ -55,7 +55,7 @@ def judge_checks(world: World, forms: RecordingForms, checks: Sequence[Check[Any
     judgements: list[CheckJudgement] = []
     for check in chosen:
         sections = tuple(each.contribution.section for each in judgements if each.contribution.section is not None)
-        judgements.append(_judge_check(Seen(world, check, forms.established, kept=kept, sections=sections)))
+        judgements.append(_judge_check(Seen(world, check, forms.established, findings_by_code=kept, sections=sections)))
     return _with_excuses(judgements)
 
 
@@ -71,11 +71,11 @@ def _judge_check(seen: Seen[Any]) -> CheckJudgement:
 
 def _map_findings(judgement: CheckJudgement, change: Callable[[Finding], Finding]) -> CheckJudgement:
     """Apply `change` to each finding of the check, including findings that are shown under other stages."""
-    concerns = tuple(concern._replace(finding=change(concern.finding)) for concern in judgement.contribution.concerns)
+    moved = tuple(each._replace(finding=change(each.finding)) for each in judgement.contribution.moved_findings)
     return structs.replace(
         judgement,
         findings=tuple(map(change, judgement.findings)),
-        contribution=structs.replace(judgement.contribution, concerns=concerns) if concerns else judgement.contribution,
+        contribution=structs.replace(judgement.contribution, moved_findings=moved) if moved else judgement.contribution,
     )
 
 

@@ -5,7 +5,7 @@ from itertools import islice
 
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import World, no_gpu_reason
 from ddpdiag.judgement.check_judgements import Judgements
 from ddpdiag.judgement.ending import ctrl_c_seconds
 from ddpdiag.model import Recording, Severity, Skip, StageSummary, Status
@@ -43,7 +43,7 @@ def _missing_evidence(world: World, recording: Recording, judgements: Judgements
     """A clause about the first missing evidence; empty if no evidence is missing."""
     for each in judgements:
         if each.skip is not None and (not each.skip.is_inapplicable or misses_requested_backend(each.skip, world)):
-            lacks_gpus = each.skip.is_inapplicable or each.skip.reason == without_gpu(world)
+            lacks_gpus = each.skip.is_inapplicable or each.skip.reason == no_gpu_reason(world)
             fix = "; make the job's GPUs visible to every rank, or test with --backend gloo" if lacks_gpus else ""
             return f"{each.check.code} ({each.check.name}) could not run: {each.skip.reason}{fix}"
         if each.unreadable:
@@ -81,4 +81,4 @@ def tested_stages(recording: Recording, judgements: Judgements) -> tuple[str, ..
 
 def misses_requested_backend(skip: Skip, world: World) -> bool:
     """Whether the check was skipped because no GPU exists for the `--backend` that the user requested."""
-    return world.options.backend != "auto" and skip.reason == without_gpu(world)
+    return world.options.backend != "auto" and skip.reason == no_gpu_reason(world)

@@ -34,7 +34,7 @@ def sort_hosts(world: World, recording: Recording, judgements: Judgements, doubt
     )
     link_ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
     # A host took part to the end if all its ranks did. If two hosts have the same name, the ranks of both must.
-    ended_ranks = world.out | {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
+    ended_ranks = world.inactive_ranks | {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
     ended_early = {name for (name, _), ranks in world.hosts.items() if not ended_ranks.isdisjoint(ranks)}
     not_healthy = {*failing, *warned, *link_ends, *unchecked, *ended_early}
     reason = _why_none_healthy(recording, errors, doubt)
@@ -90,13 +90,13 @@ def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
         arrival.place.host: arrival.leaf_switch for arrival in world.arrivals.values() if arrival.leaf_switch
     }
     leaves: dict[str, list[str]] = {}
-    for host, leaf in (world.given_leaves or reported_leaves).items():
+    for host, leaf in (world.leaf_by_host or reported_leaves).items():
         leaves.setdefault(leaf, []).append(host)
     return {leaf: tuple(hosts) for leaf, hosts in leaves.items()}
 
 
 def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
-    return tuple(filter(_HOST_NAME.fullmatch, (*finding.hosts, *world.hosts_of(finding.ranks))))
+    return tuple(filter(_HOST_NAME.fullmatch, (*finding.hosts, *world.host_names(finding.ranks))))
 
 
 def _warned_hosts(world: World, findings: Sequence[Finding]) -> dict[str, None]:

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ddpdiag.checks.api import Check, Stage
-from ddpdiag.checks.registry import BY_WHOLE_CODE
+from ddpdiag.checks.registry import ONLY_BY_WHOLE_CODE
 from ddpdiag.errors import UsageError, did_you_mean
 from ddpdiag.model import RunOptions
 
@@ -17,7 +17,7 @@ def is_selected(check: Check[Any], options: RunOptions) -> bool:
     """Whether the run includes the check. A check that both `--select` and `--ignore` name is not included."""
     if check.code.startswith(options.ignore) and options.ignore:
         return False
-    if check.code in BY_WHOLE_CODE and not options.alone and check.code not in options.select:
+    if check.code in ONLY_BY_WHOLE_CODE and not options.alone and check.code not in options.select:
         return False
     if check.stage.value in options.skip_stages:
         return False

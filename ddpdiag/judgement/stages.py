@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Concern, Stage
+from ddpdiag.checks.api import MovedFinding, Stage
 from ddpdiag.judgement.check_judgements import CheckJudgement, Judgements
 from ddpdiag.model import CheckSummary, EventKind, Finding, Outcome, Recording, Severity, StageSummary, Status
 from ddpdiag.model.recording import SIGNAL_EVENTS
@@ -31,7 +31,7 @@ def summaries_of(recording: Recording, judgements: Judgements) -> Summaries:
     outcomes: dict[str, list[Outcome]] = {}
     for outcome in recording.outcomes:
         outcomes.setdefault(outcome.code, []).append(outcome)
-    concerns = [concern for each in judgements for concern in each.contribution.concerns]
+    concerns = [concern for each in judgements for concern in each.contribution.moved_findings]
     run_findings = _run_findings(judgements, concerns)
     waited = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
     stages = tuple(
@@ -41,7 +41,7 @@ def summaries_of(recording: Recording, judgements: Judgements) -> Summaries:
     )
     affected: dict[str, Counter[str]] = {}
     for concern in concerns:
-        affected.setdefault(str(concern.where), Counter()).update(concern.affected)
+        affected.setdefault(str(concern.shown_under), Counter()).update(concern.affected_counts)
     checks = (
         _check_summary(each, outcomes.get(each.check.code, ()), affected.get(each.check.code, {}))
         for each in judgements
@@ -112,13 +112,13 @@ def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
     return any(outcome.interrupted and outcome.status is Status.SKIPPED for outcome in outcomes)
 
 
-def _run_findings(judgements: Judgements, concerns: Sequence[Concern]) -> dict[Stage, list[Finding]]:
+def _run_findings(judgements: Judgements, concerns: Sequence[MovedFinding]) -> dict[Stage, list[Finding]]:
     """The findings of RUN001 to RUN004, by the stage that they are about."""
     stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
     stages |= {each.check.code: each.check.stage for each in judgements}
     run_findings: dict[Stage, list[Finding]] = {}
     for concern in concerns:
-        if (stage := stages.get(concern.where)) is not None:
+        if (stage := stages.get(concern.shown_under)) is not None:
             run_findings.setdefault(stage, []).append(concern.finding)
     return run_findings
 

@@ -55,7 +55,7 @@ def conclude(
     if doubt:
         question = "Whether {} can train" if section is None else section.question
         sentence = f"{question.format(world_text(world))} is not known: {doubt}."
-        sentence += f" {section.sentence}" if section is not None and section.measured else ""
+        sentence += f" {section.sentence}" if section is not None and section.has_answer else ""
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for each in judgements for f in each.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
@@ -73,7 +73,7 @@ def _backend_failed(world: World, recording: Recording) -> bool:
 def _section_failed(fatal: Sequence[Finding], section: Section) -> str:
     """The sentence of UNFIT for a run with a section: the first error, then the section's sentence."""
     more = f" ({count(len(fatal) - 1, 'more error')})" if len(fatal) > 1 else ""
-    result = f" {section.sentence}" if section.measured else ""
+    result = f" {section.sentence}" if section.has_answer else ""
     return f"{fatal[0].title}{more}.{result}"
 
 
@@ -88,7 +88,7 @@ def exit_code(recording: Recording, code: ExitCode) -> int:
 def world_text(world: World) -> str:
     """The world in words: "4 ranks on 2 hosts", or "host n7" in `ddpdiag host`."""
     if world.options.alone:
-        return f"host {world.host_of(0)}"
+        return f"host {world.host_name(0)}"
     return f"{count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"
 
 
@@ -146,7 +146,7 @@ def _fit(
 def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
     """Describe the slow ranks or hosts, such as "rank 3 on n1 makes the job up to 2.5 times slower"."""
     ranks = sorted({rank for finding in slowing for rank in finding.ranks})
-    hosts = tuple(dict.fromkeys(name for each in slowing for name in each.hosts or world.hosts_of(each.ranks)))
+    hosts = tuple(dict.fromkeys(name for each in slowing for name in each.hosts or world.host_names(each.ranks)))
     names = ""
     if all(finding.ranks for finding in slowing) and len(ranks) <= _MAX_NAMED:
         subject, number = f"{ranks_text(ranks)} on {names_text(hosts)}", len(ranks)

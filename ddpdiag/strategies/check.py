@@ -31,7 +31,7 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec, Section
-from ddpdiag.checks.world import without_gpu
+from ddpdiag.checks.world import no_gpu_reason
 from ddpdiag.model import Finding, Kind, Trial
 from ddpdiag.model.options import Figure, Sampling
 from ddpdiag.model.train import Strategy, TrainReport
@@ -57,7 +57,7 @@ FINDINGS = {
         ("hangs", "fails"),
         FindingSpec.error("a training hangs or fails; the rank that stopped the others is named, as in RUN003."),
     ),
-    "unmeasured": FindingSpec.not_seen(
+    "unmeasured": FindingSpec.unchecked(
         "there was no time, no reference, or no requested strategy is possible here, so nothing is known."
     ),
 }
@@ -124,7 +124,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    return inapplicable(without_gpu(seen.world))
+    return inapplicable(no_gpu_reason(seen.world))
 
 
 def report(seen: Seen[Data]) -> Contribution:
@@ -139,7 +139,7 @@ def _section(train: TrainReport) -> Section:
     return Section(
         question="Which strategies {} can train with",
         sentence=train.sentence,
-        measured=any(row.samples_per_second is not None for row in train.rows),
+        has_answer=any(row.samples_per_second is not None for row in train.rows),
         train=train,
         figures=tuple(
             Figure(

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.blame import Blame, blamed, unfinished, without_backend
-from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
+from ddpdiag.checks.blame import Blame, find_blame, is_unfinished, missing_backend_errors
+from ddpdiag.checks.failure_evidence import crash_line, failure_evidence, waiting_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.known_errors import cause_of
+from ddpdiag.checks.known_errors import common_cause
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.train import Strategy, StrategyRow, StrategyStatus, TrainReport
@@ -79,14 +79,14 @@ def runs(seen: Seen[Data]) -> tuple[StrategyRun, ...]:
 def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
     """`run` with its outcome, reason and blame, without a comparison of losses."""
     reasons = [data.not_possible for data in run.data_by_rank.values() if data.not_possible]
-    if reasons := reasons or [*without_backend(run.outcomes).values()]:
+    if reasons := reasons or [*missing_backend_errors(run.outcomes).values()]:
         return run._replace(status=StrategyStatus.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
     if reason := _why_ended_early(seen, run):
         return run._replace(status=StrategyStatus.UNFINISHED, reason=reason)
     blame = blamed(run.outcomes)
     if blame is None:
         return run
-    if unfinished(run.trial, blame, run.outcomes):
+    if is_unfinished(run.trial, blame, run.outcomes):
         hung = next(o for o in run.outcomes if o.status is Status.HUNG)
         reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{hung.last_step}'"
         return run._replace(status=StrategyStatus.UNFINISHED, reason=reason, blame=blame)
@@ -100,7 +100,7 @@ def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
 
 def _why_ended_early(seen: Seen[Data], run: StrategyRun) -> str:
     """The reason why the training was ended although it may work: a rank left the run, or time ran out; else empty."""
-    lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
+    lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.inactive_ranks]
     if lost:
         return f"{ranks_text(lost)} left the run before the training ended"
     reported = {outcome.rank for outcome in run.outcomes if outcome.status is not Status.SKIPPED}
@@ -130,7 +130,7 @@ def _compared_with_single(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
     differences = [abs(loss - expected) for loss, expected in zip(losses, single_losses, strict=False)]
     run = run._replace(deviation=max(differences, default=math.inf))
     for step, difference in enumerate(differences):
-        if difference > seen.number("tolerance"):
+        if difference > seen.setting("tolerance"):
             reason = f"its loss differs from that of single by {run.deviation:.2g}"
             return run._replace(status=StrategyStatus.WRONG, bad_step=step, reason=reason)
     return run
@@ -155,7 +155,7 @@ def train_report(seen: Seen[Data]) -> TrainReport:
         batch_size=batch_size_of(seen.world),
         device=next((data.device for run in runs(seen) for data in run.data_by_rank.values() if data.device), ""),
         rows=rows,
-        tolerance=seen.number("tolerance"),
+        tolerance=seen.setting("tolerance"),
         sentence=_sentence(rows),
         torch_version=next((data.torch for data in versions.values()), None),
     )
@@ -231,7 +231,7 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
     requested = train_options(seen.options).strategy
     whys = {each: why_impossible(each, seen.world) or impossible.get(each) for each in requested}
     is_known = bool(trainings) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
-    missing_backend = [text for run in trainings for text in without_backend(run.outcomes).values()]
+    missing_backend = [text for run in trainings for text in missing_backend_errors(run.outcomes).values()]
     if is_known and all(whys.values()):
         reasons = "; ".join(f"{why} ({strategy.value})" for strategy, why in whys.items())
         fix = "Choose other strategies (--strategy), or run this where these are possible."
@@ -259,7 +259,7 @@ def _wrong_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
             "trial": run.trial.number,
             "first_bad_step": run.bad_step + 1,
             "deviation": run.deviation,
-            "tolerance": seen.number("tolerance"),
+            "tolerance": seen.setting("tolerance"),
         },
         fix=_CHECK_FIX,
     )
@@ -275,7 +275,7 @@ def _loss_sentence(seen: Seen[Data], run: StrategyRun) -> str:
     return (
         f"{where} the loss of {ranks_text(run.trial.ranks)} is {loss}; in one process (single) it is "
         f"{single_losses[step]:.6g}. The largest difference of any step is {run.deviation:.2g}; at most "
-        f"{seen.number('tolerance'):.2g} is expected."
+        f"{seen.setting('tolerance'):.2g} is expected."
     )
 
 
@@ -300,16 +300,16 @@ def _broken_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
     strategy, outcome = run.strategy.value, run.status.value
-    blamed_text = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
+    blamed_text = f"{ranks_text(ranks)} on {', '.join(seen.world.host_names(ranks))}" if ranks else ""
     at = f" (last step '{first.last_step}')" if first.last_step else ""
     deadline = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.status is StrategyStatus.HANGS else ""
-    waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
+    waits = waiting_text(run.blame, run.outcomes) if run.blame is not None else ""
     reason = run.reason.rstrip(".")
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.last_step}
-    evidence |= bundle(ranks, run.outcomes)
-    if output := last_words(first.detail):
+    evidence |= failure_evidence(ranks, run.outcomes)
+    if output := crash_line(first.detail):
         evidence["output"] = output
-    host = seen.world.host_of(first.rank)
+    host = seen.world.host_name(first.rank)
     alone_fix = f"Run `ddpdiag check` on {host} alone: no other host took part."
     return seen.finding(
         outcome,
@@ -318,5 +318,5 @@ def _broken_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
         ranks=ranks,
         evidence=evidence,
         fix=alone_fix if run.strategy is Strategy.SINGLE else _CHECK_FIX,
-        known=cause_of(guilty) if run.status is StrategyStatus.FAILS else None,
+        known_error=common_cause(guilty) if run.status is StrategyStatus.FAILS else None,
     )

@@ -22,7 +22,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from ddpdiag.checks.known_errors import known_error, with_meaning
+from ddpdiag.checks.known_errors import explained_text, known_error
 from ddpdiag.codec import decode, encode
 from ddpdiag.model.train import StrategyStatus
 from ddpdiag.probes.host.programs import python_command, with_package_path
@@ -132,7 +132,7 @@ class LauncherComparison:
             status = StrategyStatus.FAILS
             reason = f"there was no error, but the ranks that trained are {trained}; expected {training.ranks}"
         if status is not StrategyStatus.WORKS:
-            self.rows[method] = LauncherRow(method=method, status=status, reason=with_meaning(reason))
+            self.rows[method] = LauncherRow(method=method, status=status, reason=explained_text(reason))
             return
         first = rank_times[0]
         self.setting = f"{first.backend}, {first.device}, torch {first.torch_version}"

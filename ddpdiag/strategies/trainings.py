@@ -52,13 +52,13 @@ def ranks_of(strategy: Strategy, world: World) -> tuple[int, ...]:
         return ()
     match strategy:
         case Strategy.SINGLE | Strategy.DP:
-            return world.living[:1]
+            return world.living_ranks[:1]
         case Strategy.PIPELINE:
-            return world.living[:BLOCKS]
+            return world.living_ranks[:BLOCKS]
         case Strategy.MODEL_PARALLEL if world.backend == "nccl":
             return _ranks_with_device_group(world)
         case _:
-            return world.living
+            return world.living_ranks
 
 
 def batch_size_of(world: World) -> int:
@@ -90,8 +90,8 @@ def devices_of(strategy: Strategy, world: World) -> int:
 
 def _ranks_with_device_group(world: World) -> tuple[int, ...]:
     """The ranks whose local rank is below the number of groups of --group-size GPUs on their host."""
-    groups = {rank: world.arrivals[rank].gpus // train_options(world.options).group_size for rank in world.living}
-    return tuple(rank for rank in world.living if (world.places[rank].local_rank or 0) < groups[rank])
+    groups = {rank: world.arrivals[rank].gpus // train_options(world.options).group_size for rank in world.living_ranks}
+    return tuple(rank for rank in world.living_ranks if (world.places[rank].local_rank or 0) < groups[rank])
 
 
 def why_impossible(strategy: Strategy, world: World) -> str | None:
@@ -100,8 +100,9 @@ def why_impossible(strategy: Strategy, world: World) -> str | None:
         case Strategy.DP:
             if world.backend != "nccl":
                 return f"it copies the network to GPUs, and over {world.backend} ranks train on the CPU"
-            gpus = world.arrivals[world.living[0]].gpus if world.living else 0
-            return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
+            ranks = world.living_ranks
+            gpus = world.arrivals[ranks[0]].gpus if ranks else 0
+            return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {ranks[0]} sees {gpus}"
         case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _ranks_with_device_group(world):
             available = max((arrival.gpus for arrival in world.arrivals.values()), default=0)
             needed = train_options(world.options).group_size

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.posted import in_words, lag, last, split
+from ddpdiag.checks.posted import collective_text, find_lag, first_mismatch, last_collective
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun
@@ -155,24 +155,26 @@ def _judge_ranks_without_data(look: Look) -> Finding | None:
 def _judge_collectives(look: Look) -> Finding | None:
     """Name ranks that posted another collective than most ranks, or fewer collectives."""
     traces = {state.rank: state.collectives for state in look.ranks if state.collectives is not None}
-    if mismatch := split(traces):
-        sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in mismatch.sides[:4])
+    if mismatch := first_mismatch(traces):
+        sides = "; ".join(
+            f"{ranks_text(ranks)} posted {collective_text(each)}" for each, ranks in mismatch.variants[:4]
+        )
         return _finding(
             "mismatch",
-            f"{ranks_text(mismatch.odd)} posted a different collective than the others"
-            if mismatch.odd
+            f"{ranks_text(mismatch.minority)} posted a different collective than the others"
+            if mismatch.minority
             else "the ranks posted different collectives",
             f"Under the same number, {sides}.",
             _PATHS_FIX,
-            mismatch.odd,
+            mismatch.minority,
         )
-    lagging = lag(traces)
+    lagging = find_lag(traces)
     ranks = tuple(rank for rank in lagging.ranks if look.activities[rank] is not Activity.WAITING)
-    if not ranks or lagging.lacking is None:
+    if not ranks or lagging.first_missing is None:
         return None
     return _finding(
         "behind",
-        f"the others wait for {ranks_text(ranks)} in {in_words(lagging.lacking)}",
+        f"the others wait for {ranks_text(ranks)} in {collective_text(lagging.first_missing)}",
         f"{begun(ranks_text(ranks))} did not post it{look.where_text(ranks)}.",
         _ELSEWHERE_FIX,
         ranks,
@@ -389,9 +391,9 @@ def _group_text(state: RankState) -> str:
         text += f" in the kernel's {process.wchan}"
     if state.is_busy:
         text += ", using a core"
-    end = last(state.collectives)
+    end = last_collective(state.collectives)
     if end is not None:
-        text += f"; last posted {in_words(end)}"
+        text += f"; last posted {collective_text(end)}"
     elif state.collectives is not None:
         text += "; posted nothing"
     return text

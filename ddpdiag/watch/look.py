@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.posted import in_words, last
+from ddpdiag.checks.posted import collective_text, last_collective
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.text import begun
@@ -241,7 +241,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     def calls_text(self, ranks: Sequence[int]) -> str:
         """The collectives in which `ranks` wait: as flight recorders show them, else the names of the functions."""
         states = [self.by_rank[rank] for rank in ranks]
-        ends = {in_words(end) for state in states if (end := last(state.collectives)) is not None}
+        ends = {collective_text(end) for state in states if (end := last_collective(state.collectives)) is not None}
         calls = dict.fromkeys(state.call for state in states if state.call)
         return ", ".join(sorted(ends)) or " and ".join(calls) or "a collective"
 

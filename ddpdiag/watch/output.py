@@ -26,7 +26,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from ddpdiag.checks.known_errors import as_known, first_reason
+from ddpdiag.checks.known_errors import known_error_of, main_reason
 from ddpdiag.codec import open_file
 from ddpdiag.text import ranks_text
 
@@ -287,11 +287,11 @@ def failure_text(sinks: Iterable[Sink], status: int) -> str:
 
 
 def _known_error_text(tail: Iterable[bytes], status: int) -> str:
-    if status == 0 or (sighting := first_reason(tail)) is None:
+    if status == 0 or (sighting := main_reason(tail)) is None:
         return ""
-    cause, code = as_known(sighting), os.waitstatus_to_exitcode(status)
+    cause, code = known_error_of(sighting), os.waitstatus_to_exitcode(status)
     end_text = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     lead = f"{ranks_text(sighting.ranks)}: " if sighting.ranks else ""
     waiting_text = f"It waited for {ranks_text(sighting.missing_ranks)}." if sighting.missing_ranks else ""
-    parts = (f"the command failed ({end_text}): {lead}{cause.title}.", cause.more, waiting_text, f"Fix: {cause.fix}")
+    parts = (f"the command failed ({end_text}): {lead}{cause.title}.", cause.meaning, waiting_text, f"Fix: {cause.fix}")
     return " ".join(filter(None, parts))

@@ -1,4 +1,4 @@
-"""How others look for the slow hosts of a fleet, in the form of `localise`, for fabric.py.
+"""How others look for the slow hosts of a fleet, in the form of `search_pairs`, for fabric.py.
 
 A scheme yields rounds (groups that are tried at the same time), is sent what each group reached as a share of the
 nominal rate, and returns the hosts that it blames.
@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 
-from ddpdiag.checks.fabric.notes import Diagnosis, Domain, Reached, Rules, pair_up, partners
-from ddpdiag.checks.fabric.search import localise
+from ddpdiag.checks.fabric.search import search_pairs
+from ddpdiag.checks.fabric.search_data import Diagnosis, Domain, Result, Rules, pair_up, pair_with_cleared
 
 # Ours takes rates, and less than a byte in a second is none.
 NOMINAL_BYTES_PER_S = 100e9
@@ -21,12 +21,12 @@ Scheme = Callable[[Sequence[int], int], Search]
 
 def ours(hosts: Sequence[int], seed: int, *, floor: float, leaves: Mapping[int, Domain] | None = None) -> Search:
     """The procedure of FAB001; hosts of a congested part are not blamed."""
-    search = localise(hosts, leaves, Rules(floor=floor), seed)
+    search = search_pairs(hosts, leaves, Rules(floor=floor), seed)
     try:
         step = next(search)
         while True:
             shares = yield step.groups
-            step = search.send({group: Reached(NOMINAL_BYTES_PER_S * share) for group, share in shares.items()})
+            step = search.send({group: Result(NOMINAL_BYTES_PER_S * share) for group, share in shares.items()})
     except StopIteration as end:
         found: Diagnosis = end.value
     return {bad.unit for bad in found.bad}
@@ -84,7 +84,7 @@ def _confirm(suspects: Iterable[int], good: set[int], below: float, confirmation
     for number in range(confirmations):
         waiting = [host for host in failed if len(failed[host]) == number]
         while waiting and good:
-            pairs = partners(waiting, sorted(good), {}, failed.__getitem__, random)
+            pairs = pair_with_cleared(waiting, sorted(good), {}, failed.__getitem__, random)
             shares = yield pairs
             for pair in pairs:
                 suspect, partner = pair if pair[0] in failed else (pair[1], pair[0])

@@ -21,7 +21,7 @@ from field import FieldRun, ForkServer, Kill, Step, unexpected_in
 from jobs import Job, Start, free_port
 from smi import differences
 
-from ddpdiag.checks.failure_evidence import last_words
+from ddpdiag.checks.failure_evidence import crash_line
 from ddpdiag.codec import decode
 from ddpdiag.probes.gpu.health import GpuReading
 from ddpdiag.probes.gpu.kernel_log import kernel_log, kmsg_path
@@ -214,7 +214,7 @@ def test_5_what_torch_knows_where_a_rank_is_stopped(runs: Runs) -> None:
             "no all-reduce in 90 s"
         )
         if any(job.is_over() for job in ranks):
-            runs.step.unexpected.append(f"the ranks ended at once: {last_words(ranks[0].stderr)}")
+            runs.step.unexpected.append(f"the ranks ended at once: {crash_line(ranks[0].stderr)}")
             return
         os.kill(ranks[1].process.pid, signal.SIGSTOP)
         found = said(ranks[0], time.monotonic() - ranks[0].begin + SILENT_SECONDS + 30)

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from jobs import CHECK
 
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.gpu.health import read_gpus
 from ddpdiag.probes.gpu.nvml import enumerate_gpus
@@ -125,7 +125,7 @@ def test_a_benchmark_over_nccl_has_right_values(pair):
 
 def test_an_interface_that_is_not_there_is_named_by_the_fallback(pair):
     try:
-        by_code("P2P003")
+        check_by_code("P2P003")
     except UsageError as error:
         pytest.skip(str(error))
     job = pair("check", "--ignore", "GPU002", *PATIENT, NCCL_SOCKET_IFNAME="nosuch0")

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from ddpdiag.checks.blame import without_backend
+from ddpdiag.checks.blame import missing_backend_errors
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, expected_sum, pattern
@@ -112,4 +112,4 @@ def test_a_backend_that_torch_does_not_know_is_told_apart_from_one_that_fails():
     # As a worker writes it.
     error = f"{type(raised.value).__name__}: {raised.value}"
     outcome = Outcome(trial=1, code="COL001", rank=3, status=Status.RAISED, error=error)
-    assert without_backend([outcome]) == {3: str(raised.value)}
+    assert missing_backend_errors([outcome]) == {3: str(raised.value)}

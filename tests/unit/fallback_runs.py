@@ -100,7 +100,7 @@ class Run:
     def lose(self, rank: int) -> None:
         event = Event(kind=EventKind.LOST, rank=rank, seconds=30.0)
         self.recording = structs.replace(self.recording, events=(*self.recording.events, event))
-        self.world = structs.replace(self.world, out=self.world.out | {rank})
+        self.world = structs.replace(self.world, inactive_ranks=self.world.inactive_ranks | {rank})
 
     def cut(self, outcomes: int) -> Seen[fallback.Data]:
         """The run as a recording shows it that ends after so many outcomes: trials are written before them."""

@@ -7,7 +7,7 @@ from seen import made_check
 
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.findings import COMMON, FindingSpec
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.judgement.check_judgements import CheckJudgement
 from ddpdiag.model import CheckSummary, Finding, Report, Scalar, Severity, StageSummary, Verdict, WorldSummary
 from ddpdiag.render.terminal import render
@@ -47,7 +47,7 @@ def finding_of(severity: Severity = Severity.ERROR, **fields: object) -> Finding
 
 def judged_of(findings: Sequence[Finding]) -> list[CheckJudgement]:
     """All of these as if COL001 had made them; what their own check does not declare ("COL001.slow") is made up."""
-    words = {finding.code.partition(".")[2]: by_code(finding.code) for finding in findings}
+    words = {finding.code.partition(".")[2]: check_by_code(finding.code) for finding in findings}
     declared = {word: {**COMMON, **check.findings}.get(word, FindingSpec("")) for word, check in words.items()}
     check = made_check("COL001", stage=Stage.COLLECTIVE, FINDINGS=declared)
     return [CheckJudgement(check=check, findings=tuple(findings))]

@@ -45,7 +45,7 @@ def world_of(
 ) -> World:
     """A world of `size` ranks that all came."""
     arrivals = {rank: arrival_of(rank, size, ranks_per_node=ranks_per_node, gpus=gpus) for rank in range(size)}
-    return World(size=size, launcher="hand", options=options or RunOptions(), arrivals=arrivals, out=out)
+    return World(size=size, launcher="hand", options=options or RunOptions(), arrivals=arrivals, inactive_ranks=out)
 
 
 def unseen(check: Check[D], world: World) -> Seen[D]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_collective_traces import collective, trace
 
-from ddpdiag.checks.blame import blamed, front, is_echo, stopped_by_themselves, unfinished
+from ddpdiag.checks.blame import find_blame, is_echo, is_unfinished, ranks_failed_outside_backend, usual_step
 from ddpdiag.model import Collective, Kind, Outcome, ProcessState, Status, Trial
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
@@ -153,20 +153,20 @@ CASES: dict[str, tuple[list[Outcome], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize(("outcomes", "ranks"), CASES.values(), ids=CASES)
 def test_blamed_ranks(golden, outcomes: list[Outcome], ranks: tuple[int, ...]) -> None:
-    blame = blamed(outcomes)
+    blame = find_blame(outcomes)
     assert blame is not None
     assert blame.ranks == ranks
     golden(blame.why)
 
 
 def test_no_rank_is_blamed_when_all_is_done() -> None:
-    assert blamed([outcome(rank, Status.DONE) for rank in range(4)]) is None
+    assert find_blame([outcome(rank, Status.DONE) for rank in range(4)]) is None
 
 
 def test_echoes_and_the_front() -> None:
     assert not is_echo(structs.replace(outcome(0, DIED), error="killed by SIGSEGV", detail=ECHO))
     assert is_echo(outcome(0, HUNG, told=True))
-    assert front([*hung(0, step=1), *hung(1, step=2)]) == 2, "of two equally common steps the higher one"
+    assert usual_step([*hung(0, step=1), *hung(1, step=2)]) == 2, "of two equally common steps the higher one"
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,13 @@ def test_echoes_and_the_front() -> None:
 )
 def test_a_watchdog_of_either_process_group_ends_who_waited(said: str) -> None:
     assert is_echo(aborted(0, said))
-    assert blamed([aborted(0, said), *hung(1)]).ranks == (1,)
+    assert find_blame([aborted(0, said), *hung(1)]).ranks == (1,)
 
 
 @given(st.lists(st.tuples(st.sampled_from(Status), st.integers(0, 5), st.booleans()), min_size=1, max_size=8))
 def test_only_ranks_that_failed_are_ever_blamed(rows: list[tuple[Status, int, bool]]) -> None:
     outcomes = [outcome(rank, status, step=step, told=told) for rank, (status, step, told) in enumerate(rows)]
-    blame = blamed(outcomes)
+    blame = find_blame(outcomes)
     failed = {o.rank for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)}
     assert (blame is None) == (not failed)
     if blame is not None:
@@ -199,7 +199,7 @@ def test_one_rank_that_differs_from_the_others_is_found_in_any_world(guilty: int
     fewer = [posted(r, upto - (r == guilty), SLEEPS if r == guilty else WAITS) for r in range(size)]
     sizes = [structs.replace(posted(r, 3), collectives=trace(3, elements=4 + (r == guilty))) for r in range(size)]
     for outcomes in (steps, fewer, sizes):
-        assert blamed(outcomes).ranks == (guilty,)
+        assert find_blame(outcomes).ranks == (guilty,)
 
 
 ROWS = st.tuples(
@@ -225,7 +225,7 @@ def rows_of(rows: list[tuple]) -> list[Outcome]:
 def test_the_order_of_the_outcomes_does_not_change_who_is_blamed(rows: list[tuple], random: Random) -> None:
     outcomes = rows_of(rows)
     shuffled = random.sample(outcomes, len(outcomes))
-    first, second = blamed(outcomes), blamed(shuffled)
+    first, second = find_blame(outcomes), find_blame(shuffled)
     assert (first and (first.ranks, first.why)) == (second and (second.ranks, second.why))
 
 
@@ -233,18 +233,18 @@ def test_the_order_of_the_outcomes_does_not_change_who_is_blamed(rows: list[tupl
 def test_who_was_told_to_stop_is_never_blamed_beside_a_failure_of_its_own_accord(rows: list[tuple]) -> None:
     outcomes = rows_of(rows)
     if any(o.status in (Status.DIED, Status.RAISED) and not is_echo(o) for o in outcomes):
-        blame = blamed(outcomes)
+        blame = find_blame(outcomes)
         assert blame is not None
         assert not {o.rank for o in outcomes if o.interrupted}.intersection(blame.ranks)
 
 
 def test_where_messages_do_not_arrive_it_proves_nothing_where_a_rank_waits() -> None:
     short = [outcome(0, Status.HUNG, step=3), *(outcome(rank, Status.HUNG) for rank in (1, 2))]
-    assert blamed(short).ranks == (0,)
-    blame = blamed(short, "the port is closed")
+    assert find_blame(short).ranks == (0,)
+    blame = find_blame(short, "the port is closed")
     assert (blame.ranks, blame.why) == ((), "the port is closed")
     stopped = [outcome(0, Status.HUNG, state="T"), *short[1:]]
-    assert blamed(stopped, "the port is closed").ranks == (0,)
+    assert find_blame(stopped, "the port is closed").ranks == (0,)
 
 
 IMPORTING = structs.replace(outcome(0, HUNG, step=0, state="R", busy=True), last_step="import torch")
@@ -252,7 +252,7 @@ WAITING = [outcome(rank, HUNG, step=7, state="S", step_seconds=5.0) for rank in 
 
 
 @pytest.mark.parametrize(
-    ("last", "hurried", "is_unfinished"),
+    ("last", "hurried", "expected"),
     [
         pytest.param(outcome(0, HUNG, state="R", step_seconds=0.2), False, True, id="it takes steps"),
         pytest.param(outcome(0, HUNG, state="R", step_seconds=0.8), False, False, id="its last step is long ago"),
@@ -268,11 +268,11 @@ WAITING = [outcome(rank, HUNG, step=7, state="S", step_seconds=5.0) for rank in 
         ),
     ],
 )
-def test_a_rank_that_was_still_taking_steps_has_not_hung(last: Outcome, hurried: bool, is_unfinished: bool) -> None:
+def test_a_rank_that_was_still_taking_steps_has_not_hung(last: Outcome, hurried: bool, expected: bool) -> None:
     trial = Trial(code="X", groups=((0, 1, 2),), kind=Kind.TORCH, deadline_seconds=10.0, is_shortened=hurried)
     beside = outcome(3, HUNG, state="R", step_seconds=0.1)
     outcomes = [last, *([beside] if last.status is DIED else WAITING)]
-    assert unfinished(trial, blamed(outcomes), outcomes) is is_unfinished
+    assert is_unfinished(trial, find_blame(outcomes), outcomes) is expected
 
 
 NCCL_ERROR = "DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error"
@@ -301,4 +301,4 @@ HUNG_IN_NCCL = [posted(0, 7), posted(1, 7)]
     ],
 )
 def test_a_rank_that_stops_a_collective_by_itself_is_told_from_a_backend_that_fails(failed, ranks) -> None:
-    assert stopped_by_themselves(failed, "mock") == ranks
+    assert ranks_failed_outside_backend(failed, "mock") == ranks

@@ -5,8 +5,8 @@ from msgspec import structs
 from test_collective_traces import collective, trace
 from test_run_checks import only, outcome, run_of
 
-from ddpdiag.checks.blame import blamed
-from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
+from ddpdiag.checks.blame import find_blame
+from ddpdiag.checks.failure_evidence import crash_line, failure_evidence, waiting_text
 from ddpdiag.checks.run import trials
 from ddpdiag.model import Outcome, ProcessState, Status
 
@@ -43,18 +43,18 @@ ECHOES = [
     ],
 )
 def test_it_is_said_who_waits_for_whom_in_which_collective(golden, outcomes) -> None:
-    golden(waits_text(blamed(outcomes), outcomes))
+    golden(waiting_text(find_blame(outcomes), outcomes))
 
 
 def test_ranks_that_say_nothing_are_not_said_to_wait() -> None:
     silent = [hung(0, None), hung(1, None)]
-    assert waits_text(blamed(silent), silent) == ""
+    assert waiting_text(find_blame(silent), silent) == ""
 
 
 def test_collectives_that_cannot_be_read_are_said_to_be_so(golden) -> None:
     why = "torch 2.15.0 keeps no record of what ucc does"
     silent = [structs.replace(hung(rank, None), why_no_collectives=why) for rank in (0, 1)]
-    (line,) = bundle((), silent)["ranks"]
+    (line,) = failure_evidence((), silent)["ranks"]
     golden(line)
 
 
@@ -64,20 +64,20 @@ def test_collectives_that_cannot_be_read_are_said_to_be_so(golden) -> None:
     ids=["hung", "holds-the-gil", "echoes-of-any-address"],
 )
 def test_ranks_that_stand_alike_are_one_line_and_the_guilty_come_first(golden, outcomes) -> None:
-    lines = bundle((2,), outcomes)["ranks"]
+    lines = failure_evidence((2,), outcomes)["ranks"]
     assert [line.partition(":")[0] for line in lines] == ["rank 2", "ranks 0-1,3"]
     golden(*lines)
 
 
 def test_the_stacks_of_the_guilty_and_of_one_that_waits_end_where_the_worker_begins() -> None:
-    evidence = bundle((2,), [*WAITING, GUILTY])
+    evidence = failure_evidence((2,), [*WAITING, GUILTY])
     assert evidence["stack_of_rank_2"] == ["_forever (user.py:3)", "measure (col001.py:54)"]
     assert [name for name in evidence if name.startswith("stack")] == ["stack_of_rank_2", "stack_of_rank_3"]
 
 
 def test_thousands_of_ranks_that_all_differ_do_not_flood_the_report() -> None:
     outcomes = [hung(rank, 1, at=f"step {rank}") for rank in range(3000)]
-    lines = bundle((), outcomes)["ranks"]
+    lines = failure_evidence((), outcomes)["ranks"]
     assert isinstance(lines, list)
     assert len(lines) == 65
     assert "2,936" in str(lines[-1])
@@ -105,13 +105,13 @@ def test_a_mismatch_of_two_ranks_tells_both_sides_and_blames_neither(golden) -> 
 
 def test_of_an_output_the_line_is_told_that_says_how_it_ended() -> None:
     traceback = "Traceback:\n  File a, line 1\n    f(x)\n    ^^~~\nValueError: no"
-    assert last_words(traceback) == "ValueError: no"
-    assert last_words("x" * 700) == "x" * 600
-    assert last_words("Fatal Python error: Aborted\n\nThread 0x7f\n  File b\nmodules: c (total: 1)") == (
+    assert crash_line(traceback) == "ValueError: no"
+    assert crash_line("x" * 700) == "x" * 600
+    assert crash_line("Fatal Python error: Aborted\n\nThread 0x7f\n  File b\nmodules: c (total: 1)") == (
         "Fatal Python error: Aborted"
     )
-    assert last_words("terminate called\n  what():  CUDA error\nframe #0: d") == "what():  CUDA error"
-    assert last_words("") == ""
+    assert crash_line("terminate called\n  what():  CUDA error\nframe #0: d") == "what():  CUDA error"
+    assert crash_line("") == ""
 
 
 def test_what_torch_says_in_healthy_runs_is_no_last_word():
@@ -121,5 +121,5 @@ def test_what_torch_says_in_healthy_runs_is_no_last_word():
         "named 'numpy' (Triggered internally at /pytorch/torch/csrc/utils/tensor_numpy.cpp:84.)\n"
         '  cpu = _conversion_method_template(device=torch.device("cpu"))'
     )
-    assert last_words(f"{gloo}\n{numpy}\n") == ""
-    assert last_words(f"terminate called\n{gloo}\n") == "terminate called"
+    assert crash_line(f"{gloo}\n{numpy}\n") == ""
+    assert crash_line(f"terminate called\n{gloo}\n") == "terminate called"

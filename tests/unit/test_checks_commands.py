@@ -46,4 +46,4 @@ def test_thresholds_that_are_named_are_read():
     }:
         file = Path(module_of(code).replace(".", "/")).with_suffix(".py")
         home = [path for path in SOURCES if path.parent == file.parent] if file.name == "check.py" else [file]
-        assert any(f'number("{name}"' in SOURCES[path] for path in home)
+        assert any(f'setting("{name}"' in SOURCES[path] for path in home)

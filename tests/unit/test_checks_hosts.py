@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seen import seen_of
 
-from ddpdiag.checks.hosts import answers_by_host, names_text, odd_text, ranks_text
+from ddpdiag.checks.hosts import data_by_host, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import CHECK, Data
 from ddpdiag.stats import find_odd_ranks
 
@@ -37,4 +37,4 @@ def test_the_odd_value_comes_first_and_the_usual_one_last(golden):
 
 def test_hosts_without_an_answer_are_left_out():
     seen = seen_of(CHECK, {2: Data({}, {})}, size=4)
-    assert [(host.name, tuple(rows)) for host, rows in answers_by_host(seen)] == [("n1", (2,))]
+    assert [(host.name, tuple(rows)) for host, rows in data_by_host(seen)] == [("n1", (2,))]

@@ -12,7 +12,7 @@ import pytest
 import ddpdiag
 from ddpdiag.checks.api import Check
 from ddpdiag.checks.gpu import signs
-from ddpdiag.checks.registry import MODULES, all_checks, by_code, module_of
+from ddpdiag.checks.registry import MODULES, all_checks, check_by_code, module_of
 from ddpdiag.errors import UsageError
 
 CHECKS = all_checks()
@@ -77,12 +77,12 @@ def test_settings_that_a_check_reads_are_declared() -> None:
         read = {
             name.value
             for call in calls
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "number"
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "setting"
             for name in ast.walk(call.args[0])
             if isinstance(name, ast.Constant)
         }
-        read |= {row.most for row in signs.COUNTERS if row.total.startswith(check.code)} - {""}
-        read |= {row.most_per_minute for row in signs.COUNTERS if row.rise.startswith(check.code)} - {""}
+        read |= {row.total_limit for row in signs.COUNTERS if row.total_code.startswith(check.code)} - {""}
+        read |= {row.rise_limit for row in signs.COUNTERS if row.rise_code.startswith(check.code)} - {""}
         words = Counter(node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
         # A name that stands there twice is declared and handed on to what reads it.
         read |= {name for name in check.settings if words[name] > 1}
@@ -96,10 +96,10 @@ def test_a_test_makes_each_finding_that_a_check_declares(check: Check[object]) -
 
 
 def test_a_finding_leads_to_its_check() -> None:
-    assert by_code("trn001.diverged").code == "TRN001"
+    assert check_by_code("trn001.diverged").code == "TRN001"
 
 
 @pytest.mark.parametrize("code", ["", "XYZ999", "hosts", "../x", "COL"])
 def test_an_unknown_code_is_named(code: str) -> None:
     with pytest.raises(UsageError, match="ddpdiag checks"):
-        by_code(code)
+        check_by_code(code)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.posted import in_words, lag, last, split
+from ddpdiag.checks.posted import collective_text, find_lag, first_mismatch, last_collective
 from ddpdiag.model import Collective
 
 
@@ -18,7 +18,7 @@ def trace(upto: int, last: int = 8, **more: object) -> tuple[Collective, ...]:
 
 
 def test_a_collective_is_named_without_its_backend_and_with_its_size(golden) -> None:
-    golden(*map(in_words, (collective(7), collective(1, elements=1), Collective(seq=3, name="nccl:barrier"))))
+    golden(*map(collective_text, (collective(7), collective(1, elements=1), Collective(seq=3, name="nccl:barrier"))))
 
 
 OTHER_GROUP = Collective(seq=1, name="gloo:broadcast", elements=99, group="1")
@@ -48,8 +48,8 @@ FLIGHTS = {
 
 @pytest.mark.parametrize(("posted", "sides"), FLIGHTS.values(), ids=FLIGHTS)
 def test_the_first_number_with_another_collective_shows_the_odd_rank(posted, sides) -> None:
-    found = split(dict(enumerate(posted)))
-    assert (found and (found.odd, found.sides)) == sides
+    found = first_mismatch(dict(enumerate(posted)))
+    assert (found and (found.minority, found.variants)) == sides
 
 
 @pytest.mark.parametrize(
@@ -64,27 +64,27 @@ def test_the_first_number_with_another_collective_shows_the_odd_rank(posted, sid
     ids=["equal flights", "a send", "nothing was posted", "one fewer", "none"],
 )
 def test_who_posted_fewer_than_most_lags_and_the_next_one_is_what_it_lacks(posted, lacks) -> None:
-    found = lag(dict(enumerate(posted)))
+    found = find_lag(dict(enumerate(posted)))
     assert found == lacks if lacks else found.ranks == ()
 
 
 def test_the_last_collective_is_no_send() -> None:
-    assert (last(SENDS), last(None)) == (collective(1), None)
+    assert (last_collective(SENDS), last_collective(None)) == (collective(1), None)
 
 
 @given(st.permutations(range(6)), st.lists(st.integers(0, 4), min_size=6, max_size=6))
 def test_the_order_of_the_ranks_does_not_matter(order: list[int], upto: list[int]) -> None:
     traces = {rank: trace(number) for rank, number in enumerate(upto)}
     shuffled = {rank: traces[rank] for rank in order}
-    assert lag(shuffled) == lag(traces)
-    assert split(shuffled) == split(traces)
+    assert find_lag(shuffled) == find_lag(traces)
+    assert first_mismatch(shuffled) == first_mismatch(traces)
 
 
 @given(
     st.dictionaries(st.integers(0, 9), st.lists(st.builds(collective, st.integers(1, 4), elements=st.integers(1, 2))))
 )
 def test_whoever_is_odd_did_post_something(traces: dict[int, list[Collective]]) -> None:
-    found = split(traces)
+    found = first_mismatch(traces)
     if found is not None:
-        assert {rank for rank, trace in traces.items() if trace}.issuperset(found.odd)
-        assert len(found.sides) >= 2
+        assert {rank for rank, trace in traces.items() if trace}.issuperset(found.minority)
+        assert len(found.variants) >= 2

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddpdiag.checks.fabric.notes import Diagnosis, Phase, Reached, Round, Rules
-from ddpdiag.checks.fabric.search import localise, rows
+from ddpdiag.checks.fabric.search import clusters, search_pairs
+from ddpdiag.checks.fabric.search_data import Diagnosis, Phase, Result, Round, Rules
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
 from ddpdiag.model import Report, RunOptions, Severity
@@ -19,14 +19,14 @@ IN_LEAVES = 16
 
 def searched(fleet: Fleet, leaves: Mapping[int, int] | None = None) -> tuple[Diagnosis, list[Round]]:
     """The diagnosis of a search, and its rounds."""
-    search = localise(range(fleet.hosts), leaves, Rules(), seed=7)
+    search = search_pairs(range(fleet.hosts), leaves, Rules(), seed=7)
     rounds: list[Round] = []
     try:
         step = next(search)
         while True:
             rounds.append(step)
             fleet.next_round(step.groups)
-            step = search.send({group: Reached(fleet.rate(group)) for group in step.groups})
+            step = search.send({group: Result(fleet.rate(group)) for group in step.groups})
     except StopIteration as end:
         return end.value, rounds
 
@@ -130,8 +130,8 @@ def test_a_bottleneck_between_two_groups_blames_no_host_and_no_pair(hosts, share
     assert not found.bad
     assert not found.paths
     (part,) = found.congested
-    assert part.between
-    assert [own.rate for own in part.quiet] == pytest.approx([share * USUAL] * 2, rel=0.1)
+    assert part.is_between
+    assert [own.rate for own in part.quiet_tests] == pytest.approx([share * USUAL] * 2, rel=0.1)
     assert len(rounds) <= 10
 
 
@@ -144,11 +144,11 @@ def test_noise_makes_no_cut(seed):
 def test_a_row_is_what_chance_does_not_make():
     units = range(16_384)
     chosen = random.Random(1).sample(units, 164)
-    assert rows(sorted(chosen), units, 0.05) == []
+    assert clusters(sorted(chosen), units, 0.05) == []
     row = list(range(5000, 5032))
-    (found,) = rows(sorted({*chosen, *row}), units, 0.05)
+    (found,) = clusters(sorted({*chosen, *row}), units, 0.05)
     assert set(found) >= set(row)
-    assert rows([3, 4, 5, 6], range(16), 0.05) == []  # four of 16 may be four slow hosts
+    assert clusters([3, 4, 5, 6], range(16), 0.05) == []  # four of 16 may be four slow hosts
 
 
 def judged(fleet: Fleet, **options: object) -> Report:
@@ -178,7 +178,7 @@ def test_a_bottleneck_between_two_groups_is_named_with_its_hosts(golden):
 def test_two_hosts_of_a_leaf_are_undecided(golden):
     leaves = {host: 0 if host < 2 else 1 + host % 4 for host in range(64)}
     found, _ = searched(Slow(64, range(2)), leaves)
-    assert (named(found), found.open) == (set(), (0, 1))
+    assert (named(found), found.undecided) == (set(), (0, 1))
     topology = {host_name(host): f"leaf{leaf}" for host, leaf in leaves.items()}
     report = judged(Slow(64, range(2)), topology=topology)
     (finding,) = (own for own in report.findings if own.code == "FAB001.undecided")

@@ -63,7 +63,7 @@ def test_of_two_ranks_none_can_be_told_from_the_other(golden):
 def test_gpus_behind_nvlinks_are_alike_wherever_their_pcie_ways_meet(one: dict, other: dict, alike: bool):
     def joined(nvlinks: int, level: str) -> tuple[object, ...]:
         pair = SimpleNamespace(known_paths=[SimpleNamespace(nvlinks=nvlinks)] * 2, has_nvlinks=nvlinks > 0, level=level)
-        return gpus._joined(pair)  # type: ignore[arg-type]
+        return gpus._connection(pair)  # type: ignore[arg-type]
 
     assert (joined(**one) == joined(**other)) is alike
 

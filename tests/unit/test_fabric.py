@@ -8,11 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.fabric.notes import (
+from ddpdiag.checks.fabric.search import SearchInput, SearchResult, replay, search_all, search_pairs
+from ddpdiag.checks.fabric.search_data import (
     Bar,
     Diagnosis,
     Phase,
-    Reached,
+    Result,
     Results,
     Round,
     Rules,
@@ -23,7 +24,6 @@ from ddpdiag.checks.fabric.notes import (
     smallest_slowdown,
     z_of,
 )
-from ddpdiag.checks.fabric.search import Ground, Located, follow, localise, locate
 
 USUAL = 100e9
 relaxed = settings(deadline=None)
@@ -44,17 +44,17 @@ class Fleet:
         self.rounds.append(step)
         return {group: self.tested(group) for group in step.groups}
 
-    def tested(self, group) -> Reached:
+    def tested(self, group) -> Result:
         if self.dead.intersection(group):
-            return Reached(None, "hung")
+            return Result(None, "hung")
         slow = self.bad.intersection(group) or any(path <= {*group} for path in self.paths)
         rate = self.level * USUAL * (1 - self.by if slow else 1) * (1 + self.sigma * self.random.gauss(0, 1))
-        return Reached(rate / 2 if self.random.random() < self.transients else rate)
+        return Result(rate / 2 if self.random.random() < self.transients else rate)
 
 
 def searched(fleet: Fleet, rules: Rules | None = None, domains=None, seed=1) -> Diagnosis:
     # Another chance than the fleet's own: shuffled alike, its bad ones would never meet each other.
-    search = localise(fleet.units, domains, rules, seed + 1_000_000)
+    search = search_pairs(fleet.units, domains, rules, seed + 1_000_000)
     step = next(search)
     while True:
         try:
@@ -73,7 +73,7 @@ def test_of_thousands_the_slow_ones_are_named_in_ten_rounds(seed):
     found = searched(Fleet(16_384, slow, seed=seed), seed=seed)
     assert named(found) == slow
     assert found.rounds == 10
-    assert not found.open
+    assert not found.undecided
     assert len(found.cleared) == 16_384 - 164
 
 
@@ -118,7 +118,7 @@ def test_a_way_between_two_blames_neither():
 def test_one_of_a_few_is_no_matter_of_all_though_it_spoils_most_pairs(count, fault):
     for seed in range(20):
         found = searched(Fleet(count, transients=0, seed=seed, **fault), Rules(least=30e9), seed=seed)
-        assert (found.systemic, named(found), found.open) == (None, {1}, ())
+        assert (found.systemic, named(found), found.undecided) == (None, {1}, ())
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_where_it_may_be_a_matter_of_all_nobody_is_blamed_or_cleared(golden, fle
 
 
 def test_one_unit_alone_has_nobody_to_be_tried_with():
-    located = follow(locate(Ground((0,))), ())
-    assert isinstance(located, Located)
+    located = replay(search_all(SearchInput((0,))), ())
+    assert isinstance(located, SearchResult)
     assert located.diagnosis.cleared == {0}
 
 
@@ -192,10 +192,10 @@ def test_nearly_half_of_the_pairs_may_be_slow():
 
 
 def test_more_units_need_a_higher_bar_or_more_rounds():
-    assert Rules().rounds_for(100) == 3
-    assert Rules().rounds_for(2000) == 4
-    assert z_of(16_384, Rules(rounds=3)) == pytest.approx(2.61, abs=0.05)  # as simulated before
-    assert z_of(16_384, Rules(rounds=4)) == pytest.approx(1.86, abs=0.05)
+    assert Rules().failures_for(100) == 3
+    assert Rules().failures_for(2000) == 4
+    assert z_of(16_384, Rules(failures=3)) == pytest.approx(2.61, abs=0.05)  # as simulated before
+    assert z_of(16_384, Rules(failures=4)) == pytest.approx(1.86, abs=0.05)
 
 
 @relaxed
@@ -218,11 +218,11 @@ def test_any_rates_have_a_bar(rates, units):
 def test_a_unit_that_is_bad_alone_takes_no_part_in_pairs():
     class Inside(Fleet):
         def tested(self, group):
-            return Reached(USUAL / 4) if group == (3,) else super().tested(group)
+            return Result(USUAL / 4) if group == (3,) else super().tested(group)
 
     fleet = Inside(10, transients=0)
     answers: list[Results] = []
-    while not isinstance(found := follow(locate(Ground(fleet.units, fleet.units)), answers), Located):
+    while not isinstance(found := replay(search_all(SearchInput(fleet.units, fleet.units)), answers), SearchResult):
         answers.append(fleet(found))
     assert [own.unit for own in found.alone] == [3]
     assert len(found.alone[0].tests) == 3
@@ -235,13 +235,13 @@ def test_a_unit_that_is_bad_alone_takes_no_part_in_pairs():
 def test_a_unit_that_is_lost_is_not_tried_again_and_the_others_are_judged():
     fleet, lost = Fleet(12, bad=(3,), by=0.5, transients=0), 7
     answers: list[Results] = []
-    ground = Ground(fleet.units)
+    ground = SearchInput(fleet.units)
 
     def possible(step: Round) -> list[tuple[int, ...]]:
         # It is lost after the first round.
         return [group for group in step.groups if not answers or lost not in group]
 
-    while not isinstance(step := follow(locate(ground), answers, possible), Located):
+    while not isinstance(step := replay(search_all(ground), answers, possible), SearchResult):
         answers.append(fleet(step._replace(groups=tuple(possible(step)))))
     assert {bad.unit for bad in step.diagnosis.bad} == {3, lost} - ({lost} if lost in step.diagnosis.cleared else set())
     assert step.diagnosis.cleared >= {*fleet.units} - {3, lost}
@@ -252,12 +252,12 @@ def test_a_unit_that_is_lost_is_not_tried_again_and_the_others_are_judged():
 def test_whatever_is_answered_it_ends_and_blames_only_who_failed(count, data):
     fleet_rates = st.none() | st.floats(0, 1e12)
     answers: list[Results] = []
-    ground = Ground(tuple(range(count)), tuple(range(0, count, 2)))
+    ground = SearchInput(tuple(range(count)), tuple(range(0, count, 2)))
     for _ in range(80):
-        step = follow(locate(ground), answers)
-        if isinstance(step, Located):
+        step = replay(search_all(ground), answers)
+        if isinstance(step, SearchResult):
             break
-        answers.append({group: Reached(data.draw(fleet_rates), "hung") for group in step.groups})
+        answers.append({group: Result(data.draw(fleet_rates), "hung") for group in step.groups})
     else:
         raise AssertionError("it goes on for ever")
     for bad in step.diagnosis.bad:

@@ -7,8 +7,8 @@ from test_judge import recording
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric import hosts as fab001
-from ddpdiag.checks.fabric.notes import Rules
 from ddpdiag.checks.fabric.rounds import FabricState
+from ddpdiag.checks.fabric.search_data import Rules
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World
 from ddpdiag.cli.judge import run as judge_files
@@ -89,7 +89,7 @@ def domains(topology: dict[str, str], leaves: tuple[str, ...], names: tuple[str,
     }
     run = structs.replace(run, arrivals=arrivals)
     fabric = FabricState(Seen(world_of_run(run), fab001.CHECK, run), Rules())
-    return dict(fabric.ground.domains)
+    return dict(fabric.search_input.domains)
 
 
 def test_leaves_that_ranks_tell_count_where_the_file_names_none() -> None:

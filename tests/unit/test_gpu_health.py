@@ -13,7 +13,7 @@ from seen import seen_of
 
 from ddpdiag.checks.p2p.paths import CHECK as P2P001
 from ddpdiag.checks.p2p.paths import Data
-from ddpdiag.checks.registry import all_checks, by_code
+from ddpdiag.checks.registry import all_checks, check_by_code
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
 from ddpdiag.model.bench import PeerPath
@@ -120,7 +120,7 @@ def test_an_exclusive_gpu_is_waited_for_until_the_killed_process_has_ended(run, 
 
 
 def findings(look: GpuReading) -> list:
-    seen = seen_of(by_code("GPU003"), {0: look}, size=8, ranks_per_node=8, gpus=8)
+    seen = seen_of(check_by_code("GPU003"), {0: look}, size=8, ranks_per_node=8, gpus=8)
     return [finding for check in CHECKS for finding in check.judge(seen.of(check))]
 
 

@@ -164,6 +164,6 @@ def test_whatever_the_order_the_sick_gpu_and_its_rank_are_named(order, sick, by_
     torch = [[uuid_of(index) for index in order]] * 8 if with_torch else None
     met = job(host_of({sick: memory(uncorrected=1)}), [value] * 8, torch=torch)
     assert blamed(met) == {(uuid_of(sick),): ((order.index(sick),), Severity.ERROR)}
-    assert {card.health.uuid: card.takers for card in cards_of(met)} == {
+    assert {card.health.uuid: card.ranks for card in cards_of(met)} == {
         uuid_of(index): (rank,) for rank, index in enumerate(order)
     }

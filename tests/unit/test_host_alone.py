@@ -9,7 +9,7 @@ from seen import arrival_of, seen_of, world_of
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.host import memory
-from ddpdiag.checks.registry import all_checks, by_code
+from ddpdiag.checks.registry import all_checks, check_by_code
 from ddpdiag.checks.run import budget, trials
 from ddpdiag.cli.host import WITH_TORCH, WITHOUT_TORCH, codes
 from ddpdiag.judgement import judge
@@ -95,7 +95,7 @@ def test_its_page_has_no_table_of_ranks():
 
 
 def test_without_torch_no_check_needs_it_and_none_is_taken_that_needs_a_peer():
-    chosen = [by_code(code) for code in codes(torch=False)]
+    chosen = [check_by_code(code) for code in codes(torch=False)]
     assert {check.kind for check in chosen} == {Kind.PLAIN}
     assert {check.stage.value for check in chosen} == {"host", "gpu"}
     # Each of these two stages is taken whole: what comes to them later must be told here as well.

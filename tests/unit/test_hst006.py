@@ -11,7 +11,7 @@ from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.host import limits
 from ddpdiag.checks.host.network_ports import CHECK, Readings, allowed_rise, port_changes
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.checks.rendezvous import interfaces, links
 from ddpdiag.model import RunOptions, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkReading, PortCounters
@@ -210,7 +210,7 @@ def test_loss_that_rdz004_measured_is_its_finding():
         data = links.Data(
             offered_address="10.0.0.2", listener_port=1, interfaces=(), ephemeral_ports=None, cells=(cell,)
         )
-        found = list(CHECK.judge(together(seen, seen_of(by_code("RDZ004"), {1: data}, **THREE))))
+        found = list(CHECK.judge(together(seen, seen_of(check_by_code("RDZ004"), {1: data}, **THREE))))
         assert [finding.code for finding in found] == codes
         assert all("RDZ004 measured the links before" in finding.message for finding in found)
 

@@ -4,9 +4,9 @@ import pytest
 from seen import seen_of
 from test_run_checks import judge_as, only, outcome, run_of
 
-from ddpdiag.checks.blame import blamed, is_echo
+from ddpdiag.checks.blame import find_blame, is_echo
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.known_errors import known_error, with_meaning
+from ddpdiag.checks.known_errors import explained_text, known_error
 from ddpdiag.checks.run import trials as run003
 from ddpdiag.explain.card import Role, all_cards
 from ddpdiag.model import Finding, Outcome, Severity, Status
@@ -49,7 +49,7 @@ def is_by_card(finding: Finding, error: str, page: str) -> bool:
     """Has it title, meaning and fix of the card of this text, which leads to this page?"""
     known = known_error(error)
     pages = {card.code for card in all_cards() if card.name == finding.evidence["known_error"]}
-    shown = (finding.title.endswith(known.title), known.rest in finding.message, finding.fix == known.fix)
+    shown = (finding.title.endswith(known.title), known.meaning_tail in finding.message, finding.fix == known.fix)
     return all(shown) and known.name == finding.evidence["known_error"] and page in pages
 
 
@@ -108,7 +108,7 @@ def test_of_a_traceback_only_the_exception_that_was_raised_counts() -> None:
 def test_every_known_echo_blames_no_rank(card) -> None:
     echo = outcome(0, Status.RAISED, error=card.example)
     assert is_echo(echo)
-    assert blamed([echo, outcome(1, Status.DIED, error="killed by SIGSEGV")]).ranks == (1,)
+    assert find_blame([echo, outcome(1, Status.DIED, error="killed by SIGSEGV")]).ranks == (1,)
 
 
 def waiting(rank: int, missing: int, step: int) -> Outcome:
@@ -120,8 +120,8 @@ def test_a_rank_for_which_others_waited_is_blamed_if_it_is_behind_them() -> None
     behind, with_them = (outcome(2, Status.HUNG, step_count=step, interrupted=True) for step in (2, 5))
     told = outcome(3, Status.HUNG, step_count=5, interrupted=True)
     others = [outcome(1, Status.RAISED, error=CLOSED, step_count=5), told]
-    assert blamed([waiting(0, 2, 5), others[0], behind, told]).ranks == (2,)
-    assert blamed([waiting(0, 2, 5), others[0], with_them, told]).ranks == ()
+    assert find_blame([waiting(0, 2, 5), others[0], behind, told]).ranks == (2,)
+    assert find_blame([waiting(0, 2, 5), others[0], with_them, told]).ranks == ()
 
 
 def test_ranks_that_a_text_counts_within_a_smaller_group_are_not_blamed() -> None:
@@ -130,7 +130,7 @@ def test_ranks_that_a_text_counts_within_a_smaller_group_are_not_blamed() -> Non
         outcome(5, Status.HUNG, step_count=5, interrupted=True),
         outcome(6, Status.HUNG, step_count=5, interrupted=True),
     ]
-    assert blamed(group).ranks == ()
+    assert find_blame(group).ranks == ()
 
 
 def test_why_cuda_does_not_start_comes_from_the_card() -> None:
@@ -141,8 +141,8 @@ def test_why_cuda_does_not_start_comes_from_the_card() -> None:
 
 
 def test_a_text_of_another_program_is_shown_with_its_meaning() -> None:
-    assert with_meaning("ValueError: mine\nmore") == "ValueError: mine"
-    assert with_meaning(NO_INTERFACE).endswith('("RuntimeError: Unable to find address for: ib0")')
+    assert explained_text("ValueError: mine\nmore") == "ValueError: mine"
+    assert explained_text(NO_INTERFACE).endswith('("RuntimeError: Unable to find address for: ib0")')
 
 
 @pytest.mark.parametrize("card", [card for card in all_cards() if card.role is Role.CAUSE], ids=lambda card: card.name)
@@ -152,4 +152,4 @@ def test_every_title_is_a_clause_that_begins_the_meaning(card) -> None:
     assert not known.title.endswith((".", ":", ","))
     assert known.title.count("(") == known.title.count(")")
     assert len(known.title) <= 160
-    assert known.rest
+    assert known.meaning_tail

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import arrival_of, world_of
 
-from ddpdiag.checks.world import World, crowded_seconds
+from ddpdiag.checks.world import World, extra_deadline_seconds
 from ddpdiag.model import Arrival, Kind, Trial
 from ddpdiag.runtime.control.messages import Ping, RunTrial
 from ddpdiag.runtime.control.wire import Wire
@@ -99,5 +99,5 @@ def test_ranks_that_share_a_core_are_counted_by_host(masks: list[str], expected:
 
 
 def test_two_ranks_on_a_core_get_no_more_time_than_one() -> None:
-    assert crowded_seconds(0.0) == crowded_seconds(2.0) == 0.0
-    assert crowded_seconds(8.0) == 18.0
+    assert extra_deadline_seconds(0.0) == extra_deadline_seconds(2.0) == 0.0
+    assert extra_deadline_seconds(8.0) == 18.0

@@ -17,7 +17,7 @@ import ddpdiag.checks
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.gpu.cards import smi_id
-from ddpdiag.checks.registry import all_checks, by_code, module_of
+from ddpdiag.checks.registry import all_checks, check_by_code, module_of
 from ddpdiag.cli.manual import manual_page, manual_with_findings
 from ddpdiag.errors import UsageError
 from ddpdiag.explain.card import all_cards
@@ -115,7 +115,7 @@ def test_a_card_leads_to_a_page_that_exists(card) -> None:
     if code.startswith("LNT"):
         assert code in {rule.code for rule in all_rules()}
     else:
-        assert not word or word in known(by_code(code))
+        assert not word or word in known(check_by_code(code))
 
 
 # What `nvidia-smi -i` may be given: UUIDs and PCI addresses, or a word for them.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.matrix import Link, Pattern, explain, links_of
+from ddpdiag.checks.matrix import Link, Pattern, blamed_subjects, find_pattern
 
 few = settings(max_examples=40, deadline=None)
 
@@ -16,7 +16,7 @@ def links(size: int) -> set[Link]:
 
 
 def explained(size: int, bad: set[Link]) -> Pattern | None:
-    return explain(bad, links(size) - bad)
+    return find_pattern(bad, links(size) - bad)
 
 
 def from_host(size: int, host: int) -> set[Link]:
@@ -55,7 +55,7 @@ def test_the_hosts_or_links_that_explain_the_bad_cells_are_named(size, bad, patt
 
 
 def test_a_host_that_is_bad_where_nothing_else_was_measured_is_not_blamed():
-    assert explain(of_host(4, 0), set()) == Pattern(everywhere=True)
+    assert find_pattern(of_host(4, 0), set()) == Pattern(is_everywhere=True)
 
 
 @few
@@ -82,7 +82,7 @@ def test_up_to_half_of_the_hosts_can_be_bad_and_more_are_not_blamed(size, data):
     hosts = data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size))
     bad = set().union(*(of_host(size, host) for host in hosts))
     blames = 2 * len(hosts) <= size
-    assert explained(size, bad) == (Pattern(hosts=tuple(sorted(hosts))) if blames else Pattern(everywhere=True))
+    assert explained(size, bad) == (Pattern(hosts=tuple(sorted(hosts))) if blames else Pattern(is_everywhere=True))
 
 
 matrices = st.integers(3, 8).flatmap(
@@ -101,7 +101,7 @@ def test_hosts_without_a_bad_way_are_never_blamed_and_every_bad_way_is_explained
     touched = {end for link in bad for end in link}
     assert touched.issuperset((*pattern.hosts, *pattern.senders, *pattern.receivers))
     assert bad.issuperset(pattern.links)
-    assert set().union(*(own for _, _, own in links_of(pattern, bad))) == bad
+    assert set().union(*(own for _, _, own in blamed_subjects(pattern, bad))) == bad
 
 
 @few
@@ -116,7 +116,7 @@ def test_who_is_blamed_does_not_depend_on_the_numbering(matrix):
     for part in ("hosts", "senders", "receivers"):
         assert {new[host] for host in getattr(pattern, part)} == {*getattr(other, part)}
     assert {(new[a], new[b]) for a, b in pattern.links} == set(other.links)
-    assert pattern.everywhere == other.everywhere
+    assert pattern.is_everywhere == other.is_everywhere
 
 
 @few

@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 from seen import unseen, world_of
 
-from ddpdiag.checks.registry import BY_WHOLE_CODE, all_checks, by_code
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.registry import ONLY_BY_WHOLE_CODE, all_checks, check_by_code
+from ddpdiag.checks.world import World, no_gpu_reason
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.doubt import misses_requested_backend
 from ddpdiag.judgement.selection import is_selected, validate
@@ -17,7 +17,7 @@ def codes(**options: object) -> set[str]:
 
 
 def test_everything_is_taken_by_default() -> None:
-    assert codes() == {check.code for check in all_checks() if check.code not in BY_WHOLE_CODE}
+    assert codes() == {check.code for check in all_checks() if check.code not in ONLY_BY_WHOLE_CODE}
 
 
 def test_a_benchmark_is_taken_by_its_whole_name_only() -> None:
@@ -40,7 +40,7 @@ def test_a_stage_takes_its_checks() -> None:
 
 
 def is_excused(code: str, world: World) -> bool:
-    check = by_code(code)
+    check = check_by_code(code)
     reason = check.skip(unseen(check, world))
     assert reason is not None
     return reason.skip(check, world.options).is_inapplicable
@@ -68,7 +68,7 @@ def test_what_does_not_apply_is_excused_unless_requested(code: str, options: Run
 
 def test_a_named_backend_that_lacks_its_gpus_is_no_excuse() -> None:
     lacking = Skip(
-        code="COL001", reason=str(without_gpu(world_of(2, options=RunOptions(backend="nccl")))), is_inapplicable=True
+        code="COL001", reason=str(no_gpu_reason(world_of(2, options=RunOptions(backend="nccl")))), is_inapplicable=True
     )
     assert misses_requested_backend(lacking, world_of(2, options=RunOptions(backend="nccl")))
     assert not misses_requested_backend(lacking, world_of(2, gpus=1, options=RunOptions(backend="nccl")))

@@ -96,7 +96,7 @@ def test_names_in_the_file_may_have_a_domain_or_none(given, host, leaf):
     arrival = arrival_of(0, 1)
     arrival = structs.replace(arrival, place=structs.replace(arrival.place, host=host))
     world = World(size=1, launcher="hand", options=RunOptions(topology=given), arrivals={0: arrival})
-    assert world.given_leaves == ({host: leaf} if leaf else {})
+    assert world.leaf_by_host == ({host: leaf} if leaf else {})
     assert leaves_of(world) == ({leaf: (host,)} if leaf else {})
 
 

@@ -265,5 +265,5 @@ def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
 def test_the_sentence_says_what_pays(golden, seconds):
     own = train_report(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
     assert own.rows[1].speedup == pytest.approx(0.5 / seconds)
-    assert CHECK.explained("wrong").effect is Effect.UNFIT
+    assert CHECK.spec_of("wrong").effect is Effect.UNFIT
     golden(own.sentence)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_watch_waiting import _soon
 
-from ddpdiag.checks.known_errors import first_reason
+from ddpdiag.checks.known_errors import main_reason
 from ddpdiag.explain.card import all_cards
 from ddpdiag.watch.output import FileSink, Relay, TerminalSink, failure_text
 
@@ -48,7 +48,7 @@ def test_a_known_cause_is_reported_with_its_fix(texts, status, words) -> None:
 def test_a_card_that_knows_no_text_gives_no_reason() -> None:
     for card in all_cards():
         if card.meaning.startswith("No known text"):
-            assert first_reason([card.example.encode()]) is None
+            assert main_reason([card.example.encode()]) is None
 
 
 def test_of_a_file_that_was_there_only_what_was_added_is_read(tmp_path) -> None:

@@ -32,9 +32,9 @@ from msgspec import Struct
 from ddpdiag.bandwidth import busbw_factor
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
-from ddpdiag.checks.matrix import Link, explain
-from ddpdiag.checks.world import without_gpu
+from ddpdiag.checks.hosts import leave_out, ranks_text, subject_text
+from ddpdiag.checks.matrix import Link, find_pattern
+from ddpdiag.checks.world import no_gpu_reason
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.stats import Samples, find_odd_ranks, samples
@@ -130,7 +130,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip with one rank, which has no partner, and without GPUs if the backend needs them."""
     one_rank = "there is one rank only, so there is no communication" if seen.world.size == 1 else None
-    return inapplicable(one_rank or without_gpu(seen.world))
+    return inapplicable(one_rank or no_gpu_reason(seen.world))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -146,8 +146,8 @@ def _wrong_finding(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> 
     culprit = find_culprit(rows)
     whose = "every rank" if len(wrong_ranks) == len(rows) else f"{ranks_text(wrong_ranks)} of {len(rows)}"
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in culprit.links]
-    who = who_text(seen, culprit.ranks) if culprit.ranks else ", ".join(links) or "No rank is blamed"
-    hosts = seen.world.hosts_of(culprit.ranks)
+    who = subject_text(seen, culprit.ranks) if culprit.ranks else ", ".join(links) or "No rank is blamed"
+    hosts = seen.world.host_names(culprit.ranks)
     fix = f"{begun(leave_out(hosts)) if hosts else 'Do not train here'}, and have the memory there tested."
     if backend != "gloo":
         fix += " If P2P003 of this report names variables with which the sums are right, the memory is not at fault."
@@ -198,8 +198,8 @@ def _culprit_of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
     Broadcasts pass through other ranks, so a bad cable between two neighbours of a ring also corrupts the broadcasts of
     other ranks. The pattern then has one sender and one receiver, and only the link between them is named.
     """
-    pattern = explain(wrong, right)
-    if pattern is None or pattern.everywhere or pattern.islands:
+    pattern = find_pattern(wrong, right)
+    if pattern is None or pattern.is_everywhere or pattern.islands:
         return Culprit("neither a single sender nor a single receiver explains the wrong values")
     if len(pattern.senders) == len(pattern.receivers) == 1 and not pattern.hosts:
         link = (pattern.senders[0], pattern.receivers[0])

@@ -53,24 +53,24 @@ from typing import TypeVar
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable_calls
-from ddpdiag.checks.fabric.notes import (
-    Bad,
+from ddpdiag.checks.fabric.rounds import Data, FabricState
+from ddpdiag.checks.fabric.search import BadAlone, SearchResult, median_rate
+from ddpdiag.checks.fabric.search_data import (
+    BadPath,
+    BadUnit,
     Bar,
-    Congested,
-    Path,
+    CongestedPart,
     Phase,
-    Reached,
+    Result,
     Rules,
-    Systemic,
+    SystemicFault,
     slower_share,
 )
-from ddpdiag.checks.fabric.rounds import Data, FabricState
-from ddpdiag.checks.fabric.search import Alone, Located, usual_of
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import World, no_gpu_reason
 from ddpdiag.model import Depth, EventKind, Finding, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.recording import SIGNAL_EVENTS
 from ddpdiag.model.trial import Context
@@ -78,11 +78,11 @@ from ddpdiag.stats import samples
 from ddpdiag.text import begun, count, rate_text, share_text
 
 FINDINGS = {
-    "alone": FindingSpec("a host is slow or fails when tested alone; it takes no part in the pairs.", slows=True),
+    "alone": FindingSpec("a host is slow or fails when tested alone; it takes no part in the pairs.", slows_job=True),
     "host": FindingSpec(
         "a host is slow or fails with every partner. Hosts that are only slow are listed in the report (JSON: "
         "hosts.slow).",
-        slows=True,
+        slows_job=True,
     ),
     "path": FindingSpec.warning("two hosts are slow or fail together, and pass with others: neither host is blamed."),
     "systemic": FindingSpec(
@@ -99,31 +99,31 @@ FINDINGS = {
     ),
     "unproven": FindingSpec.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
     "clear": FindingSpec.note("no other host is slow or fails; the smallest slowdown that would have been found."),
-    "unmeasured": FindingSpec.not_seen("the run ended before the search was complete."),
+    "unmeasured": FindingSpec.unchecked("the run ended before the search was complete."),
     "topology": FindingSpec.note("the file of `--topology` does not name all hosts."),
 }
 
 _SMALL_BYTES = 64 << 10
-# A test should move enough to be bound by bandwidth, and be over soon on a slow link as well.
+# A test should send enough to be bound by bandwidth, and end soon on a slow link as well.
 _LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _CALL_SECONDS = 0.1
 _CALLS = 6
-# A smaller slowdown is harmless: in a quiet fleet 2 % may be many standard deviations.
+# A smaller slowdown is harmless, although in a quiet fleet 2 % may be many standard deviations.
 FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
-# A quick check makes no search among so few hosts.
+# A quick check does not search among so few hosts.
 _SMALL_WORLD = 16
-_LEAST_TO_PAIR, _LEAST_TO_BLAME = 2, 3
+_MIN_HOSTS_TO_PAIR, _MIN_HOSTS_TO_BLAME = 2, 3
 _ONE_HOST = "there is one host only"
 # With two ranks it cannot be decided which of them is at fault.
-LEAST_INSIDE = 3
-# A pair that takes so many times as long as half of them did will not end.
+MIN_RANKS_ON_HOST = 3
+# A pair that takes so many times as long as half of the pairs did is ended.
 LATE_AFTER = 4.0
 # Cluster checks as a rule warn below 80 % of the usual rate and fail below 50 %.
 _ERROR_SHARE = 0.5
 
 
 def measure(ctx: Context) -> Data:
-    """Time all-reduces with known sums in this rank's group, as large as is affordable."""
+    """Time all-reduces with known sums in this rank's group, as large as the time allows."""
     from ddpdiag.workloads.collectives import check_all_reduce, is_true_on_any_rank, minimum_over_ranks, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
@@ -144,18 +144,18 @@ def measure(ctx: Context) -> Data:
 
 @lru_cache(maxsize=1)
 def _fabric(seen: Seen[Data]) -> FabricState:
-    """The state of the search, computed once."""
+    """Return the state of the search. It is computed once for each view."""
     rules = Rules(
-        floor=seen.number("floor_share", floor_of(seen.world)),
-        transients=seen.number("transient_share"),
-        rounds=int(seen.number("rounds")) or None,
-        least=seen.number("least_bytes_per_s"),
+        floor=seen.setting("floor_share", floor_of(seen.world)),
+        transients=seen.setting("transient_share"),
+        failures=int(seen.setting("rounds")) or None,
+        least=seen.setting("least_bytes_per_s"),
     )
     return FabricState(seen, rules)
 
 
 def floor_of(world: World) -> float:
-    """The slowdown, as a share, below which no host is reported; over gloo it is larger, since busy CPUs vary more."""
+    """Return the smallest slowdown, as a share, that is reported. It is larger over gloo, as busy CPUs vary more."""
     return FLOOR if world.backend == "nccl" else _FLOOR_ON_CPU
 
 
@@ -164,25 +164,25 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     fabric = _fabric(seen)
     step = fabric.state
-    if isinstance(step, Located):
+    if isinstance(step, SearchResult):
         return ()
     params = {"backend": seen.world.backend, "phase": step.phase.value}
-    if fabric.absent:
-        params["absent"] = " ".join(map(str, sorted(fabric.absent)))
+    if fabric.absent_hosts:
+        params["absent"] = " ".join(map(str, sorted(fabric.absent_hosts)))
     env = fallback.job_workarounds(seen)
     late = LATE_AFTER if step.phase is not Phase.VERIFY else None
-    return (new_trial(seen, groups=fabric.possible(step), params=params, env=env, may_fail=True, late_factor=late),)
+    return (new_trial(seen, groups=fabric.runnable(step), params=params, env=env, may_fail=True, late_factor=late),)
 
 
 def _why_not(seen: Seen[Data]) -> str | None:
-    """The reason why the check does not search, or None. RDZ004 has tested the links between a few hosts."""
+    """Return why this check does not search, or None. A quick check of a few hosts relies on RDZ004's test of links."""
     is_requested = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
     hosts = len(seen.world.hosts)
     if hosts == 1:
         return _ONE_HOST
     if is_requested or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
         return None
-    if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).failure_text is None:
+    if hosts < _MIN_HOSTS_TO_BLAME or seen.of(all_reduce.CHECK).failure_text is None:
         return f"pairs of {hosts} hosts are tested with --depth standard, or --stage fabric"
     if any(finding.severity is not Severity.NOTE for finding in seen.findings_of("RDZ004")):
         return "RDZ004 has found what is wrong between the hosts"
@@ -190,42 +190,42 @@ def _why_not(seen: Seen[Data]) -> str | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip without a pair of hosts, without GPUs, or for the reason of `_why_not`."""
-    world, living = seen.world, frozenset(seen.world.living)
+    """Skip if no two hosts can take part, if nccl has no GPU, or for the reason that `_why_not` returns."""
+    world, living = seen.world, frozenset(seen.world.living_ranks)
     left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
-    if len(world.hosts) > 1 and left < _LEAST_TO_PAIR:
+    if len(world.hosts) > 1 and left < _MIN_HOSTS_TO_PAIR:
         return inapplicable(f"{left} of {len(world.hosts)} hosts is left")
     # FAB002 searches among the ranks of a single host, unless this check was selected by its code.
     named = any("FAB001".startswith(code) for code in world.options.select)
-    if len(world.hosts) == 1 and (named or max(map(len, world.hosts.values())) < LEAST_INSIDE):
+    if len(world.hosts) == 1 and (named or max(map(len, world.hosts.values())) < MIN_RANKS_ON_HOST):
         return inapplicable(_ONE_HOST)
-    return inapplicable(without_gpu(world)) or unneeded(_why_not(seen))
+    return inapplicable(no_gpu_reason(world)) or unneeded(_why_not(seen))
 
 
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
-    """The ranks of each host that fails when tested alone."""
+    """Return the ranks of each host that fails when tested alone."""
     fabric = _fabric(seen)
-    alone = fabric.state.alone if seen.trials and isinstance(fabric.state, Located) else ()
+    alone = fabric.state.alone if seen.trials and isinstance(fabric.state, SearchResult) else ()
     return frozenset(fabric.fleet.ranks[each.unit] for each in alone)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The rate of most pairs, its noise, and the smallest slowdown that would have been found."""
+    """Return the figures of a complete search, such as the usual rate of pairs and the smallest detectable slowdown."""
     state = _fabric(seen).state if seen.trials else None
-    if not isinstance(state, Located):
+    if not isinstance(state, SearchResult):
         return {}
     found, proof = state.diagnosis, state.proof
     return {
         "fabric.pair_busbw_bytes_per_s": found.bar.usual or None,
         "fabric.noise_share": found.bar.sigma,
-        "fabric.found_from_share": found.found_from,
+        "fabric.found_from_share": found.detectable_share,
         "fabric.rounds": found.rounds,
         "fabric.proof_busbw_bytes_per_s": proof.rate if proof is not None else None,
     }
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The column with the best rate that each rank's host reached in a pair."""
+    """Return the column with the best rate that the rank's host reached in any pair."""
     fabric = _fabric(seen)
     best: dict[int, float] = {}
     for (host, _), rate in fabric.pair_rates.items():
@@ -235,21 +235,20 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """The table of the rates of pairs of hosts."""
+    """Return the table of the rates of pairs of hosts, if any were measured."""
     fabric = _fabric(seen)
     matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", fabric.fleet.names, fabric.pair_rates)
     return () if matrix is None else (matrix,)
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
     return Contribution(columns=columns(seen), figures=figures(seen), matrices=tuple(matrices(seen)))
 
 
 D = TypeVar("D")
 
 _SHOWN = 8
-_ENDS = {
+_FAILURES = {
     "hung": "did not end in time",
     "died": "crashed",
     "raised": "failed",
@@ -262,7 +261,7 @@ _SLOW_TOGETHER = (
     " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
     "hosts is slower than between two."
 )
-# Sentences on a shared part of the network: slow under load only, or in quiet rounds as well.
+# Sentences on a shared part of the network: slow under load only [0], or in quiet rounds as well [1].
 _CONGESTED = (
     "They share a part of the network that is overloaded; no host is at fault.",
     "They share a part of the network that is slow even then; no host is blamed.",
@@ -274,54 +273,53 @@ _RUN_AGAIN = (
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on the hosts and paths at fault, if any; then the smallest slowdown that this run could find."""
+    """Yield findings on the hosts and paths at fault, if any, and on the smallest slowdown that was detectable."""
     if not seen.trials:
         return
     fabric = _fabric(seen)
     state = fabric.state
-    if not isinstance(state, Located):
+    if not isinstance(state, SearchResult):
         when, fix = truncation_of(seen)
         yield seen.finding(
             "unmeasured",
             "the search for a slow host was not completed",
-            f"It ended after {count(len(fabric.answers), 'round')}, {when}. A slow or failing host may be missing from "
+            f"It ended after {count(len(fabric.results), 'round')}, {when}. A slow or failing host may be missing from "
             "this report.",
             fix=fix,
             is_about_run=True,
         )
         return
     found = state.diagnosis
-    yield from _topology(seen, fabric)
+    yield from _topology_finding(seen, fabric)
     for alone in state.alone:
-        yield _alone(seen, fabric, alone)
+        yield _alone_finding(seen, fabric, alone)
     if found.systemic:
-        yield _systemic(seen, fabric, found.systemic, found.bar)
+        yield _systemic_finding(seen, fabric, found.systemic, found.bar)
         return
     for part in found.congested:
-        yield _congested(seen, fabric, part, found.bar)
-    yield from (_node(seen, fabric, bad, found.bar) for bad in found.bad)
-    yield from (_path(seen, fabric, path, found.bar.usual) for path in found.paths)
-    yield from _of_all(seen, fabric, state)
+        yield _congested_finding(seen, fabric, part, found.bar)
+    yield from (_host_finding(seen, fabric, bad, found.bar) for bad in found.bad)
+    yield from (_host_path(seen, fabric, path, found.bar.usual) for path in found.paths)
+    yield from _final_findings(seen, fabric, state)
 
 
-def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) -> Finding:
-    """The finding on a part of the network that slows down several hosts."""
+def _congested_finding(seen: Seen[D], fabric: FabricState, part: CongestedPart, bar: Bar) -> Finding:
+    """Create the finding on a part of the network that slows down several hosts."""
     names = [fabric.fleet.names[unit] for unit in part.units]
-    where = f"{'between' if part.between else 'behind'} {names_text(names)}"
-    loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
-    in_quiet = quiet is not None and quiet < bar.least
+    where = f"{'between' if part.is_between else 'behind'} {names_text(names)}"
+    loaded, quiet = median_rate(part.loaded_tests), median_rate(part.quiet_tests)
+    is_slow_in_quiet = quiet is not None and quiet < bar.least
     rate = "not measured" if quiet is None else f"{rate_text(quiet)} busbw"
     known = f"{part.domain}: " if part.domain is not None else ""
     pairs = f"Pairs of one of these {len(names)} hosts with another host"
-    if part.between:
+    if part.is_between:
         pairs = "The slow pairs of these hosts"
-    serious = severity(part.quiet, bar.usual)
     return seen.finding(
         "congested",
-        f"{known}the network {where} is {'slow' if in_quiet else 'slow while other hosts communicate'}",
+        f"{known}the network {where} is {'slow' if is_slow_in_quiet else 'slow while other hosts communicate'}",
         f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate, and {rate} while they "
-        f"do not. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[in_quiet]}",
-        severity=serious if in_quiet else Severity.WARNING,
+        f"do not. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[is_slow_in_quiet]}",
+        severity=severity_of_tests(part.quiet_tests, bar.usual) if is_slow_in_quiet else Severity.WARNING,
         hosts=(),
         evidence={
             "hosts": [*names],
@@ -335,7 +333,7 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
     )
 
 
-def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
+def _alone_finding(seen: Seen[D], fabric: FabricState, alone: BadAlone) -> Finding:
     name, ranks = fabric.fleet.names[alone.unit], fabric.fleet.ranks[alone.unit]
     return seen.finding(
         "alone",
@@ -344,15 +342,15 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         f"{count(len(ranks), 'rank')}. "
         f"Test by test: {tests_text(alone.tests)}."
         + (f" Other hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
-        severity=severity(alone.tests, alone.usual),
+        severity=severity_of_tests(alone.tests, alone.usual),
         hosts=(name,),
-        evidence=measured(alone.tests, alone.usual),
+        evidence=tests_evidence(alone.tests, alone.usual),
         fix=f"{begun(leave_out([name]))}. Then run `ddpdiag check` on {name} alone: it tests clocks, memory, GPUs and "
         "other users there.",
     )
 
 
-def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
+def _host_finding(seen: Seen[D], fabric: FabricState, bad: BadUnit, bar: Bar) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
     return unit_finding(
         seen,
@@ -372,7 +370,7 @@ def unit_finding(
     word: str,
     name: str,
     partners: str,
-    bad: Bad,
+    bad: BadUnit,
     bar: Bar,
     *,
     fix: str,
@@ -380,39 +378,39 @@ def unit_finding(
     ranks: Sequence[int] = (),
     gpus: Sequence[str] = (),
 ) -> Finding:
-    """The finding that a host or rank (`word`) is slow or fails with every partner."""
+    """Create the finding that a host or rank (`word`) is slow or fails with every partner."""
     share = slower_share(bad.tests, bar.usual)
-    quiet = ", also while others do not communicate" if bad.quiet else ""
+    quiet = ", also while others do not communicate" if bad.quiet_tests else ""
     return seen.finding(
         word,
         f"{name} {'fails with every partner' if share is None else f'is slower than the other {word}s'}",
         f"With each of {partners}{quiet} {name} {'fails' if share is None else f'is {share_text(share)} slower'}: "
         f"{tests_text(bad.tests)}. Pairs of {word}s usually reach {rate_text(bar.usual)} busbw, and these partners "
         "reach it with others.",
-        severity=severity(bad.tests, bar.usual),
+        severity=severity_of_tests(bad.tests, bar.usual),
         hosts=hosts,
         ranks=ranks,
         gpus=gpus,
-        evidence=measured(bad.tests, bar.usual),
+        evidence=tests_evidence(bad.tests, bar.usual),
         fix=fix,
     )
 
 
-def measured(tests: Sequence[Reached], usual: float) -> dict[str, Scalar | list[Scalar]]:
-    """The evidence of tests: rates in bytes per second (None: the test did not end), and how much slower they are."""
+def tests_evidence(tests: Sequence[Result], usual: float) -> dict[str, Scalar | list[Scalar]]:
+    """Return evidence: the rates in bytes per second (None: the test failed), and how much slower the best one is."""
     slower = {} if (share := slower_share(tests, usual)) is None else {"slower_share": share}
     rates: list[Scalar] = [tested.rate for tested in tests[:_SHOWN]]
     return {"rates_bytes_per_s": rates, "usual_bytes_per_s": usual, **slower}
 
 
-def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Finding:
+def _host_path(seen: Seen[D], fabric: FabricState, path: BadPath, usual: float) -> Finding:
     one, other = (fabric.fleet.names[unit] for unit in path.pair)
     fix = f"Ask the network team about switches and cables between {one} and {other}. Until then {leave_out([other])}."
     return path_finding(seen, (one, other), "", path, usual, fix=fix)
 
 
-def path_finding(seen: Seen[D], ends: tuple[str, str], where: str, path: Path, usual: float, *, fix: str) -> Finding:
-    """The finding that the path between two hosts, or two ranks on a host (`where`), is slow or fails."""
+def path_finding(seen: Seen[D], ends: tuple[str, str], where: str, path: BadPath, usual: float, *, fix: str) -> Finding:
+    """Create the finding that the path between two hosts, or two ranks on a host (`where`), is slow or fails."""
     one, other = ends
     share = slower_share(path.tests, usual)
     return seen.finding(
@@ -423,12 +421,12 @@ def path_finding(seen: Seen[D], ends: tuple[str, str], where: str, path: Path, u
         f"Each of them passes with other partners ({rate_text(usual)} busbw), so the path between the two is at fault.",
         hosts=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
-        evidence=measured(path.tests, usual),
+        evidence=tests_evidence(path.tests, usual),
         fix=fix,
     )
 
 
-def _systemic(seen: Seen[D], fabric: FabricState, systemic: Systemic, bar: Bar) -> Finding:
+def _systemic_finding(seen: Seen[D], fabric: FabricState, systemic: SystemicFault, bar: Bar) -> Finding:
     if len(fabric.units) <= 2:
         return seen.finding(
             "undecided",
@@ -451,10 +449,10 @@ def _systemic(seen: Seen[D], fabric: FabricState, systemic: Systemic, bar: Bar) 
     )
 
 
-def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
-    """Findings on undecided hosts and on the test of all hosts together; otherwise, that no other host is slow."""
+def _final_findings(seen: Seen[D], fabric: FabricState, state: SearchResult) -> Iterator[Finding]:
+    """Yield findings on undecided hosts and on the test of all healthy hosts; otherwise that no other host is slow."""
     found, proof = state.diagnosis, state.proof
-    if open_ones := [fabric.fleet.names[unit] for unit in found.open]:
+    if open_ones := [fabric.fleet.names[unit] for unit in found.undecided]:
         yield seen.finding(
             "undecided",
             "hosts are slow; whether they or what they share is at fault is not known",
@@ -463,13 +461,13 @@ def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Find
             evidence={"hosts": [*open_ones]},
             fix="Run again with a third host behind that switch; it shows whether the hosts or the switch are slow.",
         )
-    if proof is not None and proof.rate is None and proof.why != "lost":  # RUN002 names the lost
+    if proof is not None and proof.rate is None and proof.failure != "lost":  # RUN002 names the lost
         yield seen.finding(
             "unproven",
             "hosts that pass in pairs fail all together",
-            f"The all-reduce over all {len(found.cleared)} healthy hosts {_ENDS.get(proof.why, 'failed')}, although "
-            "each of them passes in pairs. The cause appears in large groups only, such as a limit of open files "
-            "(`ulimit -n`), too little memory, or a switch.",
+            f"The all-reduce over all {len(found.cleared)} healthy hosts {_FAILURES.get(proof.failure, 'failed')}, "
+            "although each of them passes in pairs. The cause appears in large groups only, such as a limit of open "
+            "files (`ulimit -n`), too little memory, or a switch.",
             fix="Run again with half of the hosts, to find the number of hosts at which it fails. RUN003 of this "
             "report has the step at which the ranks stopped.",
         )
@@ -481,24 +479,23 @@ def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Find
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
     slow = bool(proven and proven < found.bar.least)
-    seen_from = "With only two hosts a slowdown of one of them cannot be found: there is no third one to compare with."
+    detectable = "With only two hosts a slowdown of one of them cannot be found: there is no third one to compare with."
     if len(fabric.units) > 2:
-        seen_from = (
-            f"A host that is {share_text(found.found_from)} slower would have been found with a probability of 99 %."
-        )
+        slower = share_text(found.detectable_share)
+        detectable = f"A host that is {slower} slower would have been found with a probability of 99 %."
     yield seen.finding(
         "clear",
         ("no further host is slow or fails" if bad else "no host is slow or fails")
         + (" in pairs, but all together are slow" if slow else ""),
         f"{count(len(fabric.units) - len(bad), 'other host' if bad else 'host')} in {count(found.rounds, 'round')} of "
-        f"pairs: usually {rate_text(found.bar.usual)} busbw{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
+        f"pairs: usually {rate_text(found.bar.usual)} busbw{rate}. {detectable}" + (_SLOW_TOGETHER if slow else ""),
         fix=_RUN_AGAIN if slow else "",
     )
 
 
-def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
-    """The finding that the file of `--topology` names other hosts than this run has."""
-    names, known = fabric.fleet.names, fabric.given_domains
+def _topology_finding(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
+    """Yield the finding that the file of `--topology` does not name all hosts of this run."""
+    names, known = fabric.fleet.names, fabric.user_domains
     missing = [name for unit, name in enumerate(names) if unit not in known]
     if not seen.options.topology or not missing:
         return
@@ -514,27 +511,27 @@ def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     )
 
 
-def severity(tests: Sequence[Reached], usual: float) -> Severity:
-    """An error if a test did not end or the best one is far below the usual rate; else a warning."""
+def severity_of_tests(tests: Sequence[Result], usual: float) -> Severity:
+    """Return ERROR if a test failed, or the best one is far below the usual rate; else WARNING."""
     known = [tested.rate for tested in tests if tested.rate is not None]
     bad = len(known) < len(tests) or max(known, default=0.0) < _ERROR_SHARE * usual
     return Severity.ERROR if bad else Severity.WARNING
 
 
-def tests_text(tests: Sequence[Reached]) -> str:
-    """The results of tests in words, each once."""
+def tests_text(tests: Sequence[Result]) -> str:
+    """Describe the results of tests, each different result once."""
     return ", ".join(
         dict.fromkeys(
-            rate_text(tested.rate) if tested.rate is not None else _ENDS.get(tested.why, "failed")
+            rate_text(tested.rate) if tested.rate is not None else _FAILURES.get(tested.failure, "failed")
             for tested in tests[:_SHOWN]
         )
     )
 
 
 def truncation_of(seen: Seen[D]) -> tuple[str, str]:
-    """The reason why the search was cut short ("when the run ended"), and the fix.
+    """Return the reason why the search was cut short ("when the run ended"), and the fix.
 
-    A signal comes first, then lack of time, then lost ranks, since the first explains the others.
+    A signal is named first, then lack of time, then lost ranks, because an earlier reason explains the later ones.
     """
     events = seen.recording.events
     if any(event.kind in SIGNAL_EVENTS for event in events):
@@ -548,6 +545,6 @@ def truncation_of(seen: Seen[D]) -> tuple[str, str]:
     return "when the run ended", "Run it again to the end."
 
 
-# least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts): see ddpdiag/checks/fabric/notes.py.
+# least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts): see checks/fabric/search_data.py.
 SETTINGS = {"floor_share": FLOOR, "transient_share": 0.01, "rounds": 0, "least_bytes_per_s": 30e6}
 CHECK: Check[Data] = Check(__name__, "FAB001", "hosts", Stage.FABRIC, Scope.LIVING, Kind.TORCH, deadline=10)

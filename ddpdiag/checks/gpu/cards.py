@@ -1,10 +1,10 @@
-"""The GPUs of the job as GPU003 read them, the ranks that use each, and the texts of findings of GPU003 to GPU011.
+"""The GPUs of the job as GPU003 read them, the ranks that use each GPU, and findings about single GPUs.
 
-A GPU is identified by its UUID and its PCI address. torch (GPU002) lists the UUIDs that a rank may use. Without that
-list, the CUDA_VISIBLE_DEVICES that GPU001 recorded is read as CUDA reads it: indices, UUIDs, abbreviations of UUIDs,
-and slices of a GPU. An index is a position in NVML's order (that of the PCI bus) only if all GPUs of the rank are of
-one model, since CUDA counts the fastest first. GPUs that no rank may use do not belong to the job and are left out. If
-that is not certain, a finding about a GPU without a known rank is a warning at most.
+A GPU is identified by its UUID and its PCI address. torch (GPU002) lists the UUIDs that a rank may use. Without this
+list, CUDA_VISIBLE_DEVICES (recorded by GPU001) is interpreted as CUDA does: it may have indices, UUIDs, abbreviated
+UUIDs and slices of a GPU. An index is the position in NVML's order (that of the PCI bus) only if all GPUs of the rank
+are of one model, because CUDA counts the fastest first. GPUs that no rank may use do not belong to the job and are left
+out. If it is not certain which GPUs these are, a finding about a GPU without a known rank is a warning at most.
 """
 
 from collections import defaultdict
@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from ddpdiag.checks.api import Seen, SkipReason, inapplicable
 from ddpdiag.checks.gpu import devices, present
-from ddpdiag.checks.hosts import Host, answers_by_host, leave_out
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.hosts import Host, data_by_host, leave_out
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.health import Health
 from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, parse_visible_devices
 
 
 class Action(Enum):
-    """The action for a faulty GPU, in order of its cost; NONE if only a setting has to change."""
+    """The actions for a faulty GPU, in order of their cost. NONE: only a setting must change."""
 
     NONE = "none"
     MONITOR = "monitor"
@@ -49,31 +49,31 @@ _RESET_ALL = (
 )
 
 
-class Watch(NamedTuple):
-    """A command ("{gpu}" in it is the GPU's UUID), and a clause that says which output shows a fault."""
+class Recheck(NamedTuple):
+    """A command to run after the job ("{gpu}": the GPU's UUID), and a clause about output that shows a fault."""
 
     command: str
     sign: str
 
 
-WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")
+RECHECK_LOG = Recheck("dmesg -T | grep -i xid", "it shows the same number again")
 
 
 class Card(NamedTuple):
-    """A GPU of the job: its host, and the ranks that use the GPU (`takers`; empty: not known).
+    """A GPU of the job, with its host, GPU003's reading (`health`), and the ranks that use it (empty: not known).
 
-    `certain` is False if the GPUs that the job may use are not known: the GPU may then be another job's.
+    `is_assignment_known` is False if it is not known which GPUs the job may use. The GPU may then be another job's.
     """
 
     host: Host
     health: Health
-    takers: tuple[int, ...]
-    certain: bool = True
+    ranks: tuple[int, ...]
+    is_assignment_known: bool = True
 
     @property
     def is_foreign(self) -> bool:
         """Whether the GPU may belong to another job."""
-        return not self.certain and not self.takers
+        return not self.is_assignment_known and not self.ranks
 
     @property
     def smi_id(self) -> str:
@@ -89,64 +89,64 @@ class Card(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A fault of one GPU. `said` follows the GPU's name. `first` is put before the action, `advice` behind it.
+    """A fault of one GPU. In the finding's message `text` follows the GPU's name.
 
-    `watch` is used for Action.MONITOR.
+    The finding's fix consists of `prefix`, the sentences on `action` (for MONITOR with `recheck`), and `advice`.
     """
 
     word: str
     title: str
-    said: str
+    text: str
     action: Action
     advice: str = ""
     evidence: Mapping[str, Scalar | list[Scalar]] = {}
     severity: Severity | None = None
-    watch: Watch = WATCH_LOG
-    first: str = ""
+    recheck: Recheck = RECHECK_LOG
+    prefix: str = ""
 
 
 def smi_id(uuid: str | None, pci: str | None = None) -> str:
-    """The name of a GPU for `nvidia-smi -i`: its UUID, else its PCI address, and never its index.
+    """Return the name of a GPU for `nvidia-smi -i`: its UUID, else its PCI address, and never its index.
 
-    In a container or control group NVML counts only the GPUs that are visible there, so on the host the same index may
-    be a GPU of another job. UUID and PCI address are valid everywhere (docs.nvidia.com/deploy/nvidia-smi, --id).
+    In a container or control group, NVML counts only the visible GPUs, so the same index may be another job's GPU on
+    the host. UUID and PCI address are valid everywhere (docs.nvidia.com/deploy/nvidia-smi, --id).
     """
     return quote(name) if (name := uuid or pci) else "<UUID, listed by nvidia-smi -L>"
 
 
-def takers_of(seen: Seen[Any]) -> dict[str, tuple[int, ...]]:
-    """The ranks that use each GPU, by the GPU's UUID."""
-    rows, taken = seen.of(present.CHECK).by_rank, dict[int, str]()
+def ranks_by_uuid(seen: Seen[Any]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks that use each GPU, by the GPU's UUID."""
+    rows, uuid_by_rank = seen.of(present.CHECK).by_rank, dict[int, str]()
     for rank, row in rows.items():
         uuids = visible_uuids(row) or ()
-        chosen = device_index(seen.world.places[rank].local_rank, len(uuids))
-        certain = row.cuda_visible_devices is not None or len({gpu.name for gpu in row.nvml.gpus}) <= 1
-        if chosen is not None and certain and uuids[chosen]:
-            taken[rank] = uuids[chosen]
-    known = {gpu.uuid for row in rows.values() for gpu in row.nvml.gpus}
-    for rank, shown in seen.of(devices.CHECK).by_rank.items():
-        if shown.gpu is not None and shown.gpu.uuid and (shown.gpu.uuid in known or rank not in taken):
-            taken[rank] = shown.gpu.uuid
+        index = device_index(seen.world.places[rank].local_rank, len(uuids))
+        is_certain = row.cuda_visible_devices is not None or len({gpu.name for gpu in row.nvml.gpus}) <= 1
+        if index is not None and is_certain and uuids[index]:
+            uuid_by_rank[rank] = uuids[index]
+    listed = {gpu.uuid for row in rows.values() for gpu in row.nvml.gpus}
+    for rank, view in seen.of(devices.CHECK).by_rank.items():
+        if view.gpu is not None and view.gpu.uuid and (view.gpu.uuid in listed or rank not in uuid_by_rank):
+            uuid_by_rank[rank] = view.gpu.uuid
     ranks: dict[str, tuple[int, ...]] = defaultdict(tuple)
-    for rank in sorted(taken):
-        ranks[taken[rank]] += (rank,)
+    for rank in sorted(uuid_by_rank):
+        ranks[uuid_by_rank[rank]] += (rank,)
     return ranks
 
 
-def _usable_on(seen: Seen[Any], host: Host, found: Sequence[Health]) -> frozenset[str] | None:
-    """UUIDs of the host's GPUs that its ranks may use; None if that is not certain.
+def _usable_uuids(seen: Seen[Any], host: Host, gpus: Sequence[Health]) -> frozenset[str] | None:
+    """Return the UUIDs of those `gpus` of the host that its ranks may use; None if this is not certain.
 
     CUDA may leave out a faulty GPU, so torch's list counts only if it has as many GPUs as expected.
     """
     torch, enumerated = seen.of(devices.CHECK).by_rank, seen.of(present.CHECK).by_rank
-    known = frozenset(health.uuid for health in found if health.uuid)
+    known = frozenset(health.uuid for health in gpus if health.uuid)
     counts = {rank: seen.world.arrivals[rank].gpus for rank in host.ranks}
     if all(rank in torch and len(torch[rank].gpus) == count for rank, count in counts.items()):
         uuids = frozenset(gpu.uuid or "" for rank in host.ranks for gpu in torch[rank].gpus)
         # The UUID of a slice differs from its GPU's.
         if uuids and uuids <= known:
             return uuids
-    if max(counts.values(), default=0) >= len(found):
+    if max(counts.values(), default=0) >= len(gpus):
         return known
     named = [visible_uuids(enumerated[rank]) for rank in host.ranks if rank in enumerated]
     known_sets = [frozenset(uuids) for uuids in named if uuids is not None]
@@ -154,18 +154,18 @@ def _usable_on(seen: Seen[Any], host: Host, found: Sequence[Health]) -> frozense
 
 
 def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
-    """UUIDs of the GPUs that CUDA_VISIBLE_DEVICES shows to this rank, in its order; None if they are not known."""
+    """Return the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES names, in its order; None if they are not known."""
     gpus, value = row.nvml.gpus, row.cuda_visible_devices
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
-    # CUDA leaves out a GPU that cannot be opened, so the indices of later ones change.
+    # CUDA leaves out a GPU that cannot be opened, so the indices of later GPUs change.
     if not uuids or len(uuids) < len(gpus):
         return None
     if value is None:
         return tuple(uuids)
     if value.startswith("MIG-"):
         # A slice does not name its GPU. The GPU is known if only one is cut into slices.
-        fitting = [gpu.uuid or "" for gpu in gpus if gpu.mig]
-        return (fitting[0],) if len(fitting) == 1 else None
+        sliced = [gpu.uuid or "" for gpu in gpus if gpu.mig]
+        return (sliced[0],) if len(sliced) == 1 else None
     named = parse_visible_devices(value, [ProcGpu(gpu.pci or "", gpu.uuid) for gpu in gpus])
     if any(name.isdecimal() for name in named) and len({gpu.name for gpu in gpus}) > 1:
         return None
@@ -173,38 +173,38 @@ def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
 
 
 def cards_of(seen: Seen[Any]) -> tuple[Card, ...]:
-    """The GPUs of the job that GPU003 could open, each once, by host and index."""
-    takers = takers_of(seen)
+    """Return the GPUs of the job that GPU003 could open, each once, by host and index."""
+    ranks = ranks_by_uuid(seen)
     cards: dict[str, Card] = {}
-    for host, answers in answers_by_host(seen.of(by_code("GPU003"))):
-        found = [health for look in answers.values() for health in look.gpus if health.error is None]
-        usable = _usable_on(seen, host, found)
-        for health in sorted(found, key=lambda health: health.index):
+    for host, looks in data_by_host(seen.of(check_by_code("GPU003"))):
+        gpus = [health for look in looks.values() for health in look.gpus if health.error is None]
+        usable = _usable_uuids(seen, host, gpus)
+        for health in sorted(gpus, key=lambda health: health.index):
             key = key_of(host.name, health)
             if usable is None or health.uuid is None or health.uuid in usable:
-                cards.setdefault(key, Card(host, health, takers.get(key, ()), usable is not None))
+                cards.setdefault(key, Card(host, health, ranks.get(key, ()), usable is not None))
     return tuple(cards.values())
 
 
 def key_of(host: str, health: Health) -> str:
-    """The key of a GPU: its UUID; without a UUID, its host with the PCI address or index."""
+    """Return a key that identifies a GPU: its UUID, else its host with the PCI address or index."""
     return health.uuid or f"{host} {health.pci or health.index}"
 
 
 def by_model(cards: Sequence[Card]) -> Iterator[tuple[str, list[Card]]]:
-    """Yield each model with its GPUs on all hosts, which may be compared with each other."""
+    """Yield each GPU model with its GPUs on all hosts, so that they can be compared with each other."""
     for model in dict.fromkeys(card.health.name for card in cards):
         if model is not None:
             yield model, [card for card in cards if card.health.name == model]
 
 
-def usual(values: Sequence[float]) -> float | None:
-    """The most frequent value; of several the highest. None if there is no value."""
+def mode(values: Sequence[float]) -> float | None:
+    """Return the most frequent value; of equally frequent ones the highest. None if there is no value."""
     return max(set(values), key=lambda value: (values.count(value), value), default=None)
 
 
 def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) -> Iterator[Finding]:
-    """Yield the findings about single GPUs, with at most one for each GPU and fault word."""
+    """Yield the findings about the `faults` of each GPU of the job, at most one for each GPU and fault word."""
     for card in cards_of(seen):
         first: dict[str, Fault] = {}
         for fault in faults(card):
@@ -215,22 +215,22 @@ def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) ->
 
 def skip(seen: Seen[Any]) -> SkipReason | None:
     """Skip a check as GPU002 does, or if GPU003, which reads the GPUs, did not run."""
-    reader = by_code("GPU003")
-    lacking = f"{reader.code} ({reader.name}), which reads the GPUs for it, did not run"
-    return devices.skip(seen) or inapplicable(None if seen.of(reader).trials else lacking)
+    reader = check_by_code("GPU003")
+    reason = f"{reader.code} ({reader.name}), which reads the GPUs for it, did not run"
+    return devices.skip(seen) or inapplicable(None if seen.of(reader).trials else reason)
 
 
 def finding_of(seen: Seen[Any], card: Card, fault: Fault) -> Finding:
-    """The finding about one fault of this GPU."""
+    """Create the finding about one fault of this GPU."""
     health = card.health
     severity = fault.severity or seen.check.severity_of(fault.word)
     who: dict[str, Scalar | list[Scalar]] = {"index": health.index, "pci": health.pci, "action": fault.action.value}
     return seen.finding(
         fault.word,
         fault.title,
-        f"{card.label}: {fault.said}.{' It is not known whether this job may use it.' if card.is_foreign else ''}",
+        f"{card.label}: {fault.text}.{' It is not known whether this job may use it.' if card.is_foreign else ''}",
         severity=Severity.WARNING if card.is_foreign and severity is Severity.ERROR else severity,
-        ranks=card.takers,
+        ranks=card.ranks,
         hosts=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
@@ -239,12 +239,12 @@ def finding_of(seen: Seen[Any], card: Card, fault: Fault) -> Finding:
 
 
 def fix_of(host: str, gpu: str | None, fault: Fault) -> str:
-    """The fix of a fault; `gpu` is the GPU's `smi_id`, None for all GPUs of the host."""
-    return " ".join(filter(None, [fault.first, action_text(host, gpu, fault.action, fault.watch), fault.advice]))
+    """Return the fix of a fault. `gpu` is the GPU's `smi_id`; None: the fix is for all GPUs of the host."""
+    return " ".join(filter(None, [fault.prefix, action_text(host, gpu, fault.action, fault.recheck), fault.advice]))
 
 
-def action_text(host: str, gpu: str | None, action: Action, watch: Watch = WATCH_LOG) -> str:
-    """The sentences that describe an action."""
+def action_text(host: str, gpu: str | None, action: Action, recheck: Recheck = RECHECK_LOG) -> str:
+    """Return the sentences that describe an action. `gpu` is the GPU's `smi_id`; None: all GPUs of the host."""
     text = _RESET_ALL if gpu is None and action is Action.RESET else _FIXES[action]
-    named = watch._replace(command=watch.command.format(gpu=gpu))
+    named = recheck._replace(command=recheck.command.format(gpu=gpu))
     return text.format(host=host, gpu=gpu, leave_out=leave_out([host]), **named._asdict())

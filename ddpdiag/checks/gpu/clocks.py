@@ -27,12 +27,12 @@ from ddpdiag.checks.gpu.cards import (
     Action,
     Card,
     Fault,
-    Watch,
+    Recheck,
     by_model,
     card_findings,
     cards_of,
     finding_of,
-    usual,
+    mode,
 )
 from ddpdiag.model import Finding
 
@@ -46,7 +46,7 @@ FINDINGS = {
     ),
 }
 
-# The harmful bits of nvmlClocksEventReason* (nvml.h), by Azure's health checks and NVSentinel's runbook.
+# The harmful bits of nvmlClocksEventReason* (nvml.h), according to Azure's health checks and NVSentinel's runbook.
 _BRAKE = 0x80
 HARMFUL = {
     0x8: "hardware slowdown",
@@ -56,28 +56,28 @@ HARMFUL = {
 }
 _COOLING_FIX = "The usual cause is its fans or its coolant."
 _POWER_FIX = "The usual cause is the power supplies or cables of that host."
-WATCH_CLOCKS = Watch("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the power brake is still active")
+RECHECK_CLOCKS = Recheck("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the power brake is still active")
 
 
 def events_text(events: int, mask: int) -> str:
-    """A clause with the harmful events and the whole mask: "power brake is active (clock event mask 0x84)"."""
+    """Describe the harmful ones of `events`, and the complete mask: "power brake is active (clock event mask 0x84)"."""
     names = [name for bit, name in HARMFUL.items() if events & bit]
     return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} active (clock event mask {mask:#x})"
 
 
-def heat_or_power(events: int) -> tuple[str, str]:
-    """The cause of harmful events: a word for scripts, and an advice."""
+def slowdown_cause(events: int) -> tuple[str, str]:
+    """Return the cause of harmful events, as a word for scripts ("heat", "power-brake"), and the advice."""
     return ("power-brake", _POWER_FIX) if events & _BRAKE else ("heat", _COOLING_FIX)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from card_findings(seen, lowered)
+    yield from card_findings(seen, clock_faults)
     for _, siblings in by_model(cards_of(seen)):
-        yield from _limited(seen, siblings)
+        yield from _power_limit_findings(seen, siblings)
 
 
-def lowered(card: Card) -> Iterator[Fault]:
-    """The fault if heat or power holds down the clocks. NVML also shows it for an instant when clocks change."""
+def clock_faults(card: Card) -> Iterator[Fault]:
+    """Yield a fault if heat or power lowers the clocks of this GPU."""
     events, celsius = card.health.clocks.events or 0, card.health.clocks.celsius
     harmful = events & sum(HARMFUL)
     if not harmful:
@@ -87,18 +87,18 @@ def lowered(card: Card) -> Iterator[Fault]:
         "the clocks of a GPU are held down",
         f"{events_text(harmful, events)}{'' if celsius is None else f' at {celsius} C'}; none is expected",
         Action.MONITOR,
-        heat_or_power(events)[1],
+        slowdown_cause(events)[1],
         {"clock_events": f"{events:#x}", "celsius": celsius},
-        watch=WATCH_CLOCKS,
+        recheck=RECHECK_CLOCKS,
     )
 
 
-def _limited(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
-    """The findings for GPUs with a lower power limit than most of their model, unless it is the maker's default."""
+def _power_limit_findings(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
+    """Yield findings for GPUs with a lower power limit than most of their model, unless it is the GPU's default."""
     limits = {card: limit for card in siblings if (limit := card.health.clocks.power_limit_watts) is not None}
-    most = usual([*limits.values()])
+    most = mode([*limits.values()])
     for card, limit in limits.items():
-        # Makers of consumer cards sell one model with several limits.
+        # Consumer cards of one model are sold with several limits.
         default = card.health.clocks.default_power_limit_watts
         if most is None or limit >= most or (default is not None and limit >= default):
             continue

@@ -32,7 +32,7 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Sta
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, action_text, cards_of, finding_of
-from ddpdiag.checks.gpu.clocks import HARMFUL, WATCH_CLOCKS, events_text, heat_or_power
+from ddpdiag.checks.gpu.clocks import HARMFUL, RECHECK_CLOCKS, events_text, slowdown_cause
 from ddpdiag.checks.hosts import hosts_of, ranks_text
 from ddpdiag.checks.rates import severity_of_rate
 from ddpdiag.comparison import median_without
@@ -47,7 +47,7 @@ FINDINGS = {
     "slow": FindingSpec(
         "less than `peer_ratio` of the median of the other GPUs of that model in this run. A warning; an error below "
         "`broken_ratio`; a note where another process uses the GPU.",
-        slows=True,
+        slows_job=True,
     ),
     "throttled": FindingSpec.warning(
         "hardware slowdown, software or hardware thermal slowdown, or a power brake, seen several times under load."
@@ -68,21 +68,21 @@ SETTINGS = {
 _RESERVE_SECONDS = 2.0
 MEMORY = "memory"
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
-# NVML also shows some events for an instant when clocks change.
-_LEAST_LOOKS = 2
+# An event counts if so many readings show it, because NVML shows some events for an instant when clocks change.
+_MIN_READINGS = 2
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The measurements of one rank: of the GPU that it uses, or of all GPUs if a host is tested alone."""
+    """The measurements of one rank: of the GPU that the rank uses, or of all GPUs if a host is tested alone."""
 
     devices: tuple[Compute, ...] = ()
 
 
-class Unit(NamedTuple):
-    """One GPU and its measurements in order. `run_pids` are those of this run's ranks on its host.
+class MeasuredGpu(NamedTuple):
+    """A GPU, the rank that measured it, and the measurements in order (`runs`).
 
-    `card` is GPU003's reading of the GPU, else made from torch's data. `model` is the model and number of processors,
-    which peers share; None for a slice (MIG) and for a GPU that two ranks used.
+    `card` has GPU003's reading, else torch's data. `run_pids` are this run's processes on the host. GPUs with the same
+    `model` (name, number of processors) are compared; None: a slice (MIG) or a GPU that two ranks used, not compared.
     """
 
     rank: int
@@ -92,24 +92,24 @@ class Unit(NamedTuple):
     model: tuple[str, int | None] | None
 
 
-def batches_of(run: Compute) -> dict[str, tuple[float, ...]]:
-    """The rates of all batches, by kind: "bf16" or "fp16" in flop/s, "memory" in bytes/s."""
+def batch_rates(run: Compute) -> dict[str, tuple[float, ...]]:
+    """Return the rates of all batches, by kind: "bf16" or "fp16" in flop/s, "memory" in bytes/s."""
     rates = {_PRECISIONS.get(run.dtype, run.dtype): run.flop_per_s, MEMORY: run.copy_bytes_per_s}
     return {kind: values for kind, values in rates.items() if values}
 
 
-def best_of(run: Compute) -> dict[str, float]:
-    """The best rate of each kind, "bf16" and "memory". Other work only makes a batch slower."""
-    return {kind: max(values) for kind, values in batches_of(run).items()}
+def best_rates(run: Compute) -> dict[str, float]:
+    """Return the best rate of each kind ("bf16", "memory"), because other work can only slow a batch down."""
+    return {kind: max(values) for kind, values in batch_rates(run).items()}
 
 
-def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
-    """All measured GPUs, in order of ranks."""
+def measured_gpus(seen: Seen[Data]) -> tuple[MeasuredGpu, ...]:
+    """Return all GPUs that were measured, in the order of their ranks."""
     runs: dict[tuple[int, int], list[Compute]] = defaultdict(list)
     for row in seen.rows:
         for device in row.data.devices:
             runs[row.place.rank, device.index or 0].append(device)
-    # By host and UUID, and by host and PCI address: a slice has another UUID than its GPU, but the same address.
+    # Cards by (host, UUID) and (host, PCI address). A slice has another UUID than its GPU, but the same address.
     known: dict[tuple[str, str | None], Card] = {}
     for card in cards_of(seen):
         known |= {(card.host.name, name): card for name in (card.health.pci, card.health.uuid) if name}
@@ -118,39 +118,39 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
     pids: dict[str, set[int]] = defaultdict(set)
     for (rank, _), each in runs.items():
         pids[hosts[rank].name] |= {run.pid for run in each}
-    units: list[Unit] = []
+    units: list[MeasuredGpu] = []
     for (rank, index), each in sorted(runs.items()):
         first, host = each[0], hosts[rank]
         if read := known.get((host.name, first.uuid)) or known.get((host.name, first.pci)):
-            card = read._replace(takers=tuple(sorted({*read.takers, rank})))
+            card = read._replace(ranks=tuple(sorted({*read.ranks, rank})))
         else:
             health = Health(index=index, uuid=first.uuid, pci=first.pci, name=first.device)
             card = Card(host, health, (rank,))
         is_slice = bool(card.health.mig) or " MIG " in first.device
         model = None if is_slice or used[first.uuid or ""] > 1 else (first.device, first.processors)
         measured = tuple(run for run in each if run.flop_per_s) or (first,)
-        units.append(Unit(rank, card, measured, frozenset(pids[host.name]), model))
+        units.append(MeasuredGpu(rank, card, measured, frozenset(pids[host.name]), model))
     return tuple(units)
 
 
-def other_pids(unit: Unit) -> list[int]:
-    """The pids of processes that use the GPU and do not belong to this run."""
-    held = {process.pid for process in unit.card.health.processes or ()}
-    # In a container NVML shows the host's pids, or none. They are usable only if this process is among them.
+def other_pids(unit: MeasuredGpu) -> list[int]:
+    """Return the pids of processes that use the GPU and do not belong to this run."""
+    before = {process.pid for process in unit.card.health.processes or ()}
+    # In a container NVML shows the host's pids, or none. They are comparable only if the rank's own pid is among them.
     during = {pid for run in unit.runs if run.pids and run.pid in run.pids for pid in run.pids}
-    return sorted((held | during) - unit.run_pids)
+    return sorted((before | during) - unit.run_pids)
 
 
 def harmful_events(run: Compute) -> int:
-    """The bits of harmful clock events that several readings during the products show."""
+    """Return the bits of the harmful clock events that several readings during the matrix products show."""
     times = {bit: sum(bool((look.events or 0) & bit) for look in run.loads) for bit in HARMFUL}
-    return sum(bit for bit, shown in times.items() if shown >= min(_LEAST_LOOKS, len(run.loads)) > 0)
+    return sum(bit for bit, shown in times.items() if shown >= min(_MIN_READINGS, len(run.loads)) > 0)
 
 
 def _median_load(run: Compute, name: str) -> float | None:
-    """The median of a field of the GPU's loads during the products; None if it is not known."""
-    known = [value for look in run.loads if (value := getattr(look, name)) is not None]
-    return median(known) if known else None
+    """Return the median of the field `name` of the readings during the matrix products; None if NVML has no value."""
+    values = [value for look in run.loads if (value := getattr(look, name)) is not None]
+    return median(values) if values else None
 
 
 def measure(ctx: Context) -> Data:
@@ -176,20 +176,20 @@ def measure(ctx: Context) -> Data:
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan one trial with one rank of each GPU, and the same once more if a GPU is slow or its clocks are lowered."""
     if not seen.trials:
-        ranks = _takers(seen)
+        ranks = _measuring_ranks(seen)
         return (new_trial(seen, groups=tuple((rank,) for rank in ranks)),) if ranks else ()
-    units = units_of(seen)
+    units = measured_gpus(seen)
     if len(seen.trials) > 1 or not (any(_shortfalls(seen, units)) or any(map(_is_throttled, units))):
         return ()
-    groups = tuple(group for group in seen.trials[0].groups if group[0] in seen.world.living)
+    groups = tuple(group for group in seen.trials[0].groups if group[0] in seen.world.living_ranks)
     return (new_trial(seen, groups=groups),) if groups else ()
 
 
-def _takers(seen: Seen[Data]) -> list[int]:
-    """Ranks to which torch shows a GPU, one for each GPU; if torch was not asked (GPU002), all that may use one."""
+def _measuring_ranks(seen: Seen[Data]) -> list[int]:
+    """Return one rank for each GPU that torch shows (GPU002), and ranks without GPU002's data that may use a GPU."""
     known = seen.of(devices.CHECK).by_rank
     takers: dict[object, int] = {}
-    for rank in seen.world.living:
+    for rank in seen.world.living_ranks:
         gpu = known[rank].gpu if rank in known else None
         if gpu is not None or (rank not in known and seen.world.arrivals[rank].gpus):
             takers.setdefault((gpu and gpu.uuid) or rank, rank)
@@ -203,22 +203,22 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The best rates of each rank's GPU; with several GPUs, those of the slowest."""
+    """Add the best rates of each rank's GPU to the report; for a rank with several GPUs, the lowest of these."""
     columns: dict[int, dict[str, float]] = defaultdict(dict)
-    for unit in units_of(seen):
-        for kind in best_of(unit.runs[-1]):
-            rate = max(best_of(run).get(kind, 0.0) for run in unit.runs)
-            row, column = columns[unit.rank], f"{kind}_{_unit(kind)}"
+    for unit in measured_gpus(seen):
+        for kind in best_rates(unit.runs[-1]):
+            rate = max(best_rates(run).get(kind, 0.0) for run in unit.runs)
+            row, column = columns[unit.rank], f"{kind}_{_unit_suffix(kind)}"
             row[column] = min(rate, row.get(column, rate))
     return Contribution(columns={rank: dict(row) for rank, row in columns.items()})
 
 
-def _unit(kind: str) -> str:
+def _unit_suffix(kind: str) -> str:
     return "bytes_per_s" if kind == MEMORY else "flop_per_s"
 
 
 class Shortfall(NamedTuple):
-    """A rate below the peers' in every measurement. `shares` are its shares of their rate, the newest last."""
+    """A rate that is too low in all measurements. `shares` are its shares of the peers' median (the last: `usual`)."""
 
     kind: str
     rate: float
@@ -227,42 +227,42 @@ class Shortfall(NamedTuple):
     severity: Severity
 
 
-def _shortfalls(seen: Seen[Data], units: Sequence[Unit]) -> list[list[Shortfall]]:
-    """The shortfalls of each unit, compared with the other units of its model."""
+def _shortfalls(seen: Seen[Data], units: Sequence[MeasuredGpu]) -> list[list[Shortfall]]:
+    """Return the shortfalls of each GPU, compared with the other GPUs of its model."""
     rates: dict[tuple[int, object, str], list[float]] = defaultdict(list)
     for unit in units:
         for at, run in enumerate(unit.runs):
-            for kind, rate in best_of(run).items():
+            for kind, rate in best_rates(run).items():
                 rates[at, unit.model, kind].append(rate)
     for values in rates.values():
         values.sort()
-    least, broken = seen.number("peer_ratio"), seen.number("broken_ratio")
+    least, broken = seen.setting("peer_ratio"), seen.setting("broken_ratio")
     shortfalls: list[list[Shortfall]] = [[] for _ in units]
     for unit, found in zip(units, shortfalls, strict=True):
-        runs = [best_of(run) for run in unit.runs]
+        runs = [best_rates(run) for run in unit.runs]
         for kind, rate in runs[-1].items() if unit.model is not None else ():
             peers = [rates[at, unit.model, kind] for at in range(len(runs))]
             usual = [median_without(row, run[kind]) for row, run in zip(peers, runs, strict=True) if len(row) > 1]
             shares = tuple(run[kind] / value for run, value in zip(runs, usual, strict=False))
-            severity = severity_of_rate(shares, least=least, error_below=broken) if shares else None
+            severity = severity_of_rate(shares, min_share=least, error_below=broken) if shares else None
             # A GPU that is slow in only one of two measurements is no finding.
             if severity is not None and severity is not Severity.NOTE:
                 found.append(Shortfall(kind, rate, usual[-1], shares, severity))
     return shortfalls
 
 
-def _is_throttled(unit: Unit) -> bool:
+def _is_throttled(unit: MeasuredGpu) -> bool:
     return all(map(harmful_events, unit.runs))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    units = units_of(seen)
-    models: dict[object, list[Unit]] = defaultdict(list)
+    units = measured_gpus(seen)
+    models: dict[object, list[MeasuredGpu]] = defaultdict(list)
     for unit in units:
         models[unit.model].append(unit)
     for unit, shortfalls in zip(units, _shortfalls(seen, units), strict=True):
         if shortfalls:
-            yield finding_of(seen, unit.card, _slow(unit, models[unit.model], shortfalls))
+            yield finding_of(seen, unit.card, _slow_fault(unit, models[unit.model], shortfalls))
         elif _is_throttled(unit):
             cause = _cause(unit, (), ())
             evidence: dict[str, Scalar | list[Scalar]] = {
@@ -270,8 +270,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "cause": cause.word,
             }
             title = "a GPU lowers its clocks under load"
-            said = f"{cause.said}; none is expected"
-            fault = Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence, watch=WATCH_CLOCKS)
+            text = f"{cause.text}; none is expected"
+            fault = Fault("throttled", title, text, Action.MONITOR, cause.advice, evidence, recheck=RECHECK_CLOCKS)
             yield finding_of(seen, unit.card, fault)
     reasons: dict[str, list[int]] = defaultdict(list)
     for unit in units:
@@ -291,26 +291,26 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 class Cause(NamedTuple):
-    """The reason why a GPU is slow, as far as the data shows it: a word for scripts, a sentence, and advice."""
+    """The reason why a GPU is slow, as far as the data shows it: a word for scripts, a sentence, and the advice."""
 
     word: str
-    said: str
+    text: str
     advice: str
 
 
-def _slow(unit: Unit, peers: Sequence[Unit], shortfalls: Sequence[Shortfall]) -> Fault:
+def _slow_fault(unit: MeasuredGpu, peers: Sequence[MeasuredGpu], shortfalls: Sequence[Shortfall]) -> Fault:
     pids = other_pids(unit)
     cause = _cause(unit, peers, pids)
     evidence: dict[str, Scalar | list[Scalar]] = {"cause": cause.word}
     for one in shortfalls:
-        end = _unit(one.kind)
+        end = _unit_suffix(one.kind)
         evidence |= {f"{one.kind}_{end}": one.rate, f"{one.kind}_usual_{end}": one.usual}
     share = min(one.shares[-1] for one in shortfalls)
     subject = "the memory of a GPU" if {one.kind for one in shortfalls} == {MEMORY} else "a GPU"
     return Fault(
         "slow",
         f"{subject} is {'much ' if share < 0.5 else ''}slower than others of its model",
-        f"{'; '.join(_slow_text(one, len(peers) - 1) for one in shortfalls)}. {begun(cause.said)}",
+        f"{'; '.join(_slow_text(one, len(peers) - 1) for one in shortfalls)}. {begun(cause.text)}",
         Action.NONE,
         cause.advice,
         evidence | {"slower_share": 1 - share},
@@ -327,12 +327,12 @@ def _slow_text(shortfall: Shortfall, peers: int) -> str:
     )
 
 
-def _cause(unit: Unit, peers: Sequence[Unit], pids: Sequence[int]) -> Cause:
-    """The first cause that explains a slow GPU: other processes, heat, power; otherwise "unknown"."""
+def _cause(unit: MeasuredGpu, peers: Sequence[MeasuredGpu], pids: Sequence[int]) -> Cause:
+    """Return the first cause that explains a slow GPU: other processes, heat, power, or else "unknown"."""
     run, card = unit.runs[-1], unit.card
     if pids:
-        said = f"Another process uses it: pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
-        return Cause("others", said, f"Find and end the other process on {card.host.name} (`nvidia-smi`).")
+        text = f"Another process uses it: pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+        return Cause("others", text, f"Find and end the other process on {card.host.name} (`nvidia-smi`).")
     clock, clocks = _median_load(run, "sm_hz"), ""
     usual = [hertz for peer in peers if peer is not unit and (hertz := _median_load(peer.runs[-1], "sm_hz"))]
     if clock is not None:
@@ -341,9 +341,9 @@ def _cause(unit: Unit, peers: Sequence[Unit], pids: Sequence[int]) -> Cause:
     if events := harmful_events(run):
         celsius = _median_load(run, "celsius")
         heat = f", at {celsius:.0f} C" if celsius is not None else ""
-        said = f"{events_text(events, events)} while it computes{heat}, and lowers its clocks{clocks}"
-        word, advice = heat_or_power(events)
-        return Cause(word, said, advice)
+        text = f"{events_text(events, events)} while it computes{heat}, and lowers its clocks{clocks}"
+        word, advice = slowdown_cause(events)
+        return Cause(word, text, advice)
     reset = action_text(card.host.name, card.smi_id, Action.RESET)
     return Cause(
         "unknown",

@@ -24,9 +24,9 @@ from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial,
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of
-from ddpdiag.checks.gpu.clocks import lowered
-from ddpdiag.checks.gpu.nvswitch import REPLACE_LOST, requested
-from ddpdiag.checks.gpu.signs import numbers_text, rises, states
+from ddpdiag.checks.gpu.clocks import clock_faults
+from ddpdiag.checks.gpu.nvswitch import REPLACE_LOST, recovery
+from ddpdiag.checks.gpu.signs import numbers_text, rise_faults, state_faults
 from ddpdiag.checks.hosts import leave_out, ranks_text, xid_fix
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import GpuReading, Health
@@ -52,33 +52,33 @@ FINDINGS = {
     "nvlink-errors": FindingSpec.warning("replays and recoveries."),
     "pcie-replays": FindingSpec.warning("PCIe sent more than `pcie_replays_per_minute` packets again."),
     "slowdown": FindingSpec.warning("clocks held down by heat or power at the end, but not at the beginning."),
-    "unreadable": FindingSpec.not_seen("the second reading failed, although the first one worked."),
+    "unreadable": FindingSpec.unchecked("the second reading failed, although the first one worked."),
 }
 
-_START_SECONDS = 0.5  # the time to start a new worker, if the last one was ended
+_START_SECONDS = 0.5  # the time to start a new worker, in case the previous one was ended
 
 
 def plan(seen: Seen[GpuReading]) -> Sequence[Trial]:
-    """Plan a last reading by the ranks that saw GPUs at the beginning."""
-    groups = tuple((rank,) for rank in sorted(_first(seen)) if rank in seen.world.living)
+    """Plan a last reading of the GPUs by the ranks that read GPUs for GPU003."""
+    groups = tuple((rank,) for rank in sorted(_first_readings(seen)) if rank in seen.world.living_ranks)
     return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
 
-def _first(seen: Seen[GpuReading]) -> Mapping[int, GpuReading]:
-    return {rank: look for rank, look in seen.of(memory_errors.CHECK).by_rank.items() if any(_opened(look))}
+def _first_readings(seen: Seen[GpuReading]) -> Mapping[int, GpuReading]:
+    return {rank: look for rank, look in seen.of(memory_errors.CHECK).by_rank.items() if any(_opened_gpus(look))}
 
 
-def _opened(look: GpuReading) -> Iterator[Health]:
+def _opened_gpus(look: GpuReading) -> Iterator[Health]:
     return (health for health in look.gpus if health.error is None)
 
 
 def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
     cards = {key_of(card.host.name, card.health): card for card in cards_of(seen)}
-    for rank, first in _first(seen).items():
+    for rank, first in _first_readings(seen).items():
         second = seen.by_rank.get(rank)
         if second is None:
             continue  # the trial failed, which RUN003 reports
-        host = seen.world.host_of(rank)
+        host = seen.world.host_name(rank)
         if second.error is not None:
             yield seen.finding(
                 "unreadable",
@@ -94,17 +94,17 @@ def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
             continue
         begin, end = first.boot_seconds, second.boot_seconds
         seconds = None if begin is None or end is None else round(max(0.0, end - begin), 3)
-        later = {key_of(host, health): health for health in _opened(second)}
-        for key in [key_of(host, health) for health in _opened(first)]:
+        later = {key_of(host, health): health for health in _opened_gpus(second)}
+        for key in [key_of(host, health) for health in _opened_gpus(first)]:
             # A GPU that several ranks see is judged once, and a GPU of another job is not judged.
             if (card := cards.pop(key, None)) is not None:
                 after = later.get(key)
-                found = _compared(seen, card, after, seconds) if after else (_gone(card, second, seconds),)
+                found = _new_faults(seen, card, after, seconds) if after else (_gone_fault(card, second, seconds),)
                 for fault in found:
                     yield finding_of(seen, card, fault)
 
 
-def _gone(card: Card, second: GpuReading, seconds: float | None) -> Fault:
+def _gone_fault(card: Card, second: GpuReading, seconds: float | None) -> Fault:
     # NVML may renumber the remaining GPUs, so an error at the same index may belong to another GPU.
     errors = [health.error for health in second.gpus if health.error is not None]
     why = f"NVML reports {errors[0]!r}" if errors else f"NVML lists {count(len(second.gpus), 'GPU')} without it"
@@ -116,18 +116,18 @@ def _gone(card: Card, second: GpuReading, seconds: float | None) -> Fault:
         Action.REBOOT,
         REPLACE_LOST,
         {"error": errors[0] if errors else None, "seconds": seconds},
-        first=xid_fix(card.host.name),
+        prefix=xid_fix(card.host.name),
     )
 
 
-def _compared(seen: Seen[GpuReading], card: Card, after: Health, seconds: float | None) -> Iterator[Fault]:
+def _new_faults(seen: Seen[GpuReading], card: Card, after: Health, seconds: float | None) -> Iterator[Fault]:
     """Yield a fault for each state that began, each link that went down and each counter that rose during the run."""
-    known = {fault.word for fault in _states(card)}
-    for fault in _states(card._replace(health=after)):
+    known = {fault.word for fault in _state_faults(card)}
+    for fault in _state_faults(card._replace(health=after)):
         if fault.word not in known:
             yield fault._replace(
                 title=f"{fault.title}, since this run",
-                said=f"{fault.said}. It was not so at the beginning of the run",
+                text=f"{fault.text}. It was not so at the beginning of the run",
                 evidence={**fault.evidence, "seconds": seconds},
             )
     was_up = {link.number for link in card.health.nvlinks if link.up}
@@ -140,29 +140,29 @@ def _compared(seen: Seen[GpuReading], card: Card, after: Health, seconds: float 
             evidence={"links": [*down], "seconds": seconds},
             severity=Severity.ERROR if card.health.fabric.state == FABRIC_JOINED else Severity.WARNING,
         )
-    yield from rises(seen, card.health, after, seconds)
+    yield from rise_faults(seen, card.health, after, seconds)
 
 
-def _states(card: Card) -> Iterator[Fault]:
-    """The faulty states of a GPU that may begin during a run."""
-    yield from states(card.health)
-    yield from requested(card)
-    yield from lowered(card)
+def _state_faults(card: Card) -> Iterator[Fault]:
+    """Yield the faulty states of a GPU, which may begin during a run."""
+    yield from state_faults(card.health)
+    yield from recovery(card)
+    yield from clock_faults(card)
 
 
 def skip(seen: Seen[GpuReading]) -> SkipReason | None:
     """Skip this check as GPU003 is skipped, or if GPU003 saw no GPU to compare with."""
     first = memory_errors.CHECK
-    lacking = seen.is_last and not _first(seen)
+    has_none = seen.is_last and not _first_readings(seen)
     return devices.skip(seen) or unneeded(
-        f"{first.code} ({first.name}) saw no GPU to compare with" if lacking else None
+        f"{first.code} ({first.name}) saw no GPU to compare with" if has_none else None
     )
 
 
 def last_seconds(seen: Seen[GpuReading]) -> float:
-    """The expected time of the last reading: that of GPU003's, and the start of a worker."""
-    took = (o.seconds for o in seen.of(memory_errors.CHECK).outcomes if o.status is Status.DONE)
-    return max(took, default=0.0) + _START_SECONDS
+    """Return the expected seconds of the last reading: those of GPU003's reading, and of the start of a worker."""
+    seconds = (o.seconds for o in seen.of(memory_errors.CHECK).outcomes if o.status is Status.DONE)
+    return max(seconds, default=0.0) + _START_SECONDS
 
 
 measure = memory_errors.measure

@@ -26,9 +26,9 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import present
-from ddpdiag.checks.hosts import Host, answers_by_host, leave_out, nvml_fix, ranks_text, xid_fix
+from ddpdiag.checks.hosts import Host, data_by_host, leave_out, nvml_fix, ranks_text, xid_fix
 from ddpdiag.checks.known_errors import known_error
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.model import Finding, Kind, Severity
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.visibility import device_index
@@ -50,14 +50,14 @@ SLICES_FIX = (
 
 
 class TorchGpu(Struct, frozen=True):
-    """A GPU in torch's order. `uuid` is written as NVML writes it, None if torch does not report it."""
+    """A GPU that torch shows. `uuid` has the form that NVML uses; None if torch does not report it."""
 
     name: str
     uuid: str | None
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """torch's CUDA (None: a build without), its GPUs, the index that this rank uses, or the `error` of CUDA's start."""
+    """torch's version and CUDA (None: built without), its GPUs, the index of this rank's GPU, or CUDA's start error."""
 
     torch: str
     cuda: str | None = None
@@ -67,7 +67,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     @property
     def gpu(self) -> TorchGpu | None:
-        """The GPU that the rank uses; None if it uses none, or if a recording lacks a GPU with that index."""
+        """The GPU that the rank uses; None if it uses none, or if the recording has no GPU with that index."""
         known = self.chosen is not None and 0 <= self.chosen < len(self.gpus)
         return self.gpus[self.chosen or 0] if known else None
 
@@ -101,31 +101,31 @@ NO_GPU_IN_TORCH = "torch shows no GPU to any rank that is there (GPU002)"
 
 
 def skip(seen: Seen[Any]) -> SkipReason | None:
-    """Skip the check if no rank may use a GPU. GPU001 judges whether a rank should."""
-    return inapplicable(None if seen.world.gpus else "no GPU is visible on any host")
+    """Skip the check if no rank may use a GPU. Whether a rank should have one is judged by GPU001."""
+    return inapplicable(None if seen.world.gpu_count else "no GPU is visible on any host")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    nvml = {host.ranks: rows for host, rows in answers_by_host(seen.of(present.CHECK))}
-    for host, rows in answers_by_host(seen):
-        if not host.gpus:
+    nvml = {host.ranks: rows for host, rows in data_by_host(seen.of(present.CHECK))}
+    for host, rows in data_by_host(seen):
+        if not host.gpu_count:
             continue
-        yield from _not_started(seen, host, rows)
+        yield from _start_findings(seen, host, rows)
         # torch counts slices of a GPU, and NVML counts GPUs.
         if not any(gpu.mig for row in nvml.get(host.ranks, {}).values() for gpu in row.nvml.gpus):
-            yield from _unlike_nvml(seen, host, rows)
-    # UUIDs are unique in the world, so containers of one host are compared as well.
-    takers: dict[str, list[int]] = defaultdict(list)
+            yield from _count_findings(seen, host, rows)
+    # UUIDs are unique everywhere, so ranks in different containers of one host are compared as well.
+    ranks_by_uuid: dict[str, list[int]] = defaultdict(list)
     for rank, row in seen.by_rank.items():
         if row.gpu is not None and row.gpu.uuid:
-            takers[row.gpu.uuid].append(rank)
-    for uuid, ranks in takers.items():
+            ranks_by_uuid[row.gpu.uuid].append(rank)
+    for uuid, ranks in ranks_by_uuid.items():
         if len(ranks) > 1:
-            sliced = bool(sliced_hosts(seen).intersection(seen.world.hosts_of(ranks)))
+            sliced = bool(sliced_hosts(seen).intersection(seen.world.host_names(ranks)))
             yield seen.finding(
                 "shared",
                 "ranks share a GPU",
-                f"{begun(ranks_text(ranks))} on {', '.join(seen.world.hosts_of(ranks))} all use one GPU ({uuid}). "
+                f"{begun(ranks_text(ranks))} on {', '.join(seen.world.host_names(ranks))} all use one GPU ({uuid}). "
                 "NCCL refuses two ranks on one GPU.",
                 severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
                 ranks=ranks,
@@ -137,15 +137,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
 
 
-def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+def _start_findings(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
     if ranks := tuple(rank for rank, row in rows.items() if row.cuda is None):
         yield seen.finding(
             "cpu-build",
             "torch is a CPU build on a host with GPUs",
             f"{host.name}, {ranks_text(ranks)}: torch {rows[ranks[0]].torch} is built without CUDA and NCCL. The host "
-            f"has {count(host.gpus, 'GPU')}.",
+            f"has {count(host.gpu_count, 'GPU')}.",
             ranks=ranks,
-            evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpus},
+            evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpu_count},
             fix="Install a CUDA build of torch: pytorch.org (Get started) shows the command. To train on CPUs, set "
             "CUDA_VISIBLE_DEVICES= (empty).",
         )
@@ -163,12 +163,12 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
             fix=SLICES_FIX
             if sliced
             else f"{nvml_fix(host.name)} {xid_fix(host.name)} Then reboot {host.name}, or {leave_out([host.name])}.",
-            known=None if sliced else known_error(error),
+            known_error=None if sliced else known_error(error),
         )
 
 
-def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    """The findings for ranks on which torch shows another number of GPUs than NVML and CUDA_VISIBLE_DEVICES."""
+def _count_findings(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    """Yield a finding for each rank on which torch shows more or fewer GPUs than the rank should have."""
     for rank, row in rows.items():
         expected = seen.world.arrivals[rank].gpus
         if row.cuda is not None and not row.error and len(row.gpus) != expected:
@@ -188,23 +188,23 @@ def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
 
 
 def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
-    """Names of the hosts with GPUs that are split into slices, which GPU008 reports."""
-    looks = seen.of(by_code("GPU003")).by_rank
-    return frozenset(seen.world.host_of(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
+    """Return the names of the hosts that have GPUs split into slices (MIG), which GPU008 reports."""
+    looks = seen.of(check_by_code("GPU003")).by_rank
+    return frozenset(seen.world.host_name(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
 
 
 def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:
-    """The known UUIDs of the GPUs that these ranks use, for other checks."""
-    known = seen.of(CHECK).by_rank
-    taken = (known[rank].gpu for rank in ranks if rank in known)
-    return tuple(gpu.uuid for gpu in taken if gpu is not None and gpu.uuid)
+    """Return the UUIDs of the GPUs that these ranks use, as far as they are known."""
+    data = seen.of(CHECK).by_rank
+    gpus = (data[rank].gpu for rank in ranks if rank in data)
+    return tuple(gpu.uuid for gpu in gpus if gpu is not None and gpu.uuid)
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on the GPU that each rank uses."""
-    taken = {rank: row.gpu for rank, row in seen.by_rank.items()}
+    """Add the UUID and name of each rank's GPU to the report."""
+    gpus = {rank: row.gpu for rank, row in seen.by_rank.items()}
     return Contribution(
-        columns={rank: {"gpu_uuid": gpu.uuid, "gpu_name": gpu.name} for rank, gpu in taken.items() if gpu is not None}
+        columns={rank: {"gpu_uuid": gpu.uuid, "gpu_name": gpu.name} for rank, gpu in gpus.items() if gpu is not None}
     )
 
 

@@ -25,8 +25,8 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
-from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
-from ddpdiag.checks.known_errors import known_line
+from ddpdiag.checks.hosts import Host, data_by_host, hosts_of, names_text
+from ddpdiag.checks.known_errors import explain_line
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import GpuReading
@@ -50,16 +50,16 @@ FINDINGS = {
 }
 
 _HOUR_SECONDS = 3600
-# A page fault and an NVLink error. A GPU also gets them if it reads memory of a peer whose process has ended.
-_AFTER_A_DEATH = frozenset({31, 145})
+# A page fault and an NVLink error. They also occur on a GPU that reads the memory of a peer whose process has ended.
+_AFTERMATH_CODES = frozenset({31, 145})
 
 
 class XidGroup(NamedTuple):
-    """The lines of one device and one number in the window: the newest line, `times`, and `recent` ones of this run."""
+    """The log lines with one device and one number: the newest, how many there are, and how many are of this run."""
 
     newest: Xid
     times: int
-    recent: int
+    recent_count: int
     age_seconds: float
 
     @property
@@ -69,7 +69,7 @@ class XidGroup(NamedTuple):
         when = f"the last one {_age(self.age_seconds)} ago" if self.times > 1 else f"{_age(self.age_seconds)} ago"
         quoted = f': "{self.newest.text.rstrip(".")}"' if self.newest.text else ""
         name = "SXid" if self.newest.switch else "Xid"
-        return f"{name} {self.newest.code}{often}, {when}{', during this run' if self.recent else ''}{quoted}"
+        return f"{name} {self.newest.code}{often}, {when}{', during this run' if self.recent_count else ''}{quoted}"
 
 
 def measure(ctx: Context) -> KernelLog:
@@ -78,25 +78,25 @@ def measure(ctx: Context) -> KernelLog:
 
 
 def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
-    """Plan a last trial with one rank of each host that has GPUs."""
-    living = seen.world.living
-    ranks = (next((rank for rank in host.ranks if rank in living), None) for host in hosts_of(seen) if host.gpus)
+    """Plan one trial after all other checks, with one rank of each host that has GPUs."""
+    living = seen.world.living_ranks
+    ranks = (next((rank for rank in host.ranks if rank in living), None) for host in hosts_of(seen) if host.gpu_count)
     groups = tuple((rank,) for rank in ranks if rank is not None)
     return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
 
 
 def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
     errors: dict[str, str] = {}
-    looks = {host.ranks: tuple(found.values()) for host, found in answers_by_host(seen.of(memory_errors.CHECK))}
+    looks = {host.ranks: tuple(found.values()) for host, found in data_by_host(seen.of(memory_errors.CHECK))}
     cards: dict[tuple[int, ...], list[Card]] = defaultdict(list)
     for card in cards_of(seen.of(memory_errors.CHECK)):
         cards[card.host.ranks].append(card)
-    for host, answers in answers_by_host(seen):
+    for host, answers in data_by_host(seen):
         log = next(iter(answers.values()))
         if log.error is not None:
             errors[host.name] = log.error
         else:
-            yield from _of_host(seen, host, log, looks.get(host.ranks, ()), cards[host.ranks])
+            yield from _host_findings(seen, host, log, looks.get(host.ranks, ()), cards[host.ranks])
     if errors:
         # Most clusters hide the log from users, so a missing answer matters only if this check was selected by code.
         was_selected = seen.check.code in seen.options.select
@@ -112,7 +112,7 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
         )
 
 
-def _of_host(
+def _host_findings(
     seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[GpuReading], cards: Sequence[Card]
 ) -> Iterator[Finding]:
     ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
@@ -121,31 +121,31 @@ def _of_host(
     listed = {(gpu.pci or "").rpartition(".")[0] for look in looks for gpu in look.gpus}
     lost = any(gpu.error is not None for look in looks for gpu in look.gpus)
     # If not all GPUs of the job are known, an address that is not listed may be one of them.
-    all_known = bool(cards) and not lost and len(cards) >= host.gpus
-    for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
+    all_known = bool(cards) and not lost and len(cards) >= host.gpu_count
+    for group in _groups(log, start, seen.setting("window_hours") * _HOUR_SECONDS):
         xid = group.newest
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
         if card is None and not xid.switch and (all_known or xid.pci in listed):
             continue  # a GPU of another job
-        is_aftermath = ended_early and group.recent > 0 and xid.code in _AFTER_A_DEATH
+        is_aftermath = ended_early and group.recent_count > 0 and xid.code in _AFTERMATH_CODES
         yield _finding(seen, host, card, group, is_aftermath=is_aftermath)
 
 
 def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[XidGroup]:
-    """Group the lines within the window. Without `start`, no line is known to be of this run."""
+    """Group the log lines in the window. Lines after number `start` are of this run; none is if `start` is None."""
     groups: dict[tuple[str, int, bool], list[Xid]] = defaultdict(list)
     for xid in log.xids:
         if log.now_seconds - xid.seconds <= window_seconds:
             groups[xid.pci, xid.code, xid.is_nonfatal].append(xid)
     for xids in groups.values():
         newest = max(xids, key=lambda xid: xid.line)
-        recent = sum(start is not None and xid.line > start for xid in xids)
-        yield XidGroup(newest, len(xids), recent, max(0.0, log.now_seconds - newest.seconds))
+        recent_count = sum(start is not None and xid.line > start for xid in xids)
+        yield XidGroup(newest, len(xids), recent_count, max(0.0, log.now_seconds - newest.seconds))
 
 
 def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup, *, is_aftermath: bool) -> Finding:
     xid, name = group.newest, "SXid" if group.newest.switch else "Xid"
-    known = known_line(xid.record)
+    known = explain_line(xid.record)
     action, first, advice = Action(known.action or "none"), "", known.fix
     if known.is_harmless:
         severity = Severity.NOTE
@@ -153,12 +153,12 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
         severity, action = Severity.WARNING, Action.NONE
         advice = "A process of this run ended early (RUN003): fix that first. Without it, this line may not appear."
     elif action is Action.NONE:
-        severity = Severity.ERROR if group.recent else Severity.NOTE
+        severity = Severity.ERROR if group.recent_count else Severity.NOTE
     elif action is Action.MONITOR:
         severity, advice = Severity.WARNING, "docs.nvidia.com/deploy/xid-errors explains the number."
     else:
         # The log begins at boot. So a fault that needs a reboot still exists, but a reset may have been done meanwhile.
-        is_error = group.recent or action is not Action.RESET
+        is_error = group.recent_count or action is not Action.RESET
         severity, advice = Severity.ERROR if is_error else Severity.WARNING, ""
         first = "" if is_error else "Nothing to do if it was reset since. Otherwise:"
     fault = Fault(
@@ -171,11 +171,11 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
             "xid": xid.code,
             "text": xid.text,
             "count": group.times,
-            "count_during_run": group.recent,
+            "count_during_run": group.recent_count,
             "age_seconds": round(group.age_seconds),
         },
         severity,
-        first=first,
+        prefix=first,
     )
     if card is not None and not is_aftermath:
         return finding_of(seen, card, fault)
@@ -183,7 +183,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
     return seen.finding(
         fault.word,
         fault.title,
-        f"{host.name}, {what} at PCI {xid.pci}: {fault.said}.",
+        f"{host.name}, {what} at PCI {xid.pci}: {fault.text}.",
         severity=severity,
         hosts=() if is_aftermath else (host.name,),
         evidence={"pci": xid.pci, "action": action.value, **fault.evidence},
@@ -198,7 +198,7 @@ def _age(seconds: float) -> str:
 
 
 def last_seconds(seen: Seen[KernelLog]) -> float:
-    """The time of this check at the end: reading a log takes hundredths of a second, starting a worker the rest."""
+    """Return the expected seconds of this check. Most of them start a worker; reading the log takes hundredths."""
     return 0.5
 
 

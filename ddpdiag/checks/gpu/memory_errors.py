@@ -29,8 +29,8 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import card_findings
-from ddpdiag.checks.gpu.signs import states, totals
-from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, nvml_fix
+from ddpdiag.checks.gpu.signs import state_faults, total_faults
+from ddpdiag.checks.hosts import Host, data_by_host, hosts_of, nvml_fix
 from ddpdiag.model import Finding, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import GpuReading, read_gpus
@@ -47,31 +47,31 @@ FINDINGS = {
     ),
     "remap-failed": FindingSpec.error("no spare row is left to replace a bad one. Isolate."),
     "corrected": FindingSpec.warning("more than `corrected_errors` correctable errors; ECC corrects them. Monitor."),
-    "unreadable": FindingSpec.not_seen("a host has GPUs, but their health cannot be read."),
+    "unreadable": FindingSpec.unchecked("a host has GPUs, but their health cannot be read."),
 }
 
 
 def measure(ctx: Context) -> GpuReading:
-    """Read all GPUs that NVML shows to this rank. The step names the GPU that is read, in case it hangs."""
+    """Read all GPUs that NVML shows to this rank. Announces each GPU as a step, in case the reading hangs."""
     ctx.step("kernel log")
     line, begin = newest_line_number(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
     return structs.replace(read_gpus(ctx.step), boot_seconds=begin, kernel_line=line)
 
 
 def plan(seen: Seen[Any]) -> Sequence[Trial]:
-    """Plan one trial with one rank of each host; if ranks are bound to GPUs, with as many as see all GPUs together."""
+    """Plan one trial with one rank of each host, or with several ranks if each sees only a part of the GPUs."""
     if seen.trials:
         return ()
-    groups = tuple((rank,) for host in hosts_of(seen) if host.gpus for rank in _lookers(seen, host))
+    groups = tuple((rank,) for host in hosts_of(seen) if host.gpu_count for rank in _reading_ranks(seen, host))
     return (new_trial(seen, groups=groups),) if groups else ()
 
 
-def _lookers(seen: Seen[Any], host: Host) -> Iterator[int]:
+def _reading_ranks(seen: Seen[Any], host: Host) -> Iterator[int]:
     visible = {rank: row.nvml.gpus for rank, row in seen.of(present.CHECK).by_rank.items() if rank in host.ranks}
-    living = [rank for rank in host.ranks if rank in seen.world.living]
+    living = [rank for rank in host.ranks if rank in seen.world.living_ranks]
     known: set[str] = set()
     for rank in living:
-        # Without GPU001's answer, each rank may see different GPUs.
+        # Without data of GPU001, each rank may see different GPUs.
         new = {gpu.uuid or str(gpu.index) for gpu in visible[rank]} - known if rank in visible else {str(rank)}
         if new or (rank == living[0] and not any(visible.values())):
             yield rank
@@ -79,20 +79,20 @@ def _lookers(seen: Seen[Any], host: Host) -> Iterator[int]:
 
 
 def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
-    for host, looks in answers_by_host(seen):
+    for host, looks in data_by_host(seen):
         # GPUs that cannot be opened are GPU001's findings.
-        if host.gpus and not any(gpu.error or gpu.is_known for answer in looks.values() for gpu in answer.gpus):
+        if host.gpu_count and not any(gpu.error or gpu.is_known for answer in looks.values() for gpu in answer.gpus):
             error = next((answer.error for answer in looks.values() if answer.error), "not supported")
             yield seen.finding(
                 "unreadable",
                 "the health of GPUs cannot be read",
-                f"{host.name}: the health of its {count(host.gpus, 'GPU')} cannot be read (NVML: {error}), so it is "
-                "not known whether they have memory errors or other faults.",
+                f"{host.name}: the health of its {count(host.gpu_count, 'GPU')} cannot be read (NVML: {error}), so it "
+                "is not known whether they have memory errors or other faults.",
                 ranks=tuple(looks),
-                evidence={"error": error, "gpus": host.gpus},
+                evidence={"error": error, "gpus": host.gpu_count},
                 fix=nvml_fix(host.name),
             )
-    yield from card_findings(seen, lambda card: (*states(card.health), *totals(seen, card.health)))
+    yield from card_findings(seen, lambda card: (*state_faults(card.health), *total_faults(seen, card.health)))
 
 
 skip = devices.skip

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import cards
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, card_findings, cards_of, finding_of, usual
-from ddpdiag.checks.gpu.signs import numbers_text, totals
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Recheck, by_model, card_findings, cards_of, finding_of, mode
+from ddpdiag.checks.gpu.signs import numbers_text, total_faults
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.links import FABRIC_JOINED
 
@@ -43,12 +43,12 @@ FINDINGS = {
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     for _, siblings in by_model(cards_of(seen)):
-        yield from _missing(seen, siblings)
-    yield from card_findings(seen, lambda card: totals(seen, card.health))
+        yield from _missing_link_findings(seen, siblings)
+    yield from card_findings(seen, lambda card: total_faults(seen, card.health))
 
 
-def _missing(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
-    """Findings about GPUs with fewer links up than others of their model. MIG takes links down, so it is no fault."""
+def _missing_link_findings(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]:
+    """Yield findings about GPUs with fewer links up than others of their model. GPUs with MIG have no links up."""
     up = {
         card: {link.number for link in card.health.nvlinks if link.up}
         for card in siblings
@@ -61,15 +61,15 @@ def _missing(seen: Seen[Nothing], siblings: Sequence[Card]) -> Iterator[Finding]
     is_fixed = is_switched or any("SXM" in (card.health.name or "") for card in up)
     common = {n for n, ups in counts.items() if 2 * ups > len(up) or (is_fixed and 2 * ups == len(up))}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
-    expected = int(usual([len(numbers) for numbers in up.values()]) or 0)
+    expected = int(mode([len(numbers) for numbers in up.values()]) or 0)
     for card, numbers in up.items():
         missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
         if missing and len(numbers) < expected:
-            fault = _down(missing, len(numbers), expected, is_switched=is_switched, is_fixed=is_fixed)
+            fault = _down_fault(missing, len(numbers), expected, is_switched=is_switched, is_fixed=is_fixed)
             yield finding_of(seen, card, fault)
 
 
-def _down(missing: Sequence[int], number: int, expected: int, *, is_switched: bool, is_fixed: bool) -> Fault:
+def _down_fault(missing: Sequence[int], number: int, expected: int, *, is_switched: bool, is_fixed: bool) -> Fault:
     return Fault(
         "down",
         "NVLinks of a GPU are down",
@@ -80,7 +80,7 @@ def _down(missing: Sequence[int], number: int, expected: int, *, is_switched: bo
         else "Nothing to do for a card that has no NVLink bridge.",
         {"links_down": [*missing], "links_up": number, "links_expected": expected},
         severity=Severity.ERROR if is_switched else Severity.WARNING,
-        watch=Watch("nvidia-smi nvlink -s -i {gpu}", "the card has a bridge and a link is still inactive"),
+        recheck=Recheck("nvidia-smi nvlink -s -i {gpu}", "the card has a bridge and a link is still inactive"),
     )
 
 

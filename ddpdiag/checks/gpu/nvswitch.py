@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import cards, devices
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, card_findings
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Recheck, card_findings
 from ddpdiag.checks.hosts import xid_fix
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.links import FABRIC_JOINED
@@ -60,8 +60,8 @@ _BROKEN = {
     BrokenState.RESET_REQUIRED: ("reset-required", "a GPU must be reset", Action.RESET),
     BrokenState.LOST: ("lost", "a GPU is lost", Action.REBOOT),
 }
-_WATCH = Watch("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another action than None")
-_WATCH_FABRIC = Watch("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
+_RECHECK = Recheck("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another action than None")
+_RECHECK_FABRIC = Recheck("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -69,12 +69,12 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
     yield from card_findings(
         seen,
-        lambda card: (*joined(card, started=card.health.uuid in started), *_degraded(card), *requested(card)),
+        lambda card: (*joining(card, started=card.health.uuid in started), *_health(card), *recovery(card)),
     )
 
 
-def requested(card: Card) -> Iterator[Fault]:
-    """The fault if the driver requests a recovery of this GPU, by a number or by a return code."""
+def recovery(card: Card) -> Iterator[Fault]:
+    """Yield a fault if the driver requests a recovery of this GPU, or returns an error code that requires one."""
     wanted, broken, cause = card.health.recovery_action, card.health.broken, xid_fix(card.host.name)
     if wanted:
         unknown = (f"action {wanted}, which this version does not know", Action.MONITOR)
@@ -86,40 +86,40 @@ def requested(card: Card) -> Iterator[Fault]:
             action,
             evidence={"recovery_action": wanted},
             severity=Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
-            watch=_WATCH,
-            first=cause,
+            recheck=_RECHECK,
+            prefix=cause,
         )
     elif broken is not None:
         word, title, action = _BROKEN[broken]
-        said = f"NVML reports {broken.value!r}"
-        yield Fault(word, title, said, action, REPLACE_LOST if broken is BrokenState.LOST else "", first=cause)
+        text = f"NVML reports {broken.value!r}"
+        yield Fault(word, title, text, action, REPLACE_LOST if broken is BrokenState.LOST else "", prefix=cause)
 
 
-def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
-    """The fault if this GPU has not joined its NVSwitch fabric. `started`: torch's CUDA shows the GPU nevertheless."""
+def joining(card: Card, *, started: bool = False) -> Iterator[Fault]:
+    """Yield a fault if this GPU has not joined its NVSwitch fabric. `started`: torch shows the GPU nevertheless."""
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
         but = "but CUDA starts without it" if started else "so CUDA does not start on it"
-        said = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
+        text = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
     elif fabric.state == FABRIC_JOINED and fabric.status:
-        said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
+        text = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
     else:
         return
     yield Fault(
         "fabric",
         "a GPU has not joined the NVSwitch fabric",
-        said,
+        text,
         Action.REBOOT,
         "",
         {"fabric_state": fabric.state, "fabric_status": fabric.status},
         severity=Severity.WARNING if started and state is not None else Severity.ERROR,
-        first="1. If the host booted a few minutes ago, wait and run again. 2. End all processes on its GPUs and, as "
+        prefix="1. If the host booted a few minutes ago, wait and run again. 2. End all processes on its GPUs and, as "
         "root, run `systemctl restart nvidia-fabricmanager` (its version must equal the driver's). 3.",
     )
 
 
-def _degraded(card: Card) -> Iterator[Fault]:
+def _health(card: Card) -> Iterator[Fault]:
     fabric = card.health.fabric
     if fabric.state != FABRIC_JOINED or fabric.status or fabric.health not in _SUMMARIES:
         return
@@ -132,8 +132,8 @@ def _degraded(card: Card) -> Iterator[Fault]:
         "",
         {"fabric_health": fabric.health},
         severity=Severity.ERROR if is_unhealthy else Severity.WARNING,
-        watch=_WATCH_FABRIC,
-        first="As root run `journalctl -u nvidia-fabricmanager` and `dmesg -T | grep -i sxid` on "
+        recheck=_RECHECK_FABRIC,
+        prefix="As root run `journalctl -u nvidia-fabricmanager` and `dmesg -T | grep -i sxid` on "
         f"{card.host.name} for the cause.",
     )
 

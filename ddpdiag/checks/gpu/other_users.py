@@ -43,10 +43,10 @@ _PROHIBITED = 2
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from card_findings(seen, lambda card: (*_in_use(seen, card), *_prohibited(card), *_sliced(seen, card)))
+    yield from card_findings(seen, lambda card: (*_usage(seen, card), *_compute_mode(card), *_slices(seen, card)))
 
 
-def _sliced(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+def _slices(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     # A single rank has no peer.
     if card.health.mig and seen.world.size > 1:
         yield Fault(
@@ -60,7 +60,7 @@ def _sliced(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         )
 
 
-def _prohibited(card: Card) -> Iterator[Fault]:
+def _compute_mode(card: Card) -> Iterator[Fault]:
     if card.health.compute_mode == _PROHIBITED:
         yield Fault(
             "prohibited",
@@ -73,15 +73,15 @@ def _prohibited(card: Card) -> Iterator[Fault]:
 
 
 def _is_used(seen: Seen[Nothing], card: Card) -> bool:
-    """Whether a process of another job uses the GPU; a display or a monitoring tool does not count."""
+    """Whether a process outside of this job uses the GPU. A display or a monitoring tool does not count."""
     used, processes = card.health.memory_used_bytes, card.health.processes
-    # The slices of a split GPU use some memory themselves, and other jobs may use their own slices.
-    if used is None or used <= seen.number("used_mib") * MIB or card.health.mig:
+    # On a GPU with slices (MIG) the slices themselves take memory, and other jobs may use other slices.
+    if used is None or used <= seen.setting("used_mib") * MIB or card.health.mig:
         return False
     return bool(processes) or (used > CONTEXT_BYTES and not card.health.has_graphics)
 
 
-def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+def _usage(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     if not _is_used(seen, card):
         return
     used, host = card.health.memory_used_bytes or 0, card.host.name
@@ -93,7 +93,7 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     yield Fault(
         "in-use",
         "GPU memory is already in use",
-        f"{used / MIB:.0f} MiB were in use before this job used it; at most {seen.number('used_mib'):g} MiB expected. "
+        f"{used / MIB:.0f} MiB were in use before this job used it; at most {seen.setting('used_mib'):g} MiB expected. "
         f"{holders}",
         Action.NONE,
         f"Find and end the other process on {host}, outside of any container: `nvidia-smi`, or as root `fuser -v "
@@ -102,21 +102,21 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     )
 
 
-def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
-    """Yield reasons why these GPUs may not be free, from readings before the job used them (GPU003, GPU008)."""
+def not_free_reasons(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
+    """Yield reasons why these GPUs may not be free, by GPU008 and by GPU003's reading before the job used them."""
     cards = {card.health.uuid: card for card in cards_of(seen)}
-    found = [finding for finding in seen.of(CHECK).findings if finding.code == "GPU008.in-use"]
-    users = {uuid for finding in found for uuid in finding.gpus}
+    findings = [finding for finding in seen.of(CHECK).findings if finding.code == "GPU008.in-use"]
+    used_uuids = {uuid for finding in findings for uuid in finding.gpus}
     for uuid in uuids:
         card = cards.get(uuid)
         if card is None or (card.health.memory_used_bytes is None and card.health.processes is None):
             yield f"whether another process uses {card.label if card else uuid} is not known"
-        elif uuid in users or card.health.processes:
+        elif uuid in used_uuids or card.health.processes:
             yield f"another process uses {card.label} (GPU008)"
         elif card.health.mig:
             yield f"{card.label} is cut into slices (MIG)"
-        elif len(card.takers) > 1:
-            yield f"{ranks_text(card.takers)} share {card.label}"
+        elif len(card.ranks) > 1:
+            yield f"{ranks_text(card.ranks)} share {card.label}"
 
 
 skip = cards.skip

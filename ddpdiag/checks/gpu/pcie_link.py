@@ -34,16 +34,16 @@ FINDINGS = {
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    # If several GPUs of a model all have one width, it is the board's design (clouds give an L4 8 of its 16 lanes).
-    alike = {
+    # If several GPUs of a model all have the same width, the board is built so (clouds give an L4 8 of its 16 lanes).
+    uniform_models = {
         model
         for model, cards in by_model(cards_of(seen))
         if len(cards) > 1 and len({card.health.pcie.width for card in cards}) == 1
     }
-    yield from card_findings(seen, lambda card: () if card.health.name in alike else _narrow(card))
+    yield from card_findings(seen, lambda card: () if card.health.name in uniform_models else _narrow_fault(card))
 
 
-def _narrow(card: Card) -> Iterator[Fault]:
+def _narrow_fault(card: Card) -> Iterator[Fault]:
     link = card.health.pcie
     if not link.width or not link.width_max or link.width >= link.width_max:
         return

@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, nvml_fix, ranks_text, xid_fix
+from ddpdiag.checks.hosts import data_by_host, leave_out, names_text, nvml_fix, ranks_text, xid_fix
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
@@ -54,7 +54,7 @@ FINDINGS = {
         "fewer GPUs than the bus shows, than the launcher or a variable names, or than the other hosts have."
     ),
     "nvml": FindingSpec.warning("the driver's library does not answer."),
-    "unreadable": FindingSpec.not_seen("nor does another source show how many GPUs there are.", same_item=True),
+    "unreadable": FindingSpec.unchecked("nor does another source show how many GPUs there are.", same_item=True),
     "lost": FindingSpec.error("a GPU is on the bus, but does not answer."),
     "mismatch": FindingSpec.error(
         "the loaded driver and its library have different versions, so that no new CUDA process starts."
@@ -69,10 +69,10 @@ _WITHOUT_PEERS = "If you cannot, set NCCL_P2P_DISABLE=1: NCCL then copies throug
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The GPUs that a rank finds by NVML, on the PCI bus (`functions`; None: unreadable), and in variables.
+    """The GPUs that a rank finds with NVML, on the PCI bus (`functions`; None: unreadable), and by variables.
 
-    `visible` counts what CUDA would show to this rank by the driver's list or WSL2. `promised` counts what launcher,
-    container or CUDA_VISIBLE_DEVICES name (None: nothing). `cuda_visible_devices` is that variable (None: unset).
+    `visible` is the number of GPUs that CUDA should show to this rank, by the driver's list or WSL2. `promised` is the
+    number that launcher, container or CUDA_VISIBLE_DEVICES name. `cuda_visible_devices` is that variable.
     """
 
     nvml: Enumeration
@@ -83,14 +83,14 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class HostGpus(Struct, frozen=True, kw_only=True):
-    """The GPUs of one host, combined from its ranks' answers, since a rank that is bound to GPUs may see only these.
+    """The GPUs of one host, combined from its ranks' data, because a rank that is bound to GPUs may see only these.
 
-    `visible` counts the GPUs that CUDA shows to all ranks together.
+    NVML lists the `lost` GPUs but cannot open them. `visible` counts the GPUs that CUDA shows to all ranks together.
     """
 
     name: str
     ranks: tuple[int, ...]
-    answers: Mapping[int, Data]
+    data_by_rank: Mapping[int, Data]
     gpus: tuple[ListedGpu, ...]
     lost: tuple[ListedGpu, ...]
     trouble: Trouble | None
@@ -100,8 +100,8 @@ class HostGpus(Struct, frozen=True, kw_only=True):
     promised: int | None
 
     @property
-    def unopened(self) -> dict[str, str | None]:
-        """PCI addresses of the GPUs that NVML does not show, each with its kernel driver."""
+    def unopened_drivers(self) -> dict[str, str | None]:
+        """The kernel driver of each GPU that is on the PCI bus but not shown by NVML, by PCI address."""
         known = {gpu.pci for gpu in self.gpus}
         return {function.address: function.driver for function in self.functions or () if function.address not in known}
 
@@ -112,11 +112,11 @@ class HostGpus(Struct, frozen=True, kw_only=True):
 
 
 def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
-    """The hosts that answered, in order."""
+    """Return the GPUs of each host that has data, in the order of hosts."""
     hosts = []
-    for host, rows in answers_by_host(seen):
-        every = [gpu for row in rows.values() for gpu in row.nvml.gpus]
-        opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
+    for host, rows in data_by_host(seen):
+        all_gpus = [gpu for row in rows.values() for gpu in row.nvml.gpus]
+        opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in all_gpus if gpu.error is None}
         troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
         promises = [row.promised for row in rows.values() if row.promised is not None]
         # Ranks that name or open different GPUs are bound to them, so their counts add up.
@@ -124,9 +124,9 @@ def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
         one = HostGpus(
             name=host.name,
             ranks=host.ranks,
-            answers=rows,
+            data_by_rank=rows,
             gpus=tuple(opened.values()),
-            lost=tuple({gpu.index: gpu for gpu in every if gpu.error is not None}.values()),
+            lost=tuple({gpu.index: gpu for gpu in all_gpus if gpu.error is not None}.values()),
             trouble=troubled.trouble,
             error=troubled.error,
             functions=next((row.functions for row in rows.values() if row.functions is not None), None),
@@ -142,14 +142,14 @@ def measure(ctx: Context) -> Data:
     # Cheap readings come first, since NVML may hang.
     proc = proc_root(os.environ)
     listed = openable_gpus(proc)
-    # If a container or cgroup received only some of the host's GPUs, their number is a promise, too.
-    given = len(listed) if listed and withheld_gpu_count(proc) else None
+    # A container or cgroup that received only some of the host's GPUs promises this number, too.
+    received = len(listed) if listed and withheld_gpu_count(proc) else None
     functions = nvidia_functions(sys_root(os.environ))
     return Data(
         nvml=enumerate_gpus(ctx.step),
         functions=functions,
         visible=visible_gpu_count(os.environ, proc),
-        promised=promised_gpu_count(os.environ) or given,
+        promised=promised_gpu_count(os.environ) or received,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -158,7 +158,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     hosts = host_gpus(seen)
     most = max(hosts, key=lambda host: len(host.gpus), default=None)
     for host in hosts:
-        where = ", ".join(host.unopened)
+        where = ", ".join(host.unopened_drivers)
         for gpu in host.lost:
             yield seen.finding(
                 "lost",
@@ -168,22 +168,22 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 evidence={"index": gpu.index, "error": gpu.error, "pci": where},
                 fix=f"{xid_fix(host.name)} Then reboot {host.name} (as root), or {leave_out([host.name])}.",
             )
-        absent = list(_absent(seen, host, most))
+        absent = list(_missing_findings(seen, host, most))
         yield from absent
         # A GPU that is absent is not reported as hidden, too.
         if not any(finding.severity is Severity.ERROR for finding in absent):
-            yield from _hidden(seen, host)
-    yield from _isolated(seen, hosts)
+            yield from _hidden_findings(seen, host)
+    yield from _isolation_findings(seen, hosts)
 
 
-def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
-    """Whether the host has all GPUs that were named. Other GPUs on the bus then do not belong to this job."""
+def _has_named_gpus(seen: Seen[Data], host: HostGpus) -> bool:
+    """Whether the host has as many GPUs as --expect-gpus or the launcher names. Others on the bus are not the job's."""
     named = host.promised if seen.options.expect_gpus is None else seen.options.expect_gpus
     return named is not None and len(host.gpus) >= named
 
 
-def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator[Finding]:
-    if host.functions is None and not _is_met(seen, host):
+def _missing_findings(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator[Finding]:
+    if host.functions is None and not _has_named_gpus(seen, host):
         yield seen.finding(
             "unreadable",
             "the number of GPUs is not certain: the PCI bus cannot be read",
@@ -201,7 +201,7 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
             f"{host.name}: NVML fails with {host.error!r}. The loaded kernel driver and the installed libnvidia-ml "
             "have different versions, so no new process can use CUDA.",
             ranks=host.ranks,
-            evidence={"pci": list(host.unopened)},
+            evidence={"pci": list(host.unopened_drivers)},
             fix=f"As root reboot {host.name}, which loads the new driver after an update. If you cannot, "
             f"{leave_out([host.name])}.",
         )
@@ -221,21 +221,21 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
 
 
 def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: int) -> list[str]:
-    """The reasons to expect more GPUs than are present, as clauses."""
+    """Return the reasons to expect more GPUs than the `present` ones, as clauses."""
     reasons = []
     expected, promised = seen.options.expect_gpus, host.promised
     if expected is not None and present < expected:
         reasons.append(f"--expect-gpus is {expected}")
     if promised is not None and present < promised:
         reasons.append(f"the launcher, the container or CUDA_VISIBLE_DEVICES names {promised}")
-    if _is_met(seen, host):
+    if _has_named_gpus(seen, host):
         return reasons
     if host.functions and present < len(host.functions):
-        unopened = [
+        unopened_drivers = [
             f"{address} {f'with driver {driver}' if driver else 'without a driver'}"
-            for address, driver in host.unopened.items()
+            for address, driver in host.unopened_drivers.items()
         ]
-        reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {names_text(unopened, 4)})")
+        reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {names_text(unopened_drivers, 4)})")
     elif not host.functions and promised is None and present < host.visible:
         reasons.append(f"the driver (/proc/driver/nvidia/gpus) or WSL2 shows {host.visible}")
     if most is not None and present < len(most.gpus):
@@ -247,9 +247,9 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
     trouble = f" (NVML: {host.error})" if host.trouble else ""
     ask = f"Ask for GPUs (Slurm: `--gres=gpu:{seen.options.expect_gpus or host.promised or 'N'}`; docker: `--gpus all`)"
     leave = leave_out([host.name])
-    if not host.unopened:
+    if not host.unopened_drivers:
         fix = f"{ask}, or {leave}. In WSL2 install NVIDIA's driver on Windows only."
-    elif set(host.unopened.values()) <= {"nvidia"}:
+    elif set(host.unopened_drivers.values()) <= {"nvidia"}:
         fix = f"{ask}. If the job has them: {xid_fix(host.name)} Then reboot {host.name}, or {leave}. {_CPUS_ONLY}"
     else:
         fix = (
@@ -265,7 +265,7 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
         evidence={
             "gpus": len(host.gpus),
             "pci_gpus": None if host.functions is None else len(host.functions),
-            "pci": list(host.unopened),
+            "pci": list(host.unopened_drivers),
             "promised": host.promised,
             "expected": seen.options.expect_gpus,
             "nvml": host.trouble.value if host.trouble else None,
@@ -274,28 +274,28 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
     )
 
 
-def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
-    """The finding for GPUs hidden from ranks, at most one for a host. --expect-gpus replaces what variables promise."""
+def _hidden_findings(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
+    """Yield at most one finding, on GPUs that are hidden from ranks. --expect-gpus replaces what variables promise."""
     if not host.gpus:
         return
     expected, promised = seen.options.expect_gpus, host.promised
     severity = Severity.ERROR
     wrong = [
         rank
-        for rank, row in host.answers.items()
+        for rank, row in host.data_by_rank.items()
         # Only CUDA knows what an index means on a GPU that is split into slices. An index that shows nothing is wrong.
         if not (row.visible and host.is_sliced) and row.visible < named_gpu_count(row.cuda_visible_devices)
     ]
-    blind = [rank for rank, row in host.answers.items() if row.visible == 0]
+    blind = [rank for rank, row in host.data_by_rank.items() if row.visible == 0]
     if expected is not None:
         # If a rank did not answer, the GPUs that are bound to it are not counted.
         if host.visible >= expected or len(seen.by_rank) < seen.world.size:
             return
-        ranks, why = list(host.answers), f"--expect-gpus is {expected}"
+        ranks, why = list(host.data_by_rank), f"--expect-gpus is {expected}"
     elif wrong:
         ranks, why = wrong, "the variable names a GPU that does not exist, or one GPU twice"
     elif blind:
-        ranks, is_promised = blind, any(host.answers[rank].promised for rank in blind)
+        ranks, is_promised = blind, any(host.data_by_rank[rank].promised for rank in blind)
         has_others = any(row.visible for row in seen.by_rank.values())
         # NCCL needs GPUs on all ranks.
         if seen.options.backend == "gloo" or not (is_promised or has_others):
@@ -305,9 +305,9 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
             why = "launcher or container name some" if is_promised else "other ranks see some"
     else:
         return
-    row = host.answers[ranks[0]]
+    row = host.data_by_rank[ranks[0]]
     value = row.cuda_visible_devices
-    number = host.visible if len(ranks) == len(host.answers) else row.visible
+    number = host.visible if len(ranks) == len(host.data_by_rank) else row.visible
     visible = f"{ranks_text(ranks)} {'sees' if len(ranks) == 1 else 'see'} {number} of them"
     setting = "unset" if value is None else f"set to {value!r}"
     fix = f"Ask Slurm for GPUs (`--gres=gpu:{len(host.gpus)}`)."
@@ -331,44 +331,44 @@ def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
     )
 
 
-def _isolated(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
-    """One finding for all hosts whose ranks cannot open each other's GPUs."""
-    closed = [host for host in hosts if len(host.answers) > 1 and not host.is_sliced and _is_closed(host)]
+def _isolation_findings(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
+    """Yield one finding for all hosts whose ranks cannot open each other's GPUs."""
+    closed = [host for host in hosts if len(host.data_by_rank) > 1 and not host.is_sliced and _is_isolated(host)]
     if not closed:
         return
-    first = [(host, *next(iter(host.answers.items()))) for host in closed]
+    first = [(host, *next(iter(host.data_by_rank.items()))) for host in closed]
     lines = [f"{host.name}: rank {n} sees {len(row.nvml.gpus)} of {len(host.gpus)} GPUs" for host, n, row in first]
     yield seen.finding(
         "isolated",
         "the GPUs of other ranks are hidden by the container or cgroup",
         f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs of a host: without it, NCCL "
         "fails or copies through the host's memory.",
-        ranks=tuple(rank for host in closed for rank in host.answers),
+        ranks=tuple(rank for host in closed for rank in host.data_by_rank),
         evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed]},
         fix="Show each rank all GPUs of its host: with Slurm replace --gpus-per-task by "
         f"`--gpus-per-node={len(closed[0].gpus)} --gpu-bind=none`. {_WITHOUT_PEERS}",
     )
 
 
-def _is_closed(host: HostGpus) -> bool:
-    """Whether NVML, which ignores variables, shows some rank fewer GPUs than all ranks of the host see together."""
+def _is_isolated(host: HostGpus) -> bool:
+    """Whether NVML, which ignores variables, shows a rank fewer GPUs than all ranks of the host see together."""
     # Ranks that could not open a GPU are left out, since that GPU is lost and not hidden.
-    whole = [row.nvml.gpus for row in host.answers.values() if all(gpu.uuid for gpu in row.nvml.gpus)]
-    sets = [{gpu.uuid for gpu in gpus} for gpus in whole if gpus]
-    together = set[str | None]().union(*sets)
-    return len(sets) > 1 and any(uuids != together for uuids in sets)
+    complete = [row.nvml.gpus for row in host.data_by_rank.values() if all(gpu.uuid for gpu in row.nvml.gpus)]
+    sets = [{gpu.uuid for gpu in gpus} for gpus in complete if gpus]
+    all_uuids = set[str | None]().union(*sets)
+    return len(sets) > 1 and any(uuids != all_uuids for uuids in sets)
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The part of the report on each host's GPUs, with their memory, and on the driver."""
+    """Add each host's GPUs, with their memory, and the driver to the report."""
     parts = {}
     for host in host_gpus(seen):
         models = Counter((gpu.name or "model unknown", gpu.memory_bytes) for gpu in host.gpus)
         texts = [f"{number} x {name} ({byte_count(size)})" for (name, size), number in models.items()]
         # In a container the bus may also show GPUs of other containers.
-        dark = len(host.lost) if texts else max(len(host.functions or ()), host.visible)
-        texts += [f"{count(dark, 'GPU')} that NVML does not show"] if dark > 0 else []
-        driver = next((row.nvml.driver for row in host.answers.values() if row.nvml.driver), None)
+        unseen = len(host.lost) if texts else max(len(host.functions or ()), host.visible)
+        texts += [f"{count(unseen, 'GPU')} that NVML does not show"] if unseen > 0 else []
+        driver = next((row.nvml.driver for row in host.data_by_rank.values() if row.nvml.driver), None)
         if texts:
             parts[host.ranks[0]] = {"GPU": " and ".join(texts), **({"driver": driver} if driver else {})}
         elif host.functions is not None:

@@ -52,7 +52,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for rank, data in seen.by_rank.items():
         for product in data.products:
             if product.error is not None or product.wrong:
-                yield _bad_product(seen, seen.world.host_of(rank), product)
+                yield _bad_product(seen, seen.world.host_name(rank), product)
 
 
 def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
@@ -70,7 +70,7 @@ def _bad_product(seen: Seen[Data], host: str, product: Product) -> Finding:
             evidence={"error": product.error},
             fix=f"Run `nvidia-smi` on {host}, and as root `dmesg -T | grep -i xid`. Then, as root, reset the GPU "
             f"(`nvidia-smi --gpu-reset -i {smi_id(product.uuid)}`) or reboot. Until then {leave_out([host])}.",
-            known=known_error(product.error),
+            known_error=known_error(product.error),
         )
     test = "GPU with `dcgmi diag -r 3`" if product.device.startswith("GPU") else "memory (memtest86+ or `memtester`)"
     return seen.finding(

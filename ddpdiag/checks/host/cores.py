@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
+from ddpdiag.checks.hosts import Host, data_by_host, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, read_pairs, sys_root
@@ -35,7 +35,7 @@ FINDINGS = {
         "more ranks than cores, or than the quota allows: a note, since bandwidth is not judged then. A warning where "
         "the ranks also start more than `threads_per_core` (2) compute threads for each core."
     ),
-    "unreadable": FindingSpec.not_seen("the cores of a host could not be read."),
+    "unreadable": FindingSpec.unchecked("the cores of a host could not be read."),
 }
 
 
@@ -63,7 +63,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         answers, bound_cores = rows.values(), {core for row in rows.values() for core in row.affinity}
         unknown_ranks = [rank for rank, row in rows.items() if not row.affinity]
         is_crowded = len(rows) > 1 and len(bound_cores) == 1
@@ -107,7 +107,7 @@ def _oversubscription(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) ->
     limit, is_quota = max(1, int(usable)), usable in [row.quota for row in rows.values()]
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
     ranks_exceed = len(ranks) > usable
-    threads_exceed = threads > seen.number("threads_per_core") * usable
+    threads_exceed = threads > seen.setting("threads_per_core") * usable
     fixes, env = [], {}
     if ranks_exceed:
         fixes.append(
@@ -142,7 +142,7 @@ def _oversubscription(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) ->
 def report(seen: Seen[Data]) -> Contribution:
     """Contribute to the report each host's CPU: the cores that its ranks may use, and the model."""
     inventory = {}
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         row, usable = next(iter(rows.values())), usable_cores(rows)
         if total := row.cores or usable:
             cores = f"{usable:g} of {total:g} cores" if 0 < usable < total else count(int(total), "core")

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import GIB, Host, answers_by_host, names_text, ranks_text
+from ddpdiag.checks.hosts import GIB, Host, data_by_host, names_text, ranks_text
 from ddpdiag.model import Finding, Outcome, Severity, Status
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
@@ -40,7 +40,7 @@ FINDINGS = {
         "too few processes or threads are allowed, by the user's limit or the control group's: a warning, and an error "
         "where a rank failed because it could not start one."
     ),
-    "unreadable": FindingSpec.not_seen("the limits of a host could not be read."),
+    "unreadable": FindingSpec.unchecked("the limits of a host could not be read."),
 }
 
 # Error texts if no process or thread can be started: glibc's for EAGAIN, then Python's and libgomp's for a thread.
@@ -66,10 +66,10 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         answers = rows.values()
         file_limit = _lowest(row.limits.nofile for row in answers if row.limits)
-        needed = int(seen.number("files") + seen.number("files_per_peer") * seen.world.size)
+        needed = int(seen.setting("files") + seen.setting("files_per_peer") * seen.world.size)
         if file_limit is not None and file_limit < needed:
             yield seen.finding(
                 "open-files",
@@ -83,13 +83,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"--ulimit nofile={max(needed, 65536)}`.",
             )
         locked = _lowest(row.limits.memlock for row in answers if row.limits)
-        is_too_low = locked is not None and locked < seen.number("locked_gib") * GIB
+        is_too_low = locked is not None and locked < seen.setting("locked_gib") * GIB
         if is_too_low and (devices := sorted({device for row in answers for device in row.rdma or ()})):
             yield seen.finding(
                 "locked-memory",
                 f"{host.name} allows too little locked memory for RDMA",
                 f"NCCL locks its buffers in memory for the RDMA adapters of {host.name} ({names_text(devices, 4)}). A "
-                f"process there may lock {size_text(locked or 0)}; {seen.number('locked_gib'):g} GiB or no limit is "
+                f"process there may lock {size_text(locked or 0)}; {seen.setting('locked_gib'):g} GiB or no limit is "
                 "expected.",
                 ranks=host.ranks,
                 evidence={"soft_bytes": locked, "rdma": list(devices)},
@@ -112,8 +112,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "high enough.",
                 ranks=host.ranks,
                 fix=f"Run `ulimit -n -l -u` in the job on {host.name}. At least {needed} open files, "
-                f"{seen.number('tasks_per_rank'):g} processes for each rank and, with RDMA, "
-                f"{seen.number('locked_gib'):g} GiB of locked memory are expected. In a container mount /proc and "
+                f"{seen.setting('tasks_per_rank'):g} processes for each rank and, with RDMA, "
+                f"{seen.setting('locked_gib'):g} GiB of locked memory are expected. In a container mount /proc and "
                 "/sys, and allow getrlimit and prlimit64 in the seccomp profile.",
             )
 
@@ -132,7 +132,7 @@ def failed_to_start_process(outcome: Outcome) -> bool:
 def _process_limit(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
     """The finding if the limit of the user or of the control group allows too few more processes and threads for the
     ranks. The limit that allows fewer counts."""
-    needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
+    needed = int(seen.setting("tasks_per_rank")) * len(host.ranks)
     group_limits = [(row.tasks.unused, row.tasks.limit, "its control group") for row in rows if row.tasks]
     user_limits = [
         (max(0, row.limits.nproc - row.user_processes), row.limits.nproc, "this user (ulimit -u)")

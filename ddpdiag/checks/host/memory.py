@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import GIB, MIB, answers_by_host, leave_out
+from ddpdiag.checks.hosts import GIB, MIB, data_by_host, leave_out
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
@@ -32,7 +32,7 @@ from ddpdiag.text import count, size_text
 FINDINGS = {
     "short": FindingSpec("less memory is left than the ranks of this host need to start."),
     "oom-kills": FindingSpec.warning("the kernel has killed processes in this control group."),
-    "unreadable": FindingSpec.not_seen("the memory of a host could not be read."),
+    "unreadable": FindingSpec.unchecked("the memory of a host could not be read."),
 }
 
 _LEFT_IN_GROUP = "left in its control group (the limit of the job or container)"
@@ -63,10 +63,10 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         # Only one rank of each host measures.
         row, ranks = next(iter(rows.values())), len(host.ranks)
-        needed_mib = seen.number("gpu_mib" if host.gpus else "cpu_mib")
+        needed_mib = seen.setting("gpu_mib" if host.gpus else "cpu_mib")
         amounts = ((row.left_bytes, _LEFT_IN_GROUP), (row.available_bytes, "available"))
         free_bytes, meaning = min(((free, text) for free, text in amounts if free is not None), default=(None, ""))
         if free_bytes is None:
@@ -86,7 +86,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"too little memory on {host.name}",
                 f"{host.name} has {size_text(free_bytes)} of memory {meaning} for {count(ranks, 'rank')}. At least "
                 f"{size_text(needed_mib * MIB)}{' for each' if ranks > 1 else ''} is expected.",
-                severity=Severity.ERROR if free_bytes < ranks * seen.number("least_mib") * MIB else Severity.WARNING,
+                severity=Severity.ERROR if free_bytes < ranks * seen.setting("least_mib") * MIB else Severity.WARNING,
                 ranks=host.ranks,
                 evidence={"bytes": free_bytes, "ranks": ranks, "expected_bytes": expected},
                 fix="Ask for more memory: `sbatch --mem=0` (all of the host's memory), or `docker run --memory=SIZE` "
@@ -112,7 +112,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def report(seen: Seen[Data]) -> Contribution:
     """Contribute to the report each host's memory, and the control group's limit if it is lower ("16 of 64 GiB")."""
     inventory = {}
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         row = next(iter(rows.values()))
         is_limited = row.limit_bytes is not None and (row.total_bytes is None or row.limit_bytes < row.total_bytes)
         sizes = (row.limit_bytes if is_limited else None, row.total_bytes)

@@ -37,7 +37,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial,
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Status, Trial
@@ -204,7 +204,7 @@ def measure(ctx: Context) -> NetworkReading:
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan one reading by a rank of each host, and at the end a second one by the ranks that could read counters."""
     if seen.is_last:
-        groups = tuple((rank,) for rank in sorted(_first_readings(seen)) if rank in seen.world.living)
+        groups = tuple((rank,) for rank in sorted(_first_readings(seen)) if rank in seen.world.living_ranks)
         is_due = len(seen.trials) == 1 and groups
         return (new_trial(seen, groups=groups, params=seen.trials[0].params),) if is_due else ()
     limits = seen.of(hst004.CHECK).by_rank.values()
@@ -259,7 +259,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def allowed_rise(seen: Seen[Data], counter: str, seconds: float) -> float:
     """The largest rise of a counter in `seconds` that is no error; infinite if the counter counts no errors."""
     setting, unit, least_seconds = _LIMITS.get(counter, ("", 1.0, 0.0))
-    return seen.number(setting) / unit * max(seconds, least_seconds) if setting else math.inf
+    return seen.setting(setting) / unit * max(seconds, least_seconds) if setting else math.inf
 
 
 def _readings_by_host(seen: Seen[Data]) -> Iterator[tuple[Host, Readings]]:
@@ -332,7 +332,7 @@ def _commands(port: PortCounters) -> str:
 
 def _damaged_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that received more than `damaged_segments` TCP segments with a wrong checksum."""
-    limit = seen.number("damaged_segments")
+    limit = seen.setting("damaged_segments")
     damaged = {host: rise for host, pair in readings.items() if (rise := pair.tcp_rise("InCsumErrors")) > limit}
     if not damaged:
         return
@@ -358,7 +358,7 @@ def _damaged_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> It
 
 def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that sent many segments again; empty if RDZ004 found the loss before, and so reports it."""
-    limit, least = seen.number("resent_share"), seen.number("resent_segments")
+    limit, least = seen.setting("resent_share"), seen.setting("resent_segments")
     resent = {host: pair.tcp_rise("RetransSegs") for host, pair in readings.items()}
     # OutSegs does not count segments that are sent again.
     sent = {host: resent[host] + pair.tcp_rise("OutSegs") for host, pair in readings.items()}

@@ -35,7 +35,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host import limits as hst004
-from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text
+from ddpdiag.checks.hosts import data_by_host, leave_out, names_text
 from ddpdiag.checks.odd import no_majority
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.report import NONE
@@ -64,7 +64,7 @@ FINDINGS = {
     "uneven": FindingSpec.warning(
         "hosts differ in one of these, and no majority says which is right; no host is blamed."
     ),
-    "unreadable": FindingSpec.not_seen("a host does not show its RDMA adapters, and the job may need them."),
+    "unreadable": FindingSpec.unchecked("a host does not show its RDMA adapters, and the job may need them."),
 }
 
 
@@ -235,7 +235,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     unreadable_ranks = [rank for rank, data in seen.by_rank.items() if data.adapters is None]
     # A job on one host, or over gloo, needs no RDMA.
     if unreadable_ranks and len(seen.world.hosts) > 1 and seen.world.backend == "nccl":
-        unreadable = seen.world.hosts_of(unreadable_ranks)
+        unreadable = seen.world.host_names(unreadable_ranks)
         yield seen.finding(
             "unreadable",
             f"RDMA adapters of {names_text(unreadable)} cannot be read",
@@ -260,7 +260,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 def _hosts_with_rdma(seen: Seen[Data]) -> Iterator[HostPorts]:
     """Each host on which NCCL may use RDMA, with the ports that NCCL may use; no host if the job uses gloo."""
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         data = next(iter(rows.values()))
         if data.adapters is not None and data.allows_verbs and seen.world.backend == "nccl":
             # A virtual function that is down is assigned to no container or virtual machine, so it is left out.
@@ -420,7 +420,7 @@ def _layers_text(host: HostPorts) -> str:
 def report(seen: Seen[Data]) -> Contribution:
     """Contribute to the report the RDMA ports of each host: the number of ports by rate and link layer."""
     inventory = {}
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         ports = next(iter(rows.values())).ports
         kinds = Counter(
             f"{link_rate(port.bytes_per_s)} {port.link_layer or NONE}" if port.active else "down" for port in ports

@@ -25,8 +25,8 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import MIB, Host, answers_by_host
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.hosts import MIB, Host, data_by_host
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
@@ -51,14 +51,14 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    all_reduces = seen.of(by_code("COL001")).rows
+    all_reduces = seen.of(check_by_code("COL001")).rows
     passed_ranks = {row.place.rank for row in all_reduces if row.data.backend == "nccl" and not row.data.wrong}
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         memory = next(iter(rows.values())).shared_memory or SharedMemory(0, 0, os.strerror(errno.ENOENT))
-        enough_mib, least_mib = seen.number("enough_mib"), seen.number("least_mib_per_rank") * len(host.ranks)
+        enough_mib, least_mib = seen.setting("enough_mib"), seen.setting("least_mib_per_rank") * len(host.ranks)
         expected_mib, free_mib = max(least_mib, enough_mib), memory.free_bytes / MIB
         # On a host without GPUs only data loader workers use shared memory, and they can pass file descriptors instead.
-        is_short = host.gpus > 0 and free_mib < least_mib
+        is_short = host.gpu_count > 0 and free_mib < least_mib
         has_nccl_passed = passed_ranks >= {*host.ranks}
         evidence = {"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes}
         if memory.error:
@@ -68,7 +68,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"On {host.name} a file of 1 MiB could not be allocated in /dev/shm: {memory.error} "
                 f"({size_text(memory.free_bytes)} of {size_text(memory.size_bytes)} free). NCCL and data loader "
                 f"workers need shared memory there; at least {expected_mib:.0f} MiB is expected.",
-                severity=Severity.ERROR if host.gpus else Severity.WARNING,
+                severity=Severity.ERROR if host.gpu_count else Severity.WARNING,
                 ranks=host.ranks,
                 evidence=evidence | {"error": memory.error},
                 fix=_fix(host, memory, expected_mib),

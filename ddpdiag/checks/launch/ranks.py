@@ -96,7 +96,7 @@ def _uneven_hosts(seen: Seen[Nothing]) -> Iterator[Finding]:
     odd = find_odd_ranks({number: len(host.ranks) for number, host in enumerate(hosts)})
     if odd is None or not _have_all_joined(seen):
         return
-    counts = odd_text(odd, missing="none", where=lambda numbers: names_text([hosts[number].name for number in numbers]))
+    counts = odd_text(odd, missing="none", show=lambda numbers: names_text([hosts[number].name for number in numbers]))
     usual = odd.majority if isinstance(odd.majority, int) else max(len(host.ranks) for host in hosts)
     yield seen.finding(
         "uneven",
@@ -115,10 +115,10 @@ def _duplicate_ranks(seen: Seen[Nothing]) -> Iterator[Finding]:
     for event in seen.recording.events:
         if event.kind is EventKind.DUPLICATE and event.rank is not None:
             # A process is "host (pid 17)": `event.host` is the later one, `event.detail` the first one.
-            first_by_later[event.rank][event.host or "?"] = event.detail or seen.world.host_of(event.rank)
+            first_by_later[event.rank][event.host or "?"] = event.detail or seen.world.host_name(event.rank)
     for rank, processes in first_by_later.items():
         first, later = next(iter(processes.values())), list(processes)
-        hosts = (seen.world.host_of(rank), *(other.partition(" (")[0] for other in later))
+        hosts = (seen.world.host_name(rank), *(other.partition(" (")[0] for other in later))
         yield seen.finding(
             "duplicate",
             f"{'two' if len(later) == 1 else 1 + len(later)} processes joined as rank {rank}",
@@ -187,7 +187,7 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
                 "exec python train.py'`.",
             )
     if ranks_without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].unset_variables]:
-        is_crowded = host.gpus > 0 and len(host.ranks) > 1
+        is_crowded = host.gpu_count > 0 and len(host.ranks) > 1
         effect = " A script that does not read it puts all ranks on the first GPU." if is_crowded else ""
         yield seen.finding(
             "no-local-rank",
@@ -196,7 +196,7 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
             f"script that reads it stops with a KeyError.{effect}",
             severity=Severity.ERROR if is_crowded else Severity.WARNING,
             ranks=ranks_without,
-            evidence={"ranks": len(host.ranks), "gpus": host.gpus},
+            evidence={"ranks": len(host.ranks), "gpus": host.gpu_count},
             fix="Start the job with torchrun, which sets it. If you set RANK yourself, also export LOCAL_RANK: 0, 1, "
             "... on each host (under srun: `export LOCAL_RANK=$SLURM_LOCALID` in each task).",
         )

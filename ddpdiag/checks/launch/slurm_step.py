@@ -132,10 +132,10 @@ def _separate_torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     is_bound = "SLURM_GPUS_PER_TASK" in step.variables or "gpu" in step.variables.get("SLURM_TRES_PER_TASK", "")
     is_shared = step.tasks > step.hosts
     effect = "those on one host use the same GPUs and ports" if is_shared else "this run tests only a part of the hosts"
-    ranks_per_host = "gpu" if seen.world.gpus else max(1, step.tasks // step.hosts)
+    ranks_per_host = "gpu" if seen.world.gpu_count else max(1, step.tasks // step.hosts)
     options = f"--nnodes={step.hosts} --nproc-per-node={ranks_per_host}"
     if step.hosts > 1:
-        options += f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={seen.world.host_of(0)}:29500"
+        options += f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={seen.world.host_name(0)}:29500"
     yield seen.finding(
         "torchruns",
         "each srun task started a torchrun of its own",
@@ -162,7 +162,7 @@ def _too_few_cpus(seen: Seen[Data]) -> Iterator[Finding]:
         "cpus",
         "tasks have fewer CPUs than --cpus-per-task",
         f"The job asked for {count(requested[first], 'CPU')} per task (SLURM_CPUS_PER_TASK), but rank {first} on "
-        f"{seen.world.host_of(first)} may use only {count(cpus, 'CPU')}. Since Slurm 22.05 srun does not take "
+        f"{seen.world.host_name(first)} may use only {count(cpus, 'CPU')}. Since Slurm 22.05 srun does not take "
         "--cpus-per-task from sbatch.",
         ranks=tuple(requested) if len(requested) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": requested[first]},

@@ -136,7 +136,9 @@ def _version_difference(seen: Seen[Data], word: str, severity: Severity) -> Iter
         return
     component = COMPONENTS[word]
     text = odd_text(
-        odd, missing="missing", where=lambda ranks: f"{names_text(seen.world.hosts_of(ranks), 3)} ({ranks_text(ranks)})"
+        odd,
+        missing="missing",
+        show=lambda ranks: f"{names_text(seen.world.host_names(ranks), 3)} ({ranks_text(ranks)})",
     )
     yield odd_finding(
         seen,
@@ -151,7 +153,7 @@ def _version_difference(seen: Seen[Data], word: str, severity: Severity) -> Iter
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
     """The finding on ranks with a slow import of torch, without those whose import waited for busy cores (HST001)."""
-    limit = seen.number("slow_import_seconds")
+    limit = seen.setting("slow_import_seconds")
     slow = {
         rank: seconds
         for rank, row in seen.by_rank.items()
@@ -164,7 +166,7 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
-            f"`import torch` took {slow[slowest]:.1f} s on rank {slowest} ({seen.world.host_of(slowest)}); at most "
+            f"`import torch` took {slow[slowest]:.1f} s on rank {slowest} ({seen.world.host_name(slowest)}); at most "
             f"{limit:g} s is expected.{details}",
             ranks=tuple(slow),
             evidence={"seconds": round(slow[slowest], 3), "core_seconds": core},
@@ -178,7 +180,7 @@ def report(seen: Seen[Data]) -> Contribution:
     rows = seen.by_rank
     import_times = [row.import_seconds for row in rows.values() if row.import_seconds is not None]
     pids = {rank: row.import_pid for rank, row in rows.items() if row.import_pid is not None and not row.exec_reason}
-    sharing_ranks = max(Counter((seen.world.host_of(rank), pid) for rank, pid in pids.items()).values(), default=0)
+    sharing_ranks = max(Counter((seen.world.host_name(rank), pid) for rank, pid in pids.items()).values(), default=0)
     figures: dict[str, Scalar] = {"seconds.import": max(import_times)} if import_times else {}
     if sharing_ranks > 1:
         figures["import.ranks"] = sharing_ranks

@@ -39,9 +39,9 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Sta
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import cards_of, smi_id
-from ddpdiag.checks.hosts import Host, answers_by_host, names_text, nvml_fix
+from ddpdiag.checks.hosts import Host, data_by_host, names_text, nvml_fix
 from ddpdiag.checks.launch import versions
-from ddpdiag.checks.matrix import Link, explain
+from ddpdiag.checks.matrix import Link, find_pattern
 from ddpdiag.model import Finding, Matrix, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.nccl_rings import p2p_level
@@ -62,7 +62,7 @@ FINDINGS = {
         "ACS), or the IOMMU translates their addresses: the kernel then also sets ACS where it can. A warning where a "
         "PCIe switch could have carried the traffic, else a note."
     ),
-    "unreadable": FindingSpec.not_seen("NVML returned an error."),
+    "unreadable": FindingSpec.unchecked("NVML returned an error."),
 }
 
 # The letters of `nvidia-smi topo -p2p`, and DR for the registry key, for which it has none.
@@ -199,7 +199,7 @@ def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
         _host_paths(
             host, tuple(rows.values()), job_gpus.get(host.ranks), next(filter(None, map(nccl.get, host.ranks)), None)
         )
-        for host, rows in answers_by_host(seen)
+        for host, rows in data_by_host(seen)
     )
 
 
@@ -303,8 +303,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "unreadable",
                 "the links between GPUs cannot be read",
-                f"{paths.host.name}: NVML reports {paths.errors[0]!r}, so it is not known how its {paths.host.gpus} "
-                "GPUs are connected.",
+                f"{paths.host.name}: NVML reports {paths.errors[0]!r}, so it is not known how its "
+                f"{paths.host.gpu_count} GPUs are connected.",
                 ranks=paths.host.ranks,
                 evidence={"error": paths.errors[0]},
                 fix=nvml_fix(paths.host.name),
@@ -320,7 +320,7 @@ def disabled_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     pairs = [pair for pair in paths.pairs if pair in switched_off or pair.is_asymmetric or pair in odd]
     denied_links = {link for pair in pairs for link, status in pair.link_statuses.items() if status is not P2P.OK}
     allowed_links = {link for pair in paths.pairs for link, status in pair.link_statuses.items() if status is P2P.OK}
-    pattern = explain(denied_links, allowed_links)
+    pattern = find_pattern(denied_links, allowed_links)
     if pattern is None:
         return
     gpus = [gpu for gpu in paths.gpus if gpu.index in pattern.hosts]

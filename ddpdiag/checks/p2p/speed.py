@@ -37,13 +37,13 @@ from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, inapplicab
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable_calls
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu.other_users import not_free
+from ddpdiag.checks.gpu.other_users import not_free_reasons
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.copies.judge import ACS_FIX
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.rates import FAR_RATIO, doubts_text, severity_of_rate
-from ddpdiag.checks.world import ONE_RANK, without_gpu
+from ddpdiag.checks.rates import FAR_BELOW_SHARE, doubts_text, severity_of_rate
+from ddpdiag.checks.world import ONE_RANK, no_gpu_reason
 from ddpdiag.model import Finding, Kind, Severity, Trial
 from ddpdiag.model.bench import Bottleneck, Limits
 from ddpdiag.model.trial import Context
@@ -164,8 +164,8 @@ def measure(ctx: Context) -> Data:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Measure again if COL001's all-reduce is far too slow for its path. If it still is, measure once without P2P."""
-    first, path, ratio = first_time(seen), path_of_world(seen), seen.number("far_ratio")
-    if first is None or isinstance(path, str) or len(seen.world.living) < seen.world.size:
+    first, path, ratio = first_time(seen), path_of_world(seen), seen.setting("far_ratio")
+    if first is None or isinstance(path, str) or len(seen.world.living_ranks) < seen.world.size:
         return ()
     env: dict[str, str | None] = {}
     if seen.trials:
@@ -191,7 +191,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
     if seen.world.backend != "nccl":
         return inapplicable(f"the backend is {seen.world.backend}; what its path can do is not known")
     return (
-        inapplicable(without_gpu(seen.world))
+        inapplicable(no_gpu_reason(seen.world))
         or fallback.skip_failing_backend(seen)
         or unneeded(None if seen.trials or plan(seen) else _why_not_again(seen))
     )
@@ -324,19 +324,19 @@ def _network_limits(ranks: Sequence[int], rows: Rows) -> Limits | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    first, path, ratio = first_time(seen), path_of_world(seen), seen.number("far_ratio")
+    first, path, ratio = first_time(seen), path_of_world(seen), seen.setting("far_ratio")
     if first is None or isinstance(path, str):
         return
     second, expected = repeated_time(seen), path.busbw_bytes_per_s
     shares = [measured.share_of(expected) for measured in (first, second) if measured is not None]
     doubts = [*_doubts(seen, path, second)] if shares[0] < ratio else []
-    severity = severity_of_rate(shares, least=ratio, error_below=ratio, doubts=doubts)
+    severity = severity_of_rate(shares, min_share=ratio, error_below=ratio, doubts=doubts)
     if severity is None:
         return
     is_note = severity is Severity.NOTE
     causes = [] if is_note else [*_causes(seen, path)]
     latest = second or first
-    hosts = seen.world.hosts_of(seen.world.living) if len(seen.world.hosts) == 1 else ()
+    hosts = seen.world.host_names(seen.world.living_ranks) if len(seen.world.hosts) == 1 else ()
     where = f" on {hosts[0]}" if hosts else ""
     rate, backend = latest.busbw_bytes_per_s, seen.world.backend
     first_text = f" ({rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)})" if second else ""
@@ -409,6 +409,6 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
         yield Cause(f"{finding.title} ({finding.code})", finding.fix)
 
 
-SETTINGS = {"far_ratio": FAR_RATIO}
+SETTINGS = {"far_ratio": FAR_BELOW_SHARE}
 # The deadline covers a new context and communicator, and 7 calls of 0.4 s at most over a slow path.
 CHECK: Check[Data] = Check(__name__, "P2P005", "all-reduce-speed", Stage.P2P, Scope.WORLD, Kind.TORCH, deadline=20)

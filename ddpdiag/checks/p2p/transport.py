@@ -33,7 +33,7 @@ from ddpdiag.checks.odd import no_majority
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import host_paths
-from ddpdiag.checks.world import ONE_RANK, without_gpu
+from ddpdiag.checks.world import ONE_RANK, no_gpu_reason
 from ddpdiag.model import Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import Connections, connections
@@ -58,7 +58,7 @@ FINDINGS = {
         "NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_HOSTID (LCH002), containers that do not see each other's GPUs."
     ),
     "warned": FindingSpec.note("warnings in NCCL's own log."),
-    "unreadable": FindingSpec.not_seen(
+    "unreadable": FindingSpec.unchecked(
         "NCCL wrote no log, or none that this version understands, so the transport is not known."
     ),
 }
@@ -150,7 +150,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
         return inapplicable(ONE_RANK)
     if seen.world.backend != "nccl":
         return inapplicable(f"the backend is {seen.world.backend}; only nccl has several transports")
-    return inapplicable(without_gpu(seen.world)) or fallback.skip_failing_backend(seen)
+    return inapplicable(no_gpu_reason(seen.world)) or fallback.skip_failing_backend(seen)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -200,7 +200,7 @@ def unreadable_findings(seen: Seen[Data]) -> Iterator[Finding]:
 
 def socket_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[Finding]:
     """The finding on TCP sockets between hosts that both have RDMA ports up, unless HST007 reports the reason."""
-    host_of = seen.world.host_of
+    host_of = seen.world.host_name
     explained_hosts = {host for each in seen.findings_of("HST007") if each.code == "HST007.hca" for host in each.hosts}
     usable_ports = {host_of(rank): data.usable_ports for rank, data in seen.by_rank.items()}
     ranks = set()
@@ -210,7 +210,7 @@ def socket_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[F
             ranks |= {hop.source, hop.target}
     if not ranks:
         return
-    first, *_ = hosts = seen.world.hosts_of(sorted(ranks))
+    first, *_ = hosts = seen.world.host_names(sorted(ranks))
     ports = [port for host in hosts for port in usable_ports[host]]
     needs_plugin = any(port.needs_plugin for port in ports)
     kind = "EFA" if needs_plugin else "InfiniBand" if all(port.infiniband for port in ports) else "RoCE"
@@ -236,7 +236,7 @@ def gpudirect_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterato
     ends = {rank for hop in outside for rank in (hop.source, hop.target)} & logs.keys()
     # Each rank chooses separately. One direction is enough: NCCL reads GPUs directly from Ampere on (graph/paths.cc).
     ranks_without = sorted(rank for rank in ends if not any(hop.gdr for hop in logs[rank].hops))
-    hosts, hosts_without = seen.world.hosts_of(sorted(ends)), seen.world.hosts_of(ranks_without)
+    hosts, hosts_without = seen.world.host_names(sorted(ends)), seen.world.host_names(ranks_without)
     some_use_it = len(hosts_without) < len(hosts)
     is_missing_everywhere = len(ranks_without) == len(ends) and any(hop.name.startswith("IB") for hop in outside)
     if not hosts_without or not (some_use_it or is_missing_everywhere):
@@ -276,7 +276,7 @@ def inside_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[F
     for hop in _hops(seen, inside=True):
         # For GPUs that only PCIe connects, shared memory, or the network over adapters, may be faster than P2P.
         if (hop.kind != "P2P" and are_linked(hop)) or (hop.kind, hop.name) == ("NET", SOCKET):
-            by_host[seen.world.host_of(hop.source)].append(hop)
+            by_host[seen.world.host_name(hop.source)].append(hop)
     for host, hops in by_host.items():
         ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
         with_nvlinks = any(map(are_linked, hops))
@@ -309,11 +309,11 @@ def warning_findings(seen: Seen[Data], logs: Mapping[int, NcclLog]) -> Iterator[
             "warned",
             "NCCL printed warnings",
             f"NCCL printed warnings although the all-reduces worked: {names_text(lines)}.",
-            hosts=seen.world.hosts_of(sorted({rank for text_ranks in ranks.values() for rank in text_ranks})),
+            hosts=seen.world.host_names(sorted({rank for text_ranks in ranks.values() for rank in text_ranks})),
             evidence={"warnings": [*lines]},
             fix="Give NCCL's output to `ddpdiag explain FILE`, which knows causes of many warnings. 'Got async event' "
             "means a link that goes down and up: have its cable checked.",
-            known=known_error(*(f"NCCL WARN {text}" for text in ranks)),
+            known_error=known_error(*(f"NCCL WARN {text}" for text in ranks)),
         )
 
 

@@ -29,7 +29,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import answers_by_host, names_text, use_address
+from ddpdiag.checks.hosts import address_fix, data_by_host, names_text
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
@@ -93,9 +93,9 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Findings on unknown names, slow look-ups and, with several hosts, loopback addresses and different addresses."""
     is_multi_host = len(seen.world.hosts) > 1
-    data_by_host: dict[str, Data] = {}
-    for host, rows in answers_by_host(seen):
-        data_by_host[host.name] = data = next(iter(rows.values()))
+    host_data: dict[str, Data] = {}
+    for host, rows in data_by_host(seen):
+        host_data[host.name] = data = next(iter(rows.values()))
         yield from _bad_look_ups(seen, host.name, data)
         if is_multi_host and data.addresses and all(map(is_loopback, data.addresses)):
             yield _loopback(seen, host.name, data.name, data.addresses, is_first_host=0 in host.ranks)
@@ -116,12 +116,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 'route get ADDRESS`, with the address of another host, shows it behind "dev". Or, as root, correct the '
                 f"address of {data.own_name} in /etc/hosts of {host.name}.",
             )
-    yield from _different_addresses(seen, data_by_host)
+    yield from _different_addresses(seen, host_data)
 
 
 def _bad_look_ups(seen: Seen[Data], host: str, data: Data) -> Iterator[Finding]:
     """Findings on look-ups of MASTER_ADDR and of its address that were slow, had no answer, or found no such name."""
-    limit, addresses = seen.number("slow_seconds"), data.addresses
+    limit, addresses = seen.setting("slow_seconds"), data.addresses
     look_ups = [(data.name, "MASTER_ADDR", None if addresses is None else data.seconds)]
     if addresses:
         look_ups.append((addresses[0], "whose name torch looks up at each connection", data.reverse_seconds))
@@ -148,7 +148,7 @@ def _bad_look_ups(seen: Seen[Data], host: str, data: Data) -> Iterator[Finding]:
             f"MASTER_ADDR is {data.name}, but the resolver of {host} knows no such name. So the ranks on {host} cannot "
             "connect to rank 0.",
             hosts=[host],
-            fix=f"{use_address(seen.world.host_of(0))} Or, as root, add the name to the DNS, or the line `ADDRESS "
+            fix=f"{address_fix(seen.world.host_name(0))} Or, as root, add the name to the DNS, or the line `ADDRESS "
             f"{data.name}` to /etc/hosts of {host}.",
         )
 
@@ -157,7 +157,7 @@ def _loopback(seen: Seen[Data], host: str, name: str, addresses: tuple[str, ...]
     """The finding on a host that resolves MASTER_ADDR to loopback. `is_first_host`: it is rank 0's host."""
     rdz001 = seen.of(methods.CHECK)
     is_harmless = is_first_host and any(t.params.get("method") == "tcp" and rdz001.succeeded(t) for t in rdz001.trials)
-    first_host = seen.world.host_of(0)
+    first_host = seen.world.host_name(0)
     consequence = f"the ranks on {host} cannot connect to rank 0 on {first_host}."
     if is_first_host:
         consequence = "the ranks could still connect here." if is_harmless else "other hosts cannot connect to it."
@@ -169,15 +169,15 @@ def _loopback(seen: Seen[Data], host: str, name: str, addresses: tuple[str, ...]
         severity=Severity.WARNING if is_harmless else Severity.ERROR,
         hosts=[host],
         evidence={"addresses": list(addresses)},
-        fix=f"{use_address(first_host)} Or, as root, remove {name} from the line with {addresses[0]} in /etc/hosts of "
+        fix=f"{address_fix(first_host)} Or, as root, remove {name} from the line with {addresses[0]} in /etc/hosts of "
         f"{host}.",
     )
 
 
-def _different_addresses(seen: Seen[Data], data_by_host: Mapping[str, Data]) -> Iterator[Finding]:
+def _different_addresses(seen: Seen[Data], host_data: Mapping[str, Data]) -> Iterator[Finding]:
     """The finding on hosts that share no address with the hosts that have the most common address. Loopback addresses
     do not count."""
-    by_host = {host: {a for a in data.addresses or () if not is_loopback(a)} for host, data in data_by_host.items()}
+    by_host = {host: {a for a in data.addresses or () if not is_loopback(a)} for host, data in host_data.items()}
     by_host = {host: addresses for host, addresses in by_host.items() if addresses}
     counts = Counter(address for addresses in by_host.values() for address in addresses)
     if not counts:
@@ -187,7 +187,7 @@ def _different_addresses(seen: Seen[Data], data_by_host: Mapping[str, Data]) -> 
     odd = [host for host, addresses in by_host.items() if addresses.isdisjoint(usual)]
     if not odd:
         return
-    name, first_host = next(iter(data_by_host.values())).name, seen.world.host_of(0)
+    name, first_host = next(iter(data_by_host.values())).name, seen.world.host_name(0)
     blamed = odd if 2 * host_count > len(by_host) else []
     who = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
     doubt = "" if blamed else " There is no majority, so no host is blamed."

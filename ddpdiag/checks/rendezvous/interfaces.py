@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import Host, answers_by_host, names_text
+from ddpdiag.checks.hosts import Host, data_by_host, names_text
 from ddpdiag.checks.rendezvous import mesh
 from ddpdiag.checks.rendezvous.links import reached_offers
 from ddpdiag.model import Finding, Severity
@@ -53,7 +53,7 @@ FINDINGS = {
         "the address belongs to another interface than the route to MASTER_ADDR; an error if the other hosts could "
         "not connect to it in RDZ004, no finding if all of them could."
     ),
-    "unreadable": FindingSpec.not_seen("the interfaces of a host could not be read."),
+    "unreadable": FindingSpec.unchecked("the interfaces of a host could not be read."),
 }
 
 _NAME_SECONDS = 5.0
@@ -130,7 +130,7 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Findings on variables that select no usable interface, and on addresses that other hosts cannot use."""
     choices: list[Choice] = []
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         data = next(iter(rows.values()))
         if data.interfaces is None:
             yield seen.finding(
@@ -295,7 +295,7 @@ def report(seen: Seen[Data]) -> Contribution:
     if len(seen.world.hosts) == 1:
         return Contribution(inventory={rank: {"network": "not used (one host)"} for rank in seen.world.places})
     inventory, library = {}, net.library_of(seen.world.backend)
-    for host, rows in answers_by_host(seen):
+    for host, rows in data_by_host(seen):
         if (interface := next(iter(rows.values())).interface_for(library)) is not None:
             inventory[host.ranks[0]] = {"network": f"{interface.name} ({link_rate(interface.bytes_per_s)})"}
     return Contribution(inventory=inventory)

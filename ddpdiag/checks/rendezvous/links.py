@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.matrix import Link, explain, links_of
+from ddpdiag.checks.matrix import Link, blamed_subjects, find_pattern
 from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
@@ -93,8 +93,8 @@ class Mesh(Struct, frozen=True):
         for group in self.groups:
             members = frozenset(group)
             bad_links = {link for link in bad if link[0] in members}
-            pattern = explain(bad_links, {link for link in good - bad if link[0] in members})
-            for pattern_kind, ranks, explained in links_of(pattern, bad_links) if pattern is not None else ():
+            pattern = find_pattern(bad_links, {link for link in good - bad if link[0] in members})
+            for pattern_kind, ranks, explained in blamed_subjects(pattern, bad_links) if pattern is not None else ():
                 kind = pattern_kind if len(group) > 2 else "pair"
                 cells = {link: self.cells[link] for link in sorted(explained)}
                 links = tuple(map(self.link_text, cells))
@@ -128,7 +128,7 @@ def mesh_of(seen: Seen[Data]) -> Mesh:
     within_machines = {(a, b) for a, b in merged if machines.get(a, a) == machines.get(b, b)}
     if len(set(machines.values())) < 2:
         within_machines.clear()
-    names = {rank: seen.world.host_of(rank) for rank in answered}
+    names = {rank: seen.world.host_name(rank) for rank in answered}
     return Mesh(groups, merged, names, frozenset(within_machines), frozenset(cut_links))
 
 

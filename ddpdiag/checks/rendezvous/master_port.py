@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text, use_address
+from ddpdiag.checks.hosts import address_fix, errno_text, leave_out, names_text, untested_hosts_finding
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.programs import port_user
@@ -142,7 +142,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """The finding on rank 0's host if rank 0 cannot be reached even from there; else findings on the other hosts."""
     answers = seen.by_rank
-    first, first_host = answers.get(0), seen.world.host_of(0)
+    first, first_host = answers.get(0), seen.world.host_name(0)
     if first is not None and first.error is not None:
         yield _not_listening(seen, first_host, first)
     elif first is not None and (own_failure := _failure_word(seen, 0, first)) is not None:
@@ -158,7 +158,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             ranks = {rank: answers[rank] for rank in failed if failed[rank] == word}
             yield _failure_finding(seen, ranks, word, reached=reached, total=reached + len(failed))
     if seen.trials:
-        yield from left_out(seen, MAX_HOSTS, "MASTER_PORT", "tried to connect to MASTER_PORT")
+        yield from untested_hosts_finding(seen, MAX_HOSTS, "MASTER_PORT", "tried to connect to MASTER_PORT")
 
 
 def is_usable(seen: Seen[Data]) -> bool:
@@ -229,13 +229,13 @@ def _unreachable_from_itself(seen: Seen[Data], host: str, first: Data, failure: 
         message = (
             f"MASTER_ADDR is {first.name}{_address(first)}, but {host}, rank 0's host, does not have this address."
         )
-        fix = f"{use_address(host, first.port)} If it is a name: as root correct it in the DNS or in /etc/hosts."
+        fix = f"{address_fix(host, first.port)} If it is a name: as root correct it in the DNS or in /etc/hosts."
     return seen.finding(word, title, message, hosts=[host], evidence=_evidence({host: first}), fix=fix)
 
 
 def _self_connection(seen: Seen[Data], first_host: str, answers: Mapping[int, Data]) -> Finding:
     """The finding on hosts to which the address of MASTER_ADDR also belongs, so that they connect to themselves."""
-    first, hosts = next(iter(answers.values())), seen.world.hosts_of(list(answers))
+    first, hosts = next(iter(answers.values())), seen.world.host_names(list(answers))
     names = names_text(hosts)
     return seen.finding(
         "itself",
@@ -243,7 +243,7 @@ def _self_connection(seen: Seen[Data], first_host: str, answers: Mapping[int, Da
         f"MASTER_ADDR {first.name}{_address(first)} is also an address of {names}. So the ranks there connect to "
         f"their own host instead of {first_host}, rank 0's host.",
         links=[f"{host} -> {first_host}" for host in hosts],
-        evidence=_evidence({seen.world.host_of(rank): data for rank, data in answers.items()}),
+        evidence=_evidence({seen.world.host_name(rank): data for rank, data in answers.items()}),
         fix=f"Set MASTER_ADDR to an IP address that only {first_host} has, in every process: `export "
         f"MASTER_ADDR=ADDRESS` (`ip -br addr` on {first_host} shows its addresses; docker0's is the same on every "
         f"host). If it is a name: as root correct it in /etc/hosts of {names}.",
@@ -276,8 +276,8 @@ _FIXES = {
 
 def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], word: str, *, reached: int, total: int) -> Finding:
     """The finding on hosts with one kind of failure. `reached` of `total` other hosts reached rank 0's host."""
-    first_host, data = seen.world.host_of(0), next(iter(failed.values()))
-    hosts = seen.world.hosts_of(list(failed))
+    first_host, data = seen.world.host_name(0), next(iter(failed.values()))
+    hosts = seen.world.host_names(list(failed))
     names = names_text(hosts)
     # If another process answered, the connection may not have reached rank 0's host.
     is_blamed = reached == 0 and total > 1 and word != "other-process"
@@ -303,7 +303,7 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], word: str, *,
         f"{_RESULTS[word]}. {conclusion}",
         hosts=[first_host] if is_blamed else (),
         links=[f"{host} -> {first_host}" for host in hosts],
-        evidence=_evidence({seen.world.host_of(rank): own for rank, own in failed.items()}),
+        evidence=_evidence({seen.world.host_name(rank): own for rank, own in failed.items()}),
         fix=fix if is_blamed else f"{fix} Until then {leave_out(hosts)}.",
     )
 

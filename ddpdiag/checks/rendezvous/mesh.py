@@ -35,11 +35,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
-from ddpdiag.checks.blame import blamed
+from ddpdiag.checks.blame import find_blame
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.matrix import Link, pair_matrix
-from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.registry import check_by_code
 from ddpdiag.checks.rendezvous.links import AT_END, Data, Mesh, Subject, failure_word, lost_share, mesh_of, usual_rate
 from ddpdiag.model import Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.recording import SIGNAL_EVENTS
@@ -161,8 +161,9 @@ def _has_unexplained_wait(seen: Seen[Data]) -> bool:
             continue
         outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number]
         for group in trial.groups:
-            blame = blamed([o for o in outcomes if o.rank in group])
-            if blame and len(seen.world.hosts_of(group)) > 1 and not (blame.ranks and blame.status is not Status.HUNG):
+            blame = find_blame([o for o in outcomes if o.rank in group])
+            hosts = seen.world.host_names(group)
+            if blame and len(hosts) > 1 and not (blame.ranks and blame.status is not Status.HUNG):
                 return True
     return False
 
@@ -240,7 +241,7 @@ def _failed_links(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         failures = [f"{mesh.link_text(link)}: {failure_word(own)}" for link, own in subject.cells.items()]
         failure_text, example_text = _FAILURE_TEXTS[word]
         port, address = seen.by_rank[cell.peer].listener_port, cell.address or "unknown"
-        contrast = _CONTRASTS.get(subject.kind, _FIRST_HOST_REACHED).format(first=seen.world.host_of(0))
+        contrast = _CONTRASTS.get(subject.kind, _FIRST_HOST_REACHED).format(first=seen.world.host_name(0))
         if word == "black-hole":
             contrast = ""
         elif gloo_works:
@@ -310,7 +311,7 @@ def _slow_links(seen: Seen[Data], mesh: Mesh, slow: Mapping[Link, ExpectedRate])
     rated = mesh.links_with(lambda cell: cell.bytes_per_s is not None) - mesh.within_machines
     for subject in mesh.subjects(slow.keys(), rated):
         expected = max(slow[link] for link in subject.cells)
-        is_very_slow = expected.can_be_error and subject.rate * seen.number("very_slow_ratio") < expected.bytes_per_s
+        is_very_slow = expected.can_be_error and subject.rate * seen.setting("very_slow_ratio") < expected.bytes_per_s
         lost = subject.lost_share
         lost_text = f" {100 * lost:.2g} % of the segments had to be sent again."
         yield seen.finding(
@@ -342,7 +343,7 @@ def _lossy_links(seen: Seen[Data], mesh: Mesh, slow: Set[Link]) -> Iterator[Find
             "loss",
             f"{100 * subject.lost_share:.2g} % of the packets {subject.where} are lost",
             f"{100 * subject.lost_share:.2g} % of the TCP segments {subject.where} had to be sent again, {times}. At "
-            f"most {100 * seen.number('lost_share'):g} % is expected. {subject.doubt}".strip(),
+            f"most {100 * seen.setting('lost_share'):g} % is expected. {subject.doubt}".strip(),
             severity=Severity.ERROR if _loses_traffic(seen, subject) else Severity.WARNING,
             hosts=subject.hosts,
             links=subject.links,
@@ -354,9 +355,9 @@ def _lossy_links(seen: Seen[Data], mesh: Mesh, slow: Set[Link]) -> Iterator[Find
 def _loses_traffic(seen: Seen[Data], subject: Subject) -> bool:
     """Whether links to the job's addresses lost more than `lossy_share` in both measurements, and the job uses TCP."""
     # If NCCL uses RDMA ports, which HST006 records, the job's data do not go through TCP.
-    port_readings = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
+    port_readings = seen.of(check_by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
     uses_rdma = any(port.used_by_nccl for reading in port_readings for port in reading.ports)
-    is_confirmed = subject.lost_share >= seen.number("lossy_share") and len(seen.trials) > 1
+    is_confirmed = subject.lost_share >= seen.setting("lossy_share") and len(seen.trials) > 1
     return is_confirmed and not uses_rdma and any(cell.offered_reach is None for cell in subject.cells.values())
 
 

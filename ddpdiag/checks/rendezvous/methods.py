@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.blame import blamed, unfinished
+from ddpdiag.checks.blame import find_blame, is_unfinished
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
@@ -85,7 +85,7 @@ def measure(ctx: Context) -> Data:
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan one method after the other, `repeat` times each. After two failures in a row no more methods are tested."""
     methods = _methods_to_test(seen)
-    repeat = int(seen.number("repeat"))
+    repeat = int(seen.setting("repeat"))
     trial_count = len(seen.trials)
     if trial_count >= len(methods) * repeat or (trial_count >= 2 and not any(map(seen.succeeded, seen.trials[-2:]))):
         return ()
@@ -150,9 +150,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             severity=Severity.WARNING if is_harmless else Severity.ERROR,
             evidence={"works": list(working), "fails": list(failed)},
             fix=f"{_FIXES[failed[0]]} Or start the job over {working[0]}://: {_CALLS[working[0]]}.".format(
-                host=seen.world.host_of(0), ports=seen.options.port_range or "32768-60999"
+                host=seen.world.host_name(0), ports=seen.options.port_range or "32768-60999"
             ),
-            known=known_error(cause),
+            known_error=known_error(cause),
         )
 
 
@@ -160,16 +160,16 @@ def _is_inconclusive(seen: Seen[Data], trial: Trial) -> bool:
     """Whether the trial cannot show that its method works: a rank was lost (RUN002), or was still making progress at
     the deadline (RUN004)."""
     outcomes = [o for o in seen.outcomes if o.trial == trial.number]
-    blame = blamed(outcomes)
+    blame = find_blame(outcomes)
     is_lost = any(o.status is Status.UNHEARD for o in outcomes)
-    return is_lost or (blame is not None and unfinished(trial, blame, outcomes))
+    return is_lost or (blame is not None and is_unfinished(trial, blame, outcomes))
 
 
 def _failure_cause(seen: Seen[Data], method: str) -> str:
     """The first line of the error of a blamed rank, or a clause that the method did not finish in time."""
     numbers = {t.number for t in seen.trials if t.params["method"] == method}
     outcomes = [o for o in seen.outcomes if o.trial in numbers]
-    blame = blamed(outcomes)
+    blame = find_blame(outcomes)
     errors = [o.error for o in outcomes if o.error and (blame is None or not blame.ranks or o.rank in blame.ranks)]
     deadline = max(t.deadline_seconds for t in seen.trials if t.number in numbers)
     return errors[0].splitlines()[0] if errors else f"it had not finished after {deadline:.0f} s"

@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text
+from ddpdiag.checks.hosts import errno_text, leave_out, names_text, untested_hosts_finding
 from ddpdiag.checks.odd import no_majority
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.trial import Context
@@ -148,7 +148,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{directory}/store-$SLURM_JOB_ID.",
         )
     if answers:
-        yield from left_out(seen, MAX_HOSTS, "the shared directory", "tried the shared directory")
+        yield from untested_hosts_finding(seen, MAX_HOSTS, "the shared directory", "tried the shared directory")
 
 
 def is_usable(seen: Seen[Data]) -> bool:
@@ -158,7 +158,7 @@ def is_usable(seen: Seen[Data]) -> bool:
 
 def _hosts_to_blame(seen: Seen[Data], ranks: Sequence[int], host_count: int) -> tuple[str, tuple[str, ...]]:
     """The hosts of these ranks in words, and the hosts to blame: none if all hosts fail, since they share the cause."""
-    names = seen.world.hosts_of(ranks)
+    names = seen.world.host_names(ranks)
     return ("every host", ()) if len(ranks) == host_count > 1 else (names_text(names), names)
 
 
@@ -169,7 +169,7 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
         ranks = [rank for rank, code in failed.items() if code == error]
         directory, (where, blamed) = answers[ranks[0]].directory, _hosts_to_blame(seen, ranks, len(answers))
         fix = _FIXES.get(error, _OTHER_FIX)
-        repair = fix.format(directory=quote(directory), where=where, host=seen.world.host_of(ranks[0]))
+        repair = fix.format(directory=quote(directory), where=where, host=seen.world.host_name(ranks[0]))
         yield seen.finding(
             "unwritable",
             f"{directory} is not writable on {where}",
@@ -194,7 +194,7 @@ def _bad_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findin
         reason = f"locking a file with flock gave {errors} on {where}"
     else:
         where, blamed = _hosts_to_blame(seen, ranks_with_local_lock, len(writers) - 1)
-        first = seen.world.host_of(min(writers))
+        first = seen.world.host_name(min(writers))
         reason = f"{first} held a lock (flock), and {where if blamed else 'every other host'} got the same lock"
         if len(writers) == 2:
             blamed = ()
@@ -214,21 +214,21 @@ def _bad_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findin
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     """The finding on hosts that do not see every file. Hosts that see other files than most hosts are blamed."""
     unseen = {
-        seen.world.host_of(rank): seen.world.hosts_of(ids) for rank, d in writers.items() if (ids := d.missing_ranks)
+        seen.world.host_name(rank): seen.world.host_names(ids) for rank, d in writers.items() if (ids := d.missing_ranks)
     }
     if not unseen:
         return
     odd = find_odd_ranks({rank: frozenset(writers) - frozenset(data.missing_ranks) for rank, data in writers.items()})
     blamed = odd.ranks if odd is not None else ()
     rank = next(rank for rank in (*blamed, *writers) if writers[rank].missing_ranks)
-    host, data = seen.world.host_of(rank), writers[rank]
+    host, data = seen.world.host_name(rank), writers[rank]
     yield seen.finding(
         "not-shared",
         f"{data.directory} is not the same directory on all hosts",
         f"{host} does not see the {'files' if len(data.missing_ranks) > 1 else 'file'} that {names_text(unseen[host])} "
         f"wrote in {data.directory}; it looked for {shared_files.SEARCH_SECONDS:g} s.{no_majority(blamed, 'host')}",
-        hosts=seen.world.hosts_of(blamed),
-        links=[f"{seen.world.host_of(other)} -> {host}" for other in data.missing_ranks],
+        hosts=seen.world.host_names(blamed),
+        links=[f"{seen.world.host_name(other)} -> {host}" for other in data.missing_ranks],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
         fix=f"As root mount the same file system at {data.directory} on every host; `findmnt -T "
         f"{quote(data.directory)}` shows what is mounted. Or give a directory that all hosts share: "

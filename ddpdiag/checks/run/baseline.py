@@ -41,7 +41,7 @@ from ddpdiag.text import begun
 
 FINDINGS = {
     "worse": FindingSpec.warning("the world, or a benchmark, is slower than in the baseline."),
-    "incomparable": FindingSpec.not_seen(
+    "incomparable": FindingSpec.unchecked(
         "the runs have different numbers of ranks or hosts, another backend, or a benchmark of other hardware or "
         "sizes, so that something was not compared."
     ),

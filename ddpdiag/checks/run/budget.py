@@ -16,9 +16,9 @@ import signal
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.blame import goes_on, is_starting, unfinished
+from ddpdiag.checks.blame import is_progressing, is_starting, is_unfinished
 from ddpdiag.checks.findings import Effect, FindingSpec
-from ddpdiag.checks.hosts import who_text
+from ddpdiag.checks.hosts import subject_text
 from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import SIGNAL_EVENTS
@@ -85,7 +85,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             return
         name = _SIGNAL_NAMES.get(first.detail, "a signal")
         signalled = sum(event.kind is EventKind.LEAVING for event in signal_events)
-        who = f"{signalled} of {count(seen.world.size, 'rank')}" if signalled else who_text(seen, [0])
+        who = f"{signalled} of {count(seen.world.size, 'rank')}" if signalled else subject_text(seen, [0])
         yield seen.finding(
             "told",
             f"the run was ended by {name}",
@@ -107,11 +107,11 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
         if trial.code in reported or not is_unfinished or seen.is_harmless(trial):
             continue
         reported.add(trial.code)
-        first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=seen.options.alone))
+        first = next(o for o in outcomes if o.status is Status.HUNG and is_progressing(o, trial, patient=seen.options.alone))
         at_step = f" at '{first.last_step}'" if first.last_step else ""
         is_first_use = is_starting(first, trial)
         was_shortened = trial.is_shortened or is_first_use
-        state = "was still making progress" if goes_on(first, trial) else "was still busy"
+        state = "was still making progress" if is_progressing(first, trial) else "was still busy"
         if is_first_use:
             state = "was still in its first use of the GPU or of NCCL, which may take 60 s on slow hosts,"
         seconds = trial.limit_seconds if is_first_use else trial.deadline_seconds
@@ -123,9 +123,9 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
             "unfinished",
             f"{trial.code} did not finish in time",
             f"Check {trial.code} timed out after {seconds:.1f} s{budget_text}. "
-            f"{begun(who_text(seen, [first.rank]))} {state}{at_step}.",
+            f"{begun(subject_text(seen, [first.rank]))} {state}{at_step}.",
             evidence={"trial": trial.number, "last_step": first.last_step},
-            fix=f"Run again with {option}, or find what keeps {seen.world.host_of(first.rank)} busy (`top`).",
+            fix=f"Run again with {option}, or find what keeps {seen.world.host_name(first.rank)} busy (`top`).",
         )
 
 

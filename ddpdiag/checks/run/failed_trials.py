@@ -7,10 +7,10 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
-from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
-from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, who_text
-from ddpdiag.checks.known_errors import KnownError, cause_in, with_meaning
+from ddpdiag.checks.blame import Blame, front, is_echo, missing_backend_errors
+from ddpdiag.checks.failure_evidence import failure_evidence, crash_line, state_evidence, state_text, waiting_text
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, subject_text
+from ddpdiag.checks.known_errors import KnownError, cause_in, explained_text
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import is_first_use
 from ddpdiag.text import begun, count
@@ -84,11 +84,11 @@ def _blaming_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
     _, outcomes, blame, *_ = failure
     first = next(o for o in outcomes if o.rank in blame.ranks)
     verb = "called a different collective than most ranks" if blame.sides else _VERBS[blame.status]
-    title = f"{who_text(seen, blame.ranks)} {verb} in {failure.trial_name}"
+    title = f"{subject_text(seen, blame.ranks)} {verb} in {failure.trial_name}"
     return seen.finding(
         failure.word,
         title,
-        f"{begun(title)}. {_failure_text(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
+        f"{begun(title)}. {_failure_text(first, blame, outcomes)} {waiting_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
         evidence=_evidence(first, failure),
         fix=_fix(seen, first, blame),
@@ -99,14 +99,14 @@ def _undecided_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
     """The finding on a failed trial in which no rank can be blamed, because no rank differs from the others."""
     trial, outcomes, blame, *_ = failure
     failed_text = f"{failure.trial_name} {_VERBS[blame.status]}"
-    shared = _SHARED_CAUSE if len(seen.world.hosts_of(trial.ranks)) > 1 else _SHARED_CAUSE_ON_HOST
-    details = " ".join(filter(None, (waits_text(blame, outcomes), _error_line(failure.first_failed))))
+    shared = _SHARED_CAUSE if len(seen.world.host_names(trial.ranks)) > 1 else _SHARED_CAUSE_ON_HOST
+    details = " ".join(filter(None, (waiting_text(blame, outcomes), _error_line(failure.first_failed))))
     return seen.finding(
         failure.word,
         f"{failed_text}; no rank can be blamed",
         f"{failed_text} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {details}".strip(),
         evidence=_evidence(failure.first_failed, failure),
-        fix=_MISMATCH_FIX if blame.sides else _ANOTHER_TORCH_FIX if without_backend(outcomes) else shared,
+        fix=_MISMATCH_FIX if blame.sides else _ANOTHER_TORCH_FIX if missing_backend_errors(outcomes) else shared,
     )
 
 
@@ -126,9 +126,9 @@ def _known_error_finding(seen: Seen[Nothing], failure: Failure) -> Finding | Non
     if not most_common or (blame.ranks and len(most_common) < len(suspects)):
         return None
     first, known = most_common[0]
-    title = f"{who_text(seen, blame.ranks)}: {known.title}" if blame.ranks else known.title
+    title = f"{subject_text(seen, blame.ranks)}: {known.title}" if blame.ranks else known.title
     ranks = [outcome.rank for outcome, _ in most_common]
-    subject = begun(who_text(seen, ranks) if seen.options.alone else ranks_text(ranks))
+    subject = begun(subject_text(seen, ranks) if seen.options.alone else ranks_text(ranks))
     verb = f"failed in {failure.trial_name} with"
     if blame.status is Status.DIED:
         verb = f"died in {failure.trial_name} ({first.error}) after the output"
@@ -148,8 +148,8 @@ def _explained_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
     trial, outcomes, blame, causes, _ = failure
     cause, first = causes[0], failure.first_failed
     why = "" if blame.ranks or blame.why == "; ".join(found.title for found in causes) else begun(f"{blame.why}.")
-    error = "" if is_echo(first) or not first.error else f"{begun(with_meaning(first.error)).rstrip('.')}."
-    details = " ".join(filter(None, (waits_text(blame, outcomes), why, error)))
+    error = "" if is_echo(first) or not first.error else f"{begun(explained_text(first.error)).rstrip('.')}."
+    details = " ".join(filter(None, (waiting_text(blame, outcomes), why, error)))
     return seen.finding(
         failure.word,
         f"{failure.trial_name} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
@@ -157,7 +157,7 @@ def _explained_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
         severity=Severity.NOTE if any(found.severity is Severity.ERROR for found in causes) else None,
         hosts=tuple(dict.fromkeys(host for found in causes for host in found.hosts)),
         links=tuple(dict.fromkeys(link for found in causes for link in found.links)),
-        evidence=_trial_evidence(first, trial) | standings((), outcomes),
+        evidence=_trial_evidence(first, trial) | state_evidence((), outcomes),
         fix=f"See {cause.code}.",
     )
 
@@ -205,9 +205,9 @@ def _evidence(outcome: Outcome, failure: Failure) -> dict[str, Scalar | list[Sca
     """The evidence of a failure: the trial, steps and stacks of ranks, and the last output and process in `outcome`."""
     evidence = _trial_evidence(outcome, failure.trial)
     # The last output is often the text of the exception, which the message already shows.
-    if (output := last_words(outcome.detail)) and output != _error_line(outcome):
+    if (output := crash_line(outcome.detail)) and output != _error_line(outcome):
         evidence["output"] = output
-    evidence |= bundle(failure.blame.ranks, failure.outcomes)
+    evidence |= failure_evidence(failure.blame.ranks, failure.outcomes)
     if outcome.process is not None:
         evidence |= {"pid": outcome.process.pid, "state": outcome.process.state, "wchan": outcome.process.wchan}
     return evidence
@@ -215,11 +215,11 @@ def _evidence(outcome: Outcome, failure: Failure) -> dict[str, Scalar | list[Sca
 
 def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
     """The fix for a failure, by the status of a blamed rank and the state of its process ("T": stopped)."""
-    hosts, is_one_host = seen.world.hosts_of(blame.ranks), seen.options.alone
+    hosts, is_one_host = seen.world.host_names(blame.ranks), seen.options.alone
     if outcome.process is not None and outcome.process.survived:
         host = hosts[0] if hosts else "?"
         return f"Reboot {host}, or reset the device that process {outcome.process.pid} waits for; it cannot be killed."
-    if blame.sides:
+    if blame.variants:
         return _MISMATCH_FIX
     names, several = names_text(hosts) or "?", len(blame.ranks) > 1
     who = names if is_one_host else ranks_text(blame.ranks)
@@ -238,7 +238,7 @@ def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
                 "`ulimit -t unlimited` in the job script before the ranks start."
             )
         case Status.DIED | Status.UNHEARD, _:
-            last_line = last_words(outcome.detail).rstrip(".")
+            last_line = crash_line(outcome.detail).rstrip(".")
             output = f" Its last output: {last_line}." if last_line else ""
             return (
                 f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {names}, and read the output of "

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, MovedFinding, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
@@ -181,7 +181,7 @@ def report(seen: Seen[Nothing]) -> Contribution:
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
     codes = dict.fromkeys(o.code for o in seen.recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
     worst = min(seen.findings, key=lambda finding: tuple(Severity).index(finding.severity), default=None)
-    return Contribution(concerns=tuple(Concern(code, worst) for code in codes if worst is not None))
+    return Contribution(moved_findings=tuple(MovedFinding(code, worst) for code in codes if worst is not None))
 
 
 CHECK: Check[Nothing] = Check(__name__, "RUN002", "presence", Stage.RUN, Scope.WORLD)

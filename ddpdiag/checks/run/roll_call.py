@@ -26,7 +26,7 @@ Sources: torch/csrc/distributed/c10d/TCPStore.cpp ("clients joined"); PyTorch pu
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from shlex import quote
 
-from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, MovedFinding, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import short_name
@@ -112,7 +112,7 @@ def _blamed_ranks(
 
 def report(seen: Seen[Nothing]) -> Contribution:
     """Show the finding under the launch stage."""
-    return Contribution(concerns=tuple(Concern(Stage.LAUNCH, finding) for finding in seen.findings))
+    return Contribution(moved_findings=tuple(MovedFinding(Stage.LAUNCH, finding) for finding in seen.findings))
 
 
 CHECK: Check[Nothing] = Check(__name__, "RUN001", "roll-call", Stage.RUN, Scope.WORLD)

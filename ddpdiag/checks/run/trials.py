@@ -34,8 +34,8 @@ transport/tcp/pair.cc; NCCL issue 1646 (55 s for a communicator); proc_pid_stat(
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
-from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished
+from ddpdiag.checks.api import Check, Contribution, MovedFinding, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.blame import Blame, find_blame, is_echo, is_unfinished
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host.limits import failed_to_start_process
@@ -151,10 +151,10 @@ def failures(seen: Seen[Nothing]) -> Iterator[Failure]:
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [by_rank[trial.number, rank] for rank in group if (trial.number, rank) in by_rank]
-            hosts = frozenset(seen.world.hosts_of(group))
+            hosts = frozenset(seen.world.host_names(group))
             explanations, no_rank_at_fault = _causes_of_trial(seen, trial, outcomes)
             explanations = explanations or findings_between(network_causes, hosts)
-            blame = blamed(outcomes, "; ".join(cause.title for cause in explanations))
+            blame = find_blame(outcomes, "; ".join(cause.title for cause in explanations))
             if blame is None or (lost_ranks and _is_caused_by_loss(lost_ranks.intersection(group), blame, outcomes)):
                 continue
             if not explanations and not blame.ranks and blame.status is Status.HUNG:
@@ -193,14 +193,14 @@ def _is_caused_by_loss(lost_ranks: set[int], blame: Blame, outcomes: Sequence[Ou
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each kind of start that was slow on a rank. It shows the slowest rank."""
-    limit = seen.number("slow_start_seconds")
+    limit = seen.setting("slow_start_seconds")
     ignored_trials = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in ignored_trials]
     for step, start, fix in _STARTS:
         slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
             slowest, slow_ranks = max(slow, key=lambda outcome: outcome.timings[step]), sorted({o.rank for o in slow})
-            seconds, host = slowest.timings[step], seen.world.host_of(slowest.rank)
+            seconds, host = slowest.timings[step], seen.world.host_name(slowest.rank)
             # In NCCL's first steps all ranks wait for each other, so no rank or host is named for them.
             yield seen.finding(
                 "slow-start",
@@ -221,7 +221,7 @@ def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
         if outcome.process is not None and outcome.process.survived:
             survivors.insert(0, (outcome.process, f"survived SIGKILL in {outcome.code}"))
         for process, reason in survivors:
-            host = seen.world.host_of(outcome.rank)
+            host = seen.world.host_name(outcome.rank)
             wait = f"; it waits in {process.wchan}" if process.wchan else ""
             yield seen.finding(
                 "survived",
@@ -234,7 +234,7 @@ def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
             )
 
 
-def _concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
+def _concerns(seen: Seen[Nothing]) -> Iterator[MovedFinding]:
     """Show each finding under the checks of its failed trials, with the number of affected ranks."""
     for finding, of_one_kind in _findings_with_failures(seen) if seen.findings else ():
         for failure in of_one_kind:
@@ -246,15 +246,15 @@ def _concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
                 if blamed_ranks and o.rank not in blamed_ranks and (o.status is Status.HUNG or is_echo(o))
                 if o.status not in (Status.DONE, Status.SKIPPED)
             )
-            yield Concern(failure.trial.code, finding, affected=affected)
+            yield MovedFinding(failure.trial.code, finding, affected=affected)
             # The finding on a consequence is only a note, so its cause is shown under the check as the error.
             errors = [cause for cause in failure.causes if failure.is_explained and cause.severity is Severity.ERROR]
-            yield from (Concern(failure.trial.code, error) for error in errors)
+            yield from (MovedFinding(failure.trial.code, error) for error in errors)
 
 
 def report(seen: Seen[Nothing]) -> Contribution:
     """Show each finding under the checks whose trials it is about."""
-    return Contribution(concerns=tuple(_concerns(seen)))
+    return Contribution(moved_findings=tuple(_concerns(seen)))
 
 
 # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.

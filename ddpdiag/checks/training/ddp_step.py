@@ -30,7 +30,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
 from ddpdiag.checks.training.stragglers import median_step, straggler_findings, typical_window
-from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, without_gpu
+from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, no_gpu_reason
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
 from ddpdiag.model.trial import Context
@@ -54,7 +54,7 @@ FINDINGS = {
         "part that is longer gives the class: data (files, decoding), compute, cores (the process has less of its "
         "cores than others: the processes there are named), clocks (GPU005 found them held down). Where more than two "
         "ranks share a core, none is named.",
-        slows=True,
+        slows_job=True,
     ),
 }
 
@@ -92,7 +92,7 @@ def _reason_to_omit(seen: Seen[Data]) -> str | None:
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip with one rank, without GPUs that the backend needs, if the backend fails, or in a large quick check."""
-    reason = "there is one rank only" if seen.world.size == 1 else without_gpu(seen.world)
+    reason = "there is one rank only" if seen.world.size == 1 else no_gpu_reason(seen.world)
     return inapplicable(reason) or fallback.skip_failing_backend(seen) or unneeded(_reason_to_omit(seen))
 
 
@@ -119,14 +119,15 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Findings about wrong gradients, then about slow ranks."""
-    proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
+    proofs = {row.place.rank: row.data.proof for row in seen.all_rows if row.data.proof is not None}
     if proofs:
         yield from proof_findings(seen, proofs)
     if steps := _steps_by_rank(seen):
         slowdowns = (finding for finding in seen.findings_of("GPU005") if finding.code == "GPU005.slowdown")
         throttled_gpus = frozenset(gpu for finding in slowdowns for gpu in finding.gpus)
         uses = {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use is not None}
-        yield from straggler_findings(seen, steps, throttled_gpus, uses, (seen.number("ratio"), seen.number("windows")))
+        limits = (seen.setting("ratio"), seen.setting("windows"))
+        yield from straggler_findings(seen, steps, throttled_gpus, uses, limits)
 
 
 def _steps_by_rank(seen: Seen[Data]) -> dict[int, Steps]:

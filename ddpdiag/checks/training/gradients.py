@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, who_text
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, subject_text
 from ddpdiag.model import Finding
 from ddpdiag.model.measurements import Proof
 from ddpdiag.stats import find_odd_ranks
@@ -27,7 +27,7 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
     """At most one finding: different weights, else a wrong gradient, else a wrong mean. Each may cause the next."""
     if odd := find_odd_ranks({rank: proof.first_weights for rank, proof in proofs.items()}):
         odd_ranks, is_single = ranks_text(odd.ranks), len(odd.ranks) == 1
-        odd_text = f"{who_text(seen, odd.ranks)} {'differs' if is_single else 'differ'} from most"
+        odd_text = f"{subject_text(seen, odd.ranks)} {'differs' if is_single else 'differ'} from most"
         yield seen.finding(
             "weights",
             f"{odd_ranks if odd.ranks else 'ranks'} {'draws' if is_single else 'draw'} different initial weights",
@@ -86,13 +86,13 @@ def _gradient_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | N
     blamed = faulty_ranks if is_explained and 2 * len(faulty_ranks) < len(proofs) else ()
     if blamed and faulty_suspects >= set(blamed):
         sentence = (
-            f"{who_text(seen, blamed)} gave the all-reduce a different gradient than two other ranks computed from the "
-            "same weights and images"
+            f"{subject_text(seen, blamed)} gave the all-reduce a different gradient than two other ranks computed from "
+            "the same weights and images"
         )
     elif blamed:
         sentence = (
-            f"{who_text(seen, blamed)} computed a different gradient from the same weights and images than two other "
-            "ranks, which agree"
+            f"{subject_text(seen, blamed)} computed a different gradient from the same weights and images than two "
+            "other ranks, which agree"
         )
     else:
         pairs = ", ".join(f"rank {checker} and rank {rank}" for checker, rank in sorted(disagreements))
@@ -125,11 +125,11 @@ def _mean_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "unequal",
         "DDP's gradient differs from that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
-        f"On {who_text(seen, wrong_ranks)} DDP's gradient differs from that of one process with all images, by "
+        f"On {subject_text(seen, wrong_ranks)} DDP's gradient differs from that of one process with all images, by "
         f"{worst:.1e} of the largest element; at most {tolerance(proofs[wrong_ranks[0]]):g} is expected.",
         ranks=blamed,
         evidence={"error": worst, "ranks": [*wrong_ranks]},
-        fix=f"Run `ddpdiag host --torch` on {names_text(seen.world.hosts_of(blamed))}: it tests the arithmetic there."
+        fix=f"Run `ddpdiag host --torch` on {names_text(seen.world.host_names(blamed))}: it tests the arithmetic there."
         if blamed
         else "Run `ddpdiag check --select COL001`, which checks the sums of an all-reduce.",
     )

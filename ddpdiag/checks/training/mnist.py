@@ -27,10 +27,10 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import leave_out, who_text
+from ddpdiag.checks.hosts import leave_out, subject_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_core_findings
-from ddpdiag.checks.world import without_gpu
+from ddpdiag.checks.world import no_gpu_reason
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Training
 from ddpdiag.model.trial import Context
@@ -57,7 +57,7 @@ FINDINGS = {
         "(twice that where the ranks are more than these cores), and a rank waits for a core in `waited_share` (10 %) "
         "of the time in which it could run. They are named as far as they can be seen. Or the hypervisor gives as much "
         "to other virtual machines.",
-        slows=True,
+        slows_job=True,
     ),
 }
 
@@ -101,7 +101,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if not trained:
         return
     uses = {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use is not None}
-    yield from stolen_core_findings(seen, uses, seen.number("others_share"), seen.number("waited_share"))
+    yield from stolen_core_findings(seen, uses, seen.setting("others_share"), seen.setting("waited_share"))
     numbers = [number for each in trained.values() for number in (each.first_loss, each.last_loss, each.test_loss)]
     if any(each.first_bad_step is not None for each in trained.values()) or not all(map(math.isfinite, numbers)):
         # NaN has many bit patterns, so different checksums would say nothing.
@@ -110,7 +110,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if odd := find_odd_ranks({rank: training.checksum for rank, training in trained.items()}):
         sets = f"{len(trained)} ranks have {len(odd.by_value)} different sets of parameters after training; 1 expected"
         differ = "differs" if len(odd.ranks) == 1 else "differ"
-        odd_text = f"{who_text(seen, odd.ranks)} {differ} from the majority"
+        odd_text = f"{subject_text(seen, odd.ranks)} {differ} from the majority"
         blame_text = begun(odd_text) if odd.ranks else "No set has a majority, so no rank is blamed"
         yield seen.finding(
             "diverged",
@@ -140,23 +140,23 @@ def _not_finite_finding(seen: Seen[Data], trained: Mapping[int, Training]) -> Fi
     elif 1 < len(ranks) == len(trained):
         ranks, origin = [], f"All ranks had it at once, in step {first + 1}, so no rank is blamed"
     else:
-        origin = f"{begun(who_text(seen, ranks))} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
+        origin = f"{begun(subject_text(seen, ranks))} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
     return seen.finding(
         "nan",
-        "loss or gradients are not finite" + (f", first on {who_text(seen, ranks)}" if ranks else ""),
+        "loss or gradients are not finite" + (f", first on {subject_text(seen, ranks)}" if ranks else ""),
         f"The loss or the gradients became NaN or infinite. {origin}.",
         ranks=ranks,
         evidence={"first_bad_step": None if first is None else first + 1},
-        fix=f"{begun(leave_out(seen.world.hosts_of(ranks)))}, and test the arithmetic there: `ddpdiag host "
-        f"--torch`{', `dcgmi diag -r 3`' if seen.world.gpus else ''}."
+        fix=f"{begun(leave_out(seen.world.host_names(ranks)))}, and test the arithmetic there: `ddpdiag host "
+        f"--torch`{', `dcgmi diag -r 3`' if seen.world.gpu_count else ''}."
         if ranks
         else "Run `ddpdiag check --stage gpu,collective`, which checks GPUs and the sums of an all-reduce.",
     )
 
 
 def _accuracy_findings(seen: Seen[Data], result: Training) -> Iterator[Finding]:
-    max_loss = seen.number("loss_share", LOSS_SHARE) * result.first_loss
-    min_accuracy, ranks = seen.number("accuracy", ACCURACY[seen.options.depth]), len(seen.trials[-1].ranks)
+    max_loss = seen.setting("loss_share", LOSS_SHARE) * result.first_loss
+    min_accuracy, ranks = seen.setting("accuracy", ACCURACY[seen.options.depth]), len(seen.trials[-1].ranks)
     if result.last_loss <= max_loss and (result.accuracy >= min_accuracy or ranks > MAX_RANKS_FOR_ACCURACY):
         return
     yield seen.finding(
@@ -195,7 +195,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    return inapplicable(without_gpu(seen.world)) or fallback.skip_failing_backend(seen)
+    return inapplicable(no_gpu_reason(seen.world)) or fallback.skip_failing_backend(seen)
 
 
 def report(seen: Seen[Data]) -> Contribution:

@@ -57,7 +57,7 @@ def cores_by_machine(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Mac
 def _machine_cores(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) -> MachineCores | None:
     """The use of the cores of a machine's ranks, from the first rank that measured all cores; None if none did."""
     host_use = next((uses[rank] for rank in ranks if uses[rank].busy_seconds), None)
-    if host_use is None or not (cores := cores_of(seen, ranks) & host_use.busy_seconds.keys()):
+    if host_use is None or not (cores := core_count_of(seen, ranks) & host_use.busy_seconds.keys()):
         return None
     workers = {uses[rank].pids[0] for rank in ranks}
     # The processes of the run: supervisors, workers, and the servers from which workers are forked.
@@ -80,7 +80,7 @@ def _machine_cores(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreU
     )
 
 
-def cores_of(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
+def core_count_of(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
     """The indices of the cores on which these ranks may run."""
     masks = {int(seen.world.arrivals[rank].cpu_mask or "0", 16) for rank in ranks}
     return {core for mask in masks for core in range(mask.bit_length()) if mask >> core & 1}
@@ -91,7 +91,7 @@ def intruding_processes(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -
     machine = next((machine for machine in cores_by_machine(seen, uses) if rank in machine.ranks), None)
     if machine is None or machine.waited_shares[rank] < WAITED_SHARE:
         return ()
-    cores = cores_of(seen, [rank])
+    cores = core_count_of(seen, [rank])
     return tuple(each for each in machine.processes if each.last_core in cores and each.cores >= OTHERS_SHARE)
 
 
@@ -110,7 +110,7 @@ def stolen_core_findings(
         delays_ranks = wait_share >= waited_share and machine.busy_cores >= _MIN_BUSY_SHARE * machine.core_count
         if machine.others_share < min_share or not (delays_ranks or machine.steal_cores > machine.others_cores):
             continue
-        hosts = seen.world.hosts_of(machine.ranks)
+        hosts = seen.world.host_names(machine.ranks)
         hosts_text, names = names_text(hosts), begun(processes_text(machine.processes))
         names = names or "No busy process is visible: it has ended, or is in another container"
         steal = machine.steal_cores

@@ -148,7 +148,7 @@ def straggler_findings(
         yield seen.finding(
             "straggler",
             f"all ranks wait for rank {rank}: {_REASON_TEXTS[reason]}",
-            f"Rank {rank} on {seen.world.host_of(rank)} is {times_text(straggler.ratio)} slower than the others "
+            f"Rank {rank} on {seen.world.host_name(rank)} is {times_text(straggler.ratio)} slower than the others "
             f"({1e3 * straggler.own_seconds:.1f} against {1e3 * straggler.usual_seconds:.1f} ms of work in a training "
             "step), and they wait for it in the all-reduce."
             f"{f' On its cores {processes_text(intruding)}.' if intruding else ''}",

@@ -198,9 +198,9 @@ class Coordinator:
         reason = check.skip(seen)
         if reason is not None and reason.kind in (SkipKind.INAPPLICABLE, SkipKind.OPTIONAL):
             return reason.skip(check, seen.options)
-        if not world.living:
+        if not world.living_ranks:
             return Skip(code=check.code, reason="no rank can take part", is_inapplicable=False)
-        missing_ranks = sorted(set(range(world.size)).difference(world.living))
+        missing_ranks = sorted(set(range(world.size)).difference(world.living_ranks))
         if check.scope is Scope.WORLD and missing_ranks:
             reason_text = f"it needs all {world.size} ranks, and {ranks_text(missing_ranks)} cannot take part"
             return Skip(code=check.code, reason=reason_text, is_inapplicable=False)
@@ -209,9 +209,9 @@ class Coordinator:
     def _world(self) -> World:
         header, world = self._header, self._last_world
         arrivals, out = self.membership.arrivals, frozenset(self._unable_ranks)
-        if world is None or world.arrivals is not arrivals or world.out != out:
+        if world is None or world.arrivals is not arrivals or world.inactive_ranks != out:
             size, launcher, options = header.world_size, header.launcher, header.options
-            world = World(size=size, launcher=launcher, options=options, arrivals=arrivals, out=out)
+            world = World(size=size, launcher=launcher, options=options, arrivals=arrivals, inactive_ranks=out)
             self._last_world = world
         return world
 

@@ -124,10 +124,10 @@ def _wait_for_gpus(ending: Sequence[int], context: Context) -> None:
 
 
 def _measure(task: Task, context: WorkerContext) -> TrialEnded:
-    from ddpdiag.checks.registry import by_code
+    from ddpdiag.checks.registry import check_by_code
 
     _wait_for_gpus(task.ending, context)
-    check = by_code(task.trial.code)
+    check = check_by_code(task.trial.code)
     if check.measure is None:
         raise LookupError(f"{task.trial.code} has nothing to measure")
     data = check.measure(context)

@@ -30,7 +30,7 @@ from functools import lru_cache, partial
 from statistics import median
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, unneeded
-from ddpdiag.checks.failure_evidence import last_words, state_text
+from ddpdiag.checks.failure_evidence import crash_line, state_text
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
@@ -49,7 +49,7 @@ from ddpdiag.checks.p2p.copies.judge import (
     wrong_findings,
 )
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.rates import FAR_RATIO
+from ddpdiag.checks.rates import FAR_BELOW_SHARE
 from ddpdiag.model import EventKind, Finding, Kind, Matrix, Outcome, Scalar, Status, Trial
 from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies, GpuCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
@@ -84,7 +84,7 @@ FINDINGS = {
         "over such a slot (not in a virtual machine, whose bus is made up): half of the lanes, a lower generation. A "
         "warning; an error below `far_ratio` of these GPUs, where it was measured twice and nothing else uses the GPU."
     ),
-    "unmeasured": FindingSpec.not_seen(
+    "unmeasured": FindingSpec.unchecked(
         "there was no time for all copies, or torch shows no GPU where some are expected, so that there is nothing to "
         "copy between (GPU001 and GPU002 find out why)."
     ),
@@ -121,13 +121,13 @@ def measure(ctx: Context) -> Copies:
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
     """Plan one rank of each host at a time, until all GPUs were covered; last, measure slow links again."""
     measured_ranks = {rank for trial in seen.trials for rank in trial.ranks}
-    candidates = [set(_measuring_ranks(seen, host)) - measured_ranks for host in hosts_of(seen) if host.gpus]
+    candidates = [set(_measuring_ranks(seen, host)) - measured_ranks for host in hosts_of(seen) if host.gpu_count]
     ranks = [min(ranks_of_host) for ranks_of_host in candidates if ranks_of_host]
     params: dict[str, int | str] = {}
     if not ranks and not any(map(is_repetition, seen.trials)):
         all_copies = copies_by_rank(seen)
         slow_links = {copies.rank: links_to_repeat(seen, copies, all_copies) for copies in all_copies}
-        ranks = [rank for rank, links in slow_links.items() if links and rank in seen.world.living]
+        ranks = [rank for rank, links in slow_links.items() if links and rank in seen.world.living_ranks]
         params = {f"{REPEAT_PREFIX}{rank}": slow_links[rank] for rank in ranks}
     groups = tuple((rank,) for rank in ranks)
     return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
@@ -142,7 +142,7 @@ def skip(seen: Seen[Copies]) -> SkipReason | None:
 def _measuring_ranks(seen: Seen[Copies], host: Host) -> Iterator[int]:
     """Yield ranks that together see all GPUs of the host. GPU002 recorded the GPUs that torch shows to each rank."""
     shown_by_torch = seen.of(gpu002.CHECK)
-    living = [rank for rank in host.ranks if rank in seen.world.living]
+    living = [rank for rank in host.ranks if rank in seen.world.living_ranks]
     gpus_by_rank = {
         rank: {gpu.uuid or f"{rank} {index}" for index, gpu in enumerate(shown_by_torch.by_rank[rank].gpus)}
         for rank in living
@@ -197,11 +197,11 @@ def was_making_progress(seen: Seen[Copies], outcome: Outcome) -> bool:
     process = outcome.process
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
         return False
-    return process.step_seconds is not None and process.step_seconds < seen.number("hung_seconds")
+    return process.step_seconds is not None and process.step_seconds < seen.setting("hung_seconds")
 
 
 def _failure_finding(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
-    host = seen.world.host_of(outcome.rank)
+    host = seen.world.host_name(outcome.rank)
     step = copies.with_nvml_indices(outcome.last_step) if copies is not None else outcome.last_step
     gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.last_step)))) if copies is not None else ()
     is_pair = len(gpus) == 2 and "host" not in outcome.last_step
@@ -222,7 +222,7 @@ def _failure_finding(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | 
         gpus=copies.uuids(gpus) if copies is not None else (),
         evidence=_evidence(outcome, step),
         fix=_fix(outcome, host, is_pair=is_pair),
-        known=known_cause,
+        known_error=known_cause,
     )
 
 
@@ -246,7 +246,7 @@ def _evidence(outcome: Outcome, step: str) -> dict[str, Scalar | list[Scalar]]:
         "trial": outcome.trial,
         "seconds": round(outcome.seconds, 1),
         **({"pid": process.pid, "state": process.state, "wchan": process.wchan} if process else {}),
-        **({"output": said} if (said := last_words(outcome.detail)) else {}),
+        **({"output": said} if (said := crash_line(outcome.detail)) else {}),
     }
 
 
@@ -277,7 +277,7 @@ def unmeasured_findings(seen: Seen[Copies], all_copies: Sequence[RankCopies]) ->
                 f"{2 * deadline:.0f}. Or find what keeps {name} busy (`top`)."
             )
         elif copies.host not in hosts_with_gpus and not copies.jobs:
-            why = f"torch shows no GPU, {copies.host.gpus} expected from CUDA_VISIBLE_DEVICES or the driver's list"
+            why = f"torch shows no GPU, {copies.host.gpu_count} expected from CUDA_VISIBLE_DEVICES or the driver's list"
             fix = (
                 "Run `ddpdiag check --select GPU001,GPU002`, which finds the cause. To train on CPUs, set "
                 "CUDA_VISIBLE_DEVICES= (empty)."
@@ -398,8 +398,8 @@ SETTINGS = {
     "asymmetric_ratio": 0.7,
     # Half the rate means that a part is missing (x8, a PCIe generation, one link of two). Noise is smaller.
     "slow_ratio": 0.5,
-    # See `FAR_RATIO`.
-    "far_ratio": FAR_RATIO,
+    # See `FAR_BELOW_SHARE`.
+    "far_ratio": FAR_BELOW_SHARE,
     # Eight A40 were faster with peer-to-peer off (nccl-tests issue 74). A tenth is noise. A larger value takes effect
     # only where copies through the host were measured.
     "indirect_ratio": 0.9,

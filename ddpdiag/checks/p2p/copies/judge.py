@@ -17,9 +17,9 @@ from msgspec import Struct
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of, smi_id
-from ddpdiag.checks.gpu.other_users import not_free
+from ddpdiag.checks.gpu.other_users import not_free_reasons
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
-from ddpdiag.checks.matrix import Link, explain, links_of
+from ddpdiag.checks.matrix import Link, blamed_subjects, find_pattern
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.paths import HostPaths, Pair, host_paths
 from ddpdiag.checks.rates import doubts_text, severity_of_rate
@@ -121,8 +121,8 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 
 def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     """The copies of each rank that made any, sorted by host."""
-    first_answers = {row.place.rank: row.data for row in seen.rows_so_far if not is_repetition(row.trial)}
-    second_answers = {row.place.rank: row.data for row in seen.rows_so_far if is_repetition(row.trial)}
+    first_answers = {row.place.rank: row.data for row in seen.all_rows if not is_repetition(row.trial)}
+    second_answers = {row.place.rank: row.data for row in seen.all_rows if is_repetition(row.trial)}
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
     ranks_by_uuid = defaultdict(list)
     for rank, answer in seen.of(devices.CHECK).by_rank.items():
@@ -175,7 +175,7 @@ def is_repetition(trial: Trial) -> bool:
 
 
 class BadLinks(NamedTuple):
-    """Bad links with one explanation, which become one finding. `kind` is "memory" or a kind of `links_of`.
+    """Bad links with one explanation, which become one finding. `kind` is "memory" or a kind of `blamed_subjects`.
 
     `gpus` are blamed: both ends of single pairs, and none if the links between all GPUs are bad. `place` is in words.
     """
@@ -190,8 +190,8 @@ class BadLinks(NamedTuple):
 def group_bad_links(copies: RankCopies, bad: Set[Link]) -> Iterator[BadLinks]:
     """Group bad links by their explanation. A GPU's links to and from the host's memory are one group."""
     pairs = {link for link in bad if HOST_MEMORY not in link}
-    pattern = explain(pairs, copies.pairs.keys() - pairs)
-    for kind, gpus, links in links_of(pattern, pairs) if pattern is not None else ():
+    pattern = find_pattern(pairs, copies.pairs.keys() - pairs)
+    for kind, gpus, links in blamed_subjects(pattern, pairs) if pattern is not None else ():
         ordered = tuple(sorted(links))
         ends = tuple(dict.fromkeys(end for link in ordered for end in link)) if kind == "links" else gpus
         yield BadLinks(copies, kind, ends, ordered, _place_text(copies, kind, gpus, ordered))
@@ -300,7 +300,7 @@ def _slow_links(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[Ran
     )
     missed: dict[Link, Expectation] = {}
     for link, expected in expectations:
-        least_rate = seen.number(expected.setting) * expected.bytes_per_s
+        least_rate = seen.setting(expected.setting) * expected.bytes_per_s
         if 0 < copies.rates.get(link, 0.0) < least_rate and not _is_short(copies, link):
             missed.setdefault(link, expected)
     return missed
@@ -410,7 +410,7 @@ def slow_findings(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[R
     reached_again = {
         link
         for link, expected in missed.items()
-        if copies.new_rates.get(link, 0.0) >= seen.number(expected.setting) * expected.bytes_per_s
+        if copies.new_rates.get(link, 0.0) >= seen.setting(expected.setting) * expected.bytes_per_s
     }
     for links in (missed.keys() - reached_again, reached_again):
         for bad_links in group_bad_links(copies, links):
@@ -420,18 +420,18 @@ def slow_findings(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[R
 def _slow_finding(seen: Seen[Copies], bad_links: BadLinks, missed: Mapping[Link, Expectation]) -> Finding:
     copies, name, in_memory = bad_links.copies, bad_links.copies.host.name, bad_links.kind == "memory"
     rate, expected, links = median(copies.rates[link] for link in missed), min(missed.values()), len(bad_links.links)
-    min_share = max(seen.number(each.setting) for each in missed.values())
+    min_share = max(seen.setting(each.setting) for each in missed.values())
     shares = [median(copies.rates[link] / each.bytes_per_s for link, each in missed.items())]
     new_rates = {link: rate for link, rate in copies.new_rates.items() if link in missed}
     if new_rates:
         shares.append(median(rate / missed[link].bytes_per_s for link, rate in new_rates.items()))
     may_be_error = all(each.may_be_error for each in missed.values())
     doubts = []
-    if may_be_error and shares[0] < seen.number("far_ratio"):
+    if may_be_error and shares[0] < seen.setting("far_ratio"):
         doubts = [] if new_rates else ["it was measured once only"]
-        doubts += not_free(seen, copies.uuids(dict.fromkeys(end for link in bad_links.links for end in link)))
+        doubts += not_free_reasons(seen, copies.uuids(dict.fromkeys(end for link in bad_links.links for end in link)))
     severity = severity_of_rate(
-        shares, least=min_share, error_below=seen.number("far_ratio") if may_be_error else 0.0, doubts=doubts
+        shares, min_share=min_share, error_below=seen.setting("far_ratio") if may_be_error else 0.0, doubts=doubts
     )
     # Slow links between groups of GPUs may be due to the host's design, such as sockets.
     is_between_groups = bad_links.kind == "islands" and expected.setting == "slow_ratio"
@@ -439,7 +439,7 @@ def _slow_finding(seen: Seen[Copies], bad_links: BadLinks, missed: Mapping[Link,
         severity = Severity.NOTE
     pairs = [copies.pairs[link] for link in missed if link in copies.pairs]
     host_rates = [pair.through_host_bytes_per_s for pair in pairs if pair.through_host_bytes_per_s]
-    host_is_faster = bool(host_rates) and median(host_rates) * seen.number("indirect_ratio") > rate
+    host_is_faster = bool(host_rates) and median(host_rates) * seen.setting("indirect_ratio") > rate
     shows_host_rate = host_rates and expected.setting != "indirect_ratio"
     return seen.finding(
         "host-slow" if in_memory else "slow",

@@ -52,18 +52,18 @@ from ddpdiag.checks.api import (
     new_trial,
     unneeded,
 )
-from ddpdiag.checks.blame import without_backend
+from ddpdiag.checks.blame import missing_backend_errors
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable_calls
 from ddpdiag.checks.findings import FindingSpec, workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.known_errors import with_meaning
+from ddpdiag.checks.known_errors import explained_text
 from ddpdiag.checks.p2p.fallback import conditions
 from ddpdiag.checks.p2p.fallback.search import EndKind, Grouping, Override, Result, SearchEnd, SearchInput, Step, replay
 from ddpdiag.checks.p2p.fallback.variables import VARIABLES, Variable
-from ddpdiag.checks.registry import by_code
-from ddpdiag.checks.world import ONE_RANK, without_gpu
+from ddpdiag.checks.registry import check_by_code
+from ddpdiag.checks.world import ONE_RANK, no_gpu_reason
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, Context
 from ddpdiag.stats import Samples, samples
@@ -130,7 +130,7 @@ def measure(ctx: Context) -> Data:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Plan the next step of the search; none if a rank was lost, because the result of fewer ranks may differ."""
-    if len(seen.world.living) < seen.world.size or conditions.why_no_search(seen) is not None:
+    if len(seen.world.living_ranks) < seen.world.size or conditions.why_no_search(seen) is not None:
         return ()
     step, _ = search_progress(seen)
     return () if isinstance(step, SearchEnd) else (_trial(seen, step),)
@@ -138,7 +138,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
     by_host = tuple(ranks for ranks in seen.world.hosts.values() if len(ranks) > 1)
-    groups = by_host if step.grouping is Grouping.EACH_HOST else (seen.world.living,)
+    groups = by_host if step.grouping is Grouping.EACH_HOST else (seen.world.living_ranks,)
     params = {"backend": seen.world.backend, "part": step.grouping.value, "set": step.set_name}
     params |= conditions.search_order(seen).params
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
@@ -170,7 +170,7 @@ def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome
     """Whether the run ended the trial early (the budget, Ctrl-C, a lost rank), so that it has no result."""
     return not outcomes.keys() >= set(trial.ranks) or any(
         o.status is Status.SKIPPED
-        or (o.status is Status.UNHEARD and o.rank in seen.world.out)
+        or (o.status is Status.UNHEARD and o.rank in seen.world.inactive_ranks)
         or (o.status is Status.HUNG and trial.is_shortened and not o.interrupted)
         for o in outcomes.values()
     )
@@ -190,7 +190,7 @@ def _result_of(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) 
         failure="" if not failed_groups else worst.status.value if worst else "wrong",
         busbw=None if failed_groups else min(rates),
         failed_groups=failed_groups,
-        error=with_meaning(worst.error) if worst else "",
+        error=explained_text(worst.error) if worst else "",
     )
 
 
@@ -200,7 +200,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
         return inapplicable(ONE_RANK)
     if seen.world.backend == "gloo":
         return inapplicable("the job uses gloo, which has one transport only")
-    return inapplicable(without_gpu(seen.world)) or unneeded(conditions.why_no_search(seen))
+    return inapplicable(no_gpu_reason(seen.world)) or unneeded(conditions.why_no_search(seen))
 
 
 def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
@@ -245,7 +245,7 @@ class FaultPlace(NamedTuple):
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    if not seen.trials or without_backend(seen.outcomes):
+    if not seen.trials or missing_backend_errors(seen.outcomes):
         return
     end, results = search_progress(seen)
     if isinstance(end, Step):
@@ -404,7 +404,7 @@ def _cause_findings(seen: Seen[Data], variable: Variable, hosts: Sequence[str]) 
     """Findings of other checks that show the cause that this variable avoids, the likeliest first."""
     for code in variable.finding_codes:
         for finding in seen.findings_of(code.partition(".")[0]):
-            hosts_of_finding = finding.hosts or seen.world.hosts_of(finding.ranks)
+            hosts_of_finding = finding.hosts or seen.world.host_names(finding.ranks)
             is_elsewhere = hosts and hosts_of_finding and not set(hosts) & set(hosts_of_finding)
             counts = finding.severity is not Severity.NOTE or code == _ACS_CODE
             if finding.code.startswith(code) and counts and not is_elsewhere:
@@ -413,10 +413,10 @@ def _cause_findings(seen: Seen[Data], variable: Variable, hosts: Sequence[str]) 
 
 def _are_copies_correct(seen: Seen[Data], hosts: Sequence[str]) -> bool:
     """Whether P2P002 copied directly between GPUs of these hosts (all if empty), and all copies ended correctly."""
-    copies = seen.of(by_code("P2P002"))
+    copies = seen.of(check_by_code("P2P002"))
     ranks_by_host = [ranks for (name, _), ranks in seen.world.hosts.items() if not hosts or name in hosts]
     ranks = {rank for host_ranks in ranks_by_host for rank in host_ranks}
-    pairs = [pair for row in copies.rows_so_far if row.place.rank in ranks for pair in row.data.pairs if pair.access]
+    pairs = [pair for row in copies.all_rows if row.place.rank in ranks for pair in row.data.pairs if pair.access]
     all_ended = all(outcome.status is Status.DONE for outcome in copies.outcomes if outcome.rank in ranks)
     return bool(pairs) and all_ended and not any(pair.wrong for pair in pairs)
 
@@ -424,7 +424,7 @@ def _are_copies_correct(seen: Seen[Data], hosts: Sequence[str]) -> bool:
 def fault_place(seen: Seen[Any], results: Sequence[Result], end: SearchEnd, facts: SearchInput) -> FaultPlace:
     """The place where the backend fails, as far as the results of the search show it."""
     if len(facts.hosts) == 1:
-        hosts = seen.world.hosts_of([facts.hosts[0][0]])
+        hosts = seen.world.host_names([facts.hosts[0][0]])
         return FaultPlace(f" on {hosts[0]}", hosts=hosts)
     if end.hosts_work:
         return FaultPlace(" between hosts and works inside each host")
@@ -435,7 +435,7 @@ def fault_place(seen: Seen[Any], results: Sequence[Result], end: SearchEnd, fact
     if each_host is None or not 0 < len(each_host.failed_groups) < shared_hosts:
         return FaultPlace()
     ranks = tuple(sorted(rank for group in each_host.failed_groups for rank in group))
-    hosts = seen.world.hosts_of(ranks)
+    hosts = seen.world.host_names(ranks)
     return FaultPlace(f" inside {names_text(hosts)} and works inside the other hosts", hosts, ranks)
 
 

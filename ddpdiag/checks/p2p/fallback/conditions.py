@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.blame import is_echo, stopped_by_themselves, without_backend
+from ddpdiag.checks.blame import is_echo, missing_backend_errors, ranks_failed_outside_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import limits as hst004
-from ddpdiag.checks.hosts import answers_by_host, ranks_text
+from ddpdiag.checks.hosts import data_by_host, ranks_text
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.p2p.fallback.search import Override, Overrides, SearchInput
@@ -64,7 +64,7 @@ def why_no_search(seen: Seen[Any]) -> str | None:
     backend = seen.world.backend
     job, gloo = col001_result(seen, backend), col001_result(seen, "gloo")
     outcomes = (o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code))
-    if ranks_without_backend := without_backend(outcomes):
+    if ranks_without_backend := missing_backend_errors(outcomes):
         return f"torch has no {backend} on {ranks_text(tuple(ranks_without_backend))}"
     if job is None:
         return None
@@ -75,7 +75,7 @@ def why_no_search(seen: Seen[Any]) -> str | None:
     failed = [o for o in seen.recording.outcomes if o.trial == job.trial.number and o.status is not Status.DONE]
     if failed and (reason := _unrelated_error(seen, failed)):
         return f"{backend} fails for a reason that no variable avoids: {reason}"
-    if ranks := stopped_by_themselves(failed, backend):
+    if ranks := ranks_failed_outside_backend(failed, backend):
         return f"{ranks_text(ranks)} stopped the all-reduce, however GPUs are joined (RUN003 says how)"
     if gloo is not None and not gloo.works:
         return f"gloo fails as well as {backend}: the cause is the network or a host, not paths between GPUs"
@@ -95,7 +95,7 @@ def _unrelated_error(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
 
 def _is_unrelated_error(line: str) -> bool:
     card = known_error(line)
-    return any(text in line for text in _UNRELATED_ERRORS) or (card is not None and card.check in _GPU_CHECKS)
+    return any(text in line for text in _UNRELATED_ERRORS) or (card is not None and card.check_code in _GPU_CHECKS)
 
 
 def search_input(seen: Seen[Any]) -> SearchInput:
@@ -177,7 +177,7 @@ def excluded_overrides(seen: Seen[Any]) -> dict[str, str]:
 
 def _common_interfaces(seen: Seen[Any]) -> tuple[str, ...]:
     """Names of the interfaces that are up on every host and have an address that is not a loopback address."""
-    answers = [next(iter(rows.values())) for _, rows in answers_by_host(seen.of(interfaces.CHECK))]
+    answers = [next(iter(rows.values())) for _, rows in data_by_host(seen.of(interfaces.CHECK))]
     usable = [
         [each.name for each in data.interfaces or () if each.running and not all(map(is_loopback, each.addresses))]
         for data in answers
