@@ -83,7 +83,7 @@ def _with_outcome(seen: Seen[Data], run: StrategyRun) -> StrategyRun:
         return run._replace(status=StrategyStatus.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(reasons)))
     if reason := _why_ended_early(seen, run):
         return run._replace(status=StrategyStatus.UNFINISHED, reason=reason)
-    blame = blamed(run.outcomes)
+    blame = find_blame(run.outcomes)
     if blame is None:
         return run
     if is_unfinished(run.trial, blame, run.outcomes):

@@ -66,7 +66,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in data_by_host(seen):
         # Only one rank of each host measures.
         row, ranks = next(iter(rows.values())), len(host.ranks)
-        needed_mib = seen.setting("gpu_mib" if host.gpus else "cpu_mib")
+        needed_mib = seen.setting("gpu_mib" if host.gpu_count else "cpu_mib")
         amounts = ((row.left_bytes, _LEFT_IN_GROUP), (row.available_bytes, "available"))
         free_bytes, meaning = min(((free, text) for free, text in amounts if free is not None), default=(None, ""))
         if free_bytes is None:

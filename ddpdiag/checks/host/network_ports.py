@@ -363,7 +363,7 @@ def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Ite
     # OutSegs does not count segments that are sent again.
     sent = {host: resent[host] + pair.tcp_rise("OutSegs") for host, pair in readings.items()}
     lossy = [host for host in readings if resent[host] >= least and resent[host] > limit * sent[host]]
-    cells = [cell for row in seen.of(by_code("RDZ004")).by_rank.values() for cell in row.cells]
+    cells = [cell for row in seen.of(check_by_code("RDZ004")).by_rank.values() for cell in row.cells]
     if not lossy or any(cell.segments and (cell.retransmitted or 0) > limit * cell.segments for cell in cells):
         return
     earlier = "RDZ004 measured the links before, and lost less, so the loss began later. " if cells else ""

@@ -209,7 +209,7 @@ def _has_one_gpu_per_rank(seen: Seen[Nothing], host: Host) -> bool:
 
 def _gpu_counts(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     """The finding on a host with more ranks than GPUs, or with GPUs that no rank uses."""
-    ranks, gpus = len(host.ranks), host.gpus
+    ranks, gpus = len(host.ranks), host.gpu_count
     # Ranks that see one GPU each may see different GPUs of the PCI bus. If it is hidden (None), only GPU002 can decide.
     bus_counts = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
     may_be_bound = _has_one_gpu_per_rank(seen, host) and any(n is None or n >= ranks for n in bus_counts)

@@ -381,7 +381,7 @@ def _doubts(seen: Seen[Data], path: Path, second: AllReduceTime | None) -> Itera
         yield "it was measured once only"
     if (ranks_per_core := seen.world.ranks_per_core) > 1:
         yield f"{ranks_per_core:.1f} ranks share each core"
-    yield from not_free(seen, _uuids(seen))
+    yield from not_free_reasons(seen, _uuids(seen))
 
 
 def _uuids(seen: Seen[Data]) -> list[str]:

@@ -187,7 +187,7 @@ def _different_addresses(seen: Seen[Data], host_data: Mapping[str, Data]) -> Ite
     odd = [host for host, addresses in by_host.items() if addresses.isdisjoint(usual)]
     if not odd:
         return
-    name, first_host = next(iter(data_by_host.values())).name, seen.world.host_name(0)
+    name, first_host = next(iter(host_data.values())).name, seen.world.host_name(0)
     blamed = odd if 2 * host_count > len(by_host) else []
     who = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
     doubt = "" if blamed else " There is no majority, so no host is blamed."

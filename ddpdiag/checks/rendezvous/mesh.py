@@ -277,21 +277,21 @@ def _missed_rates(seen: Seen[Data], mesh: Mesh) -> dict[Link, ExpectedRate]:
 
 
 def _links_with_loss(seen: Seen[Data], mesh: Mesh) -> frozenset[Link]:
-    share, least = seen.number("lost_share"), seen.number("lost_segments")
+    share, least = seen.setting("lost_share"), seen.setting("lost_segments")
     return mesh.links_with(lambda cell: lost_share(cell) > share and (cell.retransmitted or 0) >= least)
 
 
 def _missed_rate(seen: Seen[Data], mesh: Mesh, link: Link, usual: float | None) -> ExpectedRate | None:
     """The first expected rate that the link does not reach, or None. `usual` is the rate that most hosts reach. A
     threshold of 0 expects nothing."""
-    rate, ratio = mesh.cells[link].bytes_per_s, seen.number("slow_ratio")
-    wanted, least = seen.number("expected_bytes_per_s"), seen.number("least_bytes_per_s")
+    rate, ratio = mesh.cells[link].bytes_per_s, seen.setting("slow_ratio")
+    wanted, least = seen.setting("expected_bytes_per_s"), seen.setting("least_bytes_per_s")
     if rate is None:
         return None
     if rate * ratio < wanted:
         return ExpectedRate(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
     # A process on a busy host may wait for a core, so a delay of up to `noise_seconds` does not count.
-    if usual and rate * ratio < usual and LARGE_SIZE / rate - LARGE_SIZE / usual > seen.number("noise_seconds"):
+    if usual and rate * ratio < usual and LARGE_SIZE / rate - LARGE_SIZE / usual > seen.setting("noise_seconds"):
         is_pair = len(mesh.names) == 2
         source = "what the other direction reaches" if is_pair else "what most of the other hosts reach"
         return ExpectedRate(usual, source, True)
@@ -301,7 +301,7 @@ def _missed_rate(seen: Seen[Data], mesh: Mesh, link: Link, usual: float | None) 
     if speeds:
         slowest, interface_text = min(speeds)
         possible = min(slowest, _ONE_CONNECTION_BYTES_PER_S)
-        if rate * seen.number("very_slow_ratio") < possible:
+        if rate * seen.setting("very_slow_ratio") < possible:
             return ExpectedRate(possible, f"what {interface_text} can carry", False)
     return ExpectedRate(least, "the least that a job should have", False) if rate < least else None
 
@@ -319,7 +319,7 @@ def _slow_links(seen: Seen[Data], mesh: Mesh, slow: Mapping[Link, ExpectedRate])
             f"slow network {subject.where}: {rate_text(subject.rate)}",
             f"A TCP connection {subject.where} carries only {rate_text(subject.rate)} (median of "
             f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}."
-            f"{lost_text if lost > seen.number('lost_share') else ''} {subject.doubt}".strip(),
+            f"{lost_text if lost > seen.setting('lost_share') else ''} {subject.doubt}".strip(),
             severity=Severity.ERROR if is_very_slow or _loses_traffic(seen, subject) else Severity.WARNING,
             hosts=subject.hosts,
             links=subject.links,

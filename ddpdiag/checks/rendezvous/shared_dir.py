@@ -214,7 +214,9 @@ def _bad_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findin
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     """The finding on hosts that do not see every file. Hosts that see other files than most hosts are blamed."""
     unseen = {
-        seen.world.host_name(rank): seen.world.host_names(ids) for rank, d in writers.items() if (ids := d.missing_ranks)
+        seen.world.host_name(rank): seen.world.host_names(data.missing_ranks)
+        for rank, data in writers.items()
+        if data.missing_ranks
     }
     if not unseen:
         return

@@ -103,11 +103,12 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
     reported: set[str] = set()
     for trial, outcomes, blame, _, no_rank_at_fault in failures(seen):
         # Lack of time is not the cause if a workaround (P2P003) or a limit of the host (HST004) explains the failure.
-        is_unfinished = not no_rank_at_fault and unfinished(trial, blame, outcomes, patient=seen.options.alone)
-        if trial.code in reported or not is_unfinished or seen.is_harmless(trial):
+        may_finish = not no_rank_at_fault and is_unfinished(trial, blame, outcomes, lenient=seen.options.alone)
+        if trial.code in reported or not may_finish or seen.is_harmless(trial):
             continue
         reported.add(trial.code)
-        first = next(o for o in outcomes if o.status is Status.HUNG and is_progressing(o, trial, patient=seen.options.alone))
+        hung = (o for o in outcomes if o.status is Status.HUNG)
+        first = next(o for o in hung if is_progressing(o, trial, lenient=seen.options.alone))
         at_step = f" at '{first.last_step}'" if first.last_step else ""
         is_first_use = is_starting(first, trial)
         was_shortened = trial.is_shortened or is_first_use

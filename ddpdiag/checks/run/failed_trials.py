@@ -7,8 +7,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.blame import Blame, front, is_echo, missing_backend_errors
-from ddpdiag.checks.failure_evidence import failure_evidence, crash_line, state_evidence, state_text, waiting_text
+from ddpdiag.checks.blame import Blame, is_echo, missing_backend_errors, usual_step
+from ddpdiag.checks.failure_evidence import crash_line, failure_evidence, state_evidence, state_text, waiting_text
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, subject_text
 from ddpdiag.checks.known_errors import KnownError, cause_in, explained_text
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status, Trial
@@ -46,12 +46,12 @@ class Failure(NamedTuple):
     @property
     def word(self) -> str:
         """The second part of the code of the finding on this failure, such as "hung"."""
-        return "mismatch" if self.blame.sides else self.blame.status.value
+        return "mismatch" if self.blame.variants else self.blame.status.value
 
     @property
     def is_explained(self) -> bool:
         """Whether findings of other checks explain the failure, so that no rank is blamed."""
-        return self.no_rank_at_fault or (bool(self.causes) and not self.blame.ranks and not self.blame.sides)
+        return self.no_rank_at_fault or (bool(self.causes) and not self.blame.ranks and not self.blame.variants)
 
     @property
     def trial_name(self) -> str:
@@ -83,7 +83,7 @@ def _blaming_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
     """The finding on a failed trial in which the blamed ranks stopped the others."""
     _, outcomes, blame, *_ = failure
     first = next(o for o in outcomes if o.rank in blame.ranks)
-    verb = "called a different collective than most ranks" if blame.sides else _VERBS[blame.status]
+    verb = "called a different collective than most ranks" if blame.variants else _VERBS[blame.status]
     title = f"{subject_text(seen, blame.ranks)} {verb} in {failure.trial_name}"
     return seen.finding(
         failure.word,
@@ -106,7 +106,7 @@ def _undecided_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
         f"{failed_text}; no rank can be blamed",
         f"{failed_text} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {details}".strip(),
         evidence=_evidence(failure.first_failed, failure),
-        fix=_MISMATCH_FIX if blame.sides else _ANOTHER_TORCH_FIX if missing_backend_errors(outcomes) else shared,
+        fix=_MISMATCH_FIX if blame.variants else _ANOTHER_TORCH_FIX if missing_backend_errors(outcomes) else shared,
     )
 
 
@@ -115,7 +115,7 @@ def _known_error_finding(seen: Seen[Nothing], failure: Failure) -> Finding | Non
     have the same known error. If no rank is blamed, the most common known error is taken. The finding shows the meaning
     of the error instead of the steps and stacks of ranks."""
     _, outcomes, blame, *_ = failure
-    if blame.sides or blame.status not in (Status.RAISED, Status.DIED):
+    if blame.variants or blame.status not in (Status.RAISED, Status.DIED):
         return None
     suspects = [o for o in outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
     by_name: dict[str, list[tuple[Outcome, KnownError]]] = defaultdict(list)
@@ -135,7 +135,7 @@ def _known_error_finding(seen: Seen[Nothing], failure: Failure) -> Finding | Non
     return seen.finding(
         failure.word,
         title,
-        f'{title if blame.ranks else begun(title)}{known.rest} {subject} {verb} "{known.quote}".',
+        f'{title if blame.ranks else begun(title)}{known.meaning_tail} {subject} {verb} "{known.quote}".',
         ranks=blame.ranks,
         evidence=known.evidence | _evidence(first, failure),
         fix=known.fix,
@@ -165,12 +165,14 @@ def _explained_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
 def _failure_text(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
     """Sentences on the failure of a blamed rank: the reason for the blame, its last step, and its process or error."""
     step = outcome.last_step
-    if blame.sides:
+    if blame.variants:
         return f"{begun(blame.why)}." + (f" The last step of rank {outcome.rank} was '{step}'." if step else "")
     match outcome.status:
         case Status.HUNG:
             others = [o for o in outcomes if o.rank not in blame.ranks]
-            others_step = next((o.last_step for o in others if o.step_count == front(others)), "") if others else ""
+            others_step = (
+                next((o.last_step for o in others if o.step_count == usual_step(others)), "") if others else ""
+            )
             others_text = f", that of the other ranks is '{others_step}'" if others_step not in ("", step) else ""
             text = f"{begun(blame.why)}." + (f" Its last step is '{step}'{others_text}." if step else "")
             if process := outcome.process:

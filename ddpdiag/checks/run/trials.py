@@ -114,7 +114,7 @@ def _findings_with_failures(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list
     failures_by_kind: dict[tuple[str, tuple[int, ...], bool], list[Failure]] = {}
     for failure in failures(seen):
         trial, outcomes, blame, _, no_rank_at_fault = failure
-        if no_rank_at_fault or not unfinished(trial, blame, outcomes, patient=seen.options.alone):
+        if no_rank_at_fault or not is_unfinished(trial, blame, outcomes, lenient=seen.options.alone):
             failures_by_kind.setdefault((failure.word, blame.ranks, seen.is_harmless(trial)), []).append(failure)
     for of_one_kind in failures_by_kind.values():
         yield failure_finding(seen, of_one_kind[0]), of_one_kind
@@ -208,7 +208,7 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
                 f"In {slowest.code}, {start} took {seconds:.1f} s on rank {slowest.rank} ({host}); at most {limit:g} s "
                 "is expected. Each start of a training job takes as long.",
                 ranks=slow_ranks if step == CONTEXT_STEP else (),
-                hosts=seen.world.hosts_of(slow_ranks) if step == NVML_STEP else (),
+                hosts=seen.world.host_names(slow_ranks) if step == NVML_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
                 fix=fix,
             )
@@ -246,7 +246,7 @@ def _concerns(seen: Seen[Nothing]) -> Iterator[MovedFinding]:
                 if blamed_ranks and o.rank not in blamed_ranks and (o.status is Status.HUNG or is_echo(o))
                 if o.status not in (Status.DONE, Status.SKIPPED)
             )
-            yield MovedFinding(failure.trial.code, finding, affected=affected)
+            yield MovedFinding(failure.trial.code, finding, affected_counts=affected)
             # The finding on a consequence is only a note, so its cause is shown under the check as the error.
             errors = [cause for cause in failure.causes if failure.is_explained and cause.severity is Severity.ERROR]
             yield from (MovedFinding(failure.trial.code, error) for error in errors)

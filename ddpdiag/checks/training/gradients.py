@@ -100,7 +100,7 @@ def _gradient_finding(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | N
             f"Ranks computed different gradients from the same weights and images ({pairs}); no majority shows which "
             "is wrong"
         )
-    limit, hosts = tolerance(next(iter(proofs.values()))), seen.world.hosts_of(blamed)
+    limit, hosts = tolerance(next(iter(proofs.values()))), seen.world.host_names(blamed)
     command = "run `ddpdiag host --torch` on"
     test = f"{leave_out(hosts)}, and {command} {names_text(hosts)}" if hosts else f"{command} each host"
     return seen.finding(
