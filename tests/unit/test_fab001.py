@@ -31,7 +31,11 @@ def searched(fleet: Fleet, lost: Mapping[int, int]) -> Recording:
     while True:
         gone = {rank for host, number in lost.items() if number <= len(trials) for rank in ranks_of(host)}
         world = World(
-            size=len(arrivals), launcher="simulated", options=header.options, arrivals=arrivals, out=frozenset(gone)
+            size=len(arrivals),
+            launcher="simulated",
+            options=header.options,
+            arrivals=arrivals,
+            inactive_ranks=frozenset(gone),
         )
         known = Recording(header=header, arrivals=arrivals, trials=tuple(trials), outcomes=tuple(outcomes))
         planned = fab001.CHECK.plan(Seen(world, fab001.CHECK, known))
