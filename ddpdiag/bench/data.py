@@ -87,7 +87,6 @@ class Sweep:
 
     @property
     def rank_count(self) -> int:
-        """The number of ranks in the trial's group."""
         return len(self.trial.ranks)
 
     @cached_property

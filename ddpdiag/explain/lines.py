@@ -175,14 +175,14 @@ def tracebacks(block: bytes, *, is_first: bool = False) -> Iterator[Traceback]:
     """Yield the complete tracebacks in a block of lines. The first block of a log may begin inside a traceback."""
     at = block.find(_TRACEBACK_START)
     frame = block.find(b'File "', 0, at if at >= 0 else len(block)) if is_first else -1
-    if frame >= 0 and (found := _read_traceback(block, block.rfind(b"\n", 0, frame) + 1, frame)) is not None:
-        yield found
+    if frame >= 0 and (traceback := _read_traceback(block, block.rfind(b"\n", 0, frame) + 1, frame)) is not None:
+        yield traceback
     for _ in range(_MAX_TRACEBACKS):
         if at < 0:
             return
         start = block.rfind(b"\n", max(0, at - 4096), at) + 1
-        if (found := _read_traceback(block, start, at)) is not None:
-            yield found
+        if (traceback := _read_traceback(block, start, at)) is not None:
+            yield traceback
         at = block.find(_TRACEBACK_START, at + len(_TRACEBACK_START))
 
 
@@ -221,7 +221,7 @@ def _read_traceback(block: bytes, start: int, at: int) -> Traceback | None:
 
 
 def _line_end(block: bytes, at: int) -> int:
-    return found if (found := block.find(b"\n", at)) >= 0 else len(block)
+    return end if (end := block.find(b"\n", at)) >= 0 else len(block)
 
 
 def _following_lines(block: bytes, at: int, origin: Origin) -> Iterator[tuple[int, str]]:

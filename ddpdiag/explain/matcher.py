@@ -96,7 +96,7 @@ class _Matcher:
 
     def read(self, block: bytes) -> None:
         """Count the known texts in the next block of lines."""
-        traceback_at = {found.start: found for found in tracebacks(block, is_first=self.line_count == 0)}
+        traceback_at = {traceback.start: traceback for traceback in tracebacks(block, is_first=self.line_count == 0)}
         counted_bytes, line_number = 0, self.line_count + 1
         # The lines with anchors, by their first byte: the end of the line, and each card with the byte of its anchor.
         hits_by_line: dict[int, tuple[int, list[tuple[Card, int]]]] = {}

@@ -59,19 +59,20 @@ def render(explanations: Sequence[Explanation], *, width: int, color: bool) -> s
 def blocks(explanation: Explanation) -> Iterator[Block]:
     """Yield the blocks of an explanation: the sightings in order, with echoes and notes in brief, and a conclusion."""
     if explanation.source:
-        known = sum(not one.card.is_fallback for one in explanation.sightings)
+        known = sum(not sighting.card.is_fallback for sighting in explanation.sightings)
         unknown = len(explanation.sightings) - known
         parts = [count(explanation.line_count, "line"), count(known, "known text")]
         parts += [f"{unknown} unknown"] if unknown else []
         yield Text(f"ddpdiag: {one_line(explanation.source)}: {', '.join(parts)}")
-    for number, one in enumerate(explanation.sightings):
-        is_brief = number >= _FULL_SHOWN or (number > 0 and one.card.role in (Role.ECHO, Role.NOTE))
-        lines = f"{one.count:,} times, lines {one.first_line:,} to {one.last_line:,}"
-        lines = f"line {one.first_line:,}" if one.count == 1 else lines
-        location = "; ".join(filter(None, (_origins_text(one), lines)))
-        name = f"{one.card.name} ({location})" if explanation.source else one.card.name
-        yield Text(name, one.card.role.value, _MARKS[one.card.role])
-        yield Items((one.card.meaning,) if is_brief else tuple(_details(one, is_log=bool(explanation.source))))
+    for number, sighting in enumerate(explanation.sightings):
+        is_brief = number >= _FULL_SHOWN or (number > 0 and sighting.card.role in (Role.ECHO, Role.NOTE))
+        lines = f"{sighting.count:,} times, lines {sighting.first_line:,} to {sighting.last_line:,}"
+        lines = f"line {sighting.first_line:,}" if sighting.count == 1 else lines
+        location = "; ".join(filter(None, (_origins_text(sighting), lines)))
+        name = f"{sighting.card.name} ({location})" if explanation.source else sighting.card.name
+        yield Text(name, sighting.card.role.value, _MARKS[sighting.card.role])
+        details = [sighting.card.meaning] if is_brief else _details(sighting, is_log=bool(explanation.source))
+        yield Items(tuple(details))
     if sentence := _closing_sentence(explanation):
         yield Text(sentence)
 
@@ -163,7 +164,7 @@ def _closing_sentence(explanation: Explanation) -> str:
         return _NO_KNOWN_ERROR
     first = explanation.sightings[0]
     kind = "log" if explanation.source else "text"
-    if all(one.card.role is Role.NOTE for one in explanation.sightings):
+    if all(sighting.card.role is Role.NOTE for sighting in explanation.sightings):
         return _ONLY_NOTES.format(kind)
     if explanation.source and not explanation.has_failure:
         return _ONLY_HINTS.format(kind, _location(first))

@@ -63,13 +63,13 @@ class Explanation(Struct, frozen=True, kw_only=True):
     @property
     def is_explained(self) -> bool:
         """Whether any sighting explains the log: echoes, notes and unknown warnings alone do not."""
-        cards = [one.card for one in self.sightings]
+        cards = [sighting.card for sighting in self.sightings]
         return any(card.role not in (Role.ECHO, Role.NOTE) and not _is_warning(card) for card in cards)
 
     @property
     def has_failure(self) -> bool:
         """Whether any sighting shows a failure or a wait. Healthy jobs print hints and notes, too."""
-        return any(one.card.role not in (Role.HINT, Role.NOTE) for one in self.sightings)
+        return any(sighting.card.role not in (Role.HINT, Role.NOTE) for sighting in self.sightings)
 
 
 @dataclass
@@ -165,31 +165,30 @@ def with_final_roles(sightings: Sequence[Sighting], cards: Sequence[Card], *, is
     counts as the failure if the log has a failure without any other reason, or if it is in a pasted text (no log).
     """
     by_name = {card.name: card for card in cards}
-    names_in_log = {one.card.name for one in sightings}
+    names_in_log = {sighting.card.name for sighting in sightings}
     changed = []
-    for one in sightings:
-        card = one.card
-        if one.differing_calls and card.mismatch_card:
+    for sighting in sightings:
+        card = sighting.card
+        if sighting.differing_calls and card.mismatch_card:
             card = by_name[card.mismatch_card].with_values({})
         if not names_in_log.isdisjoint(card.echo_of):
             card = structs.replace(card, role=Role.ECHO)
-        changed.append(structs.replace(one, card=card))
-    failures = [one.card for one in changed if one.card.role not in (Role.HINT, Role.NOTE)]
+        changed.append(structs.replace(sighting, card=card))
+    failures = [sighting.card for sighting in changed if sighting.card.role not in (Role.HINT, Role.NOTE)]
     has_reason = any(
         card.role in (Role.CAUSE, Role.WAIT) or (card.role is Role.FAILURE and card.shows_only != "library")
         for card in failures
     )
     warning_is_failure = not is_log or (bool(failures) and not has_reason)
-    for at, one in enumerate(changed):
-        if _is_warning(one.card) and warning_is_failure:
-            changed[at] = structs.replace(one, card=structs.replace(one.card, role=Role.FAILURE))
-        elif one.card.is_retried and has_reason:
-            changed[at] = structs.replace(one, card=structs.replace(one.card, role=Role.NOTE))
+    for at, sighting in enumerate(changed):
+        if _is_warning(sighting.card) and warning_is_failure:
+            changed[at] = structs.replace(sighting, card=structs.replace(sighting.card, role=Role.FAILURE))
+        elif sighting.card.is_retried and has_reason:
+            changed[at] = structs.replace(sighting, card=structs.replace(sighting.card, role=Role.NOTE))
     return changed
 
 
 def _is_warning(card: Card) -> bool:
-    """Whether a card stands for unknown warnings."""
     return card.is_fallback and card.role is Role.HINT
 
 
@@ -199,24 +198,25 @@ def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     A rank that others waited for is not missing if it waited, too: it is removed from `missing_ranks`. A wait for
     which no missing rank remains is listed after the other waits.
     """
-    waits = [one for one in sightings if one.card.role is Role.WAIT]
-    waiting = {rank for one in waits for rank in (*one.ranks, one.card.waiting_rank)}
-    missing = [tuple(rank for rank in one.missing_ranks if rank not in waiting) for one in sightings]
-    checked = [structs.replace(one, missing_ranks=ranks) for one, ranks in zip(sightings, missing, strict=True)]
+    waits = [sighting for sighting in sightings if sighting.card.role is Role.WAIT]
+    waiting = {rank for sighting in waits for rank in (*sighting.ranks, sighting.card.waiting_rank)}
+    missing = [tuple(rank for rank in sighting.missing_ranks if rank not in waiting) for sighting in sightings]
+    checked = [structs.replace(old, missing_ranks=ranks) for old, ranks in zip(sightings, missing, strict=True)]
     resolved = {old.card.name for old, ranks in zip(sightings, missing, strict=True) if old.missing_ranks and not ranks}
-    failures = [one.card for one in sightings if one.card.role is Role.FAILURE]
+    failures = [sighting.card for sighting in sightings if sighting.card.role is Role.FAILURE]
     is_known = any(not card.shows_only and not card.is_fallback for card in failures)
 
-    def has_origin(one: Sighting) -> bool:
-        return bool(one.ranks or one.local_ranks or one.tasks or one.hosts)
+    def has_origin(sighting: Sighting) -> bool:
+        return bool(sighting.ranks or sighting.local_ranks or sighting.tasks or sighting.hosts)
 
-    def sort_key(one: Sighting) -> tuple[int, bool, int]:
-        role_place = _PLACE_OF_ROLE[one.card.role]
-        if one.card.is_fallback and one.card.role in (Role.FAILURE, Role.HINT):
+    def sort_key(sighting: Sighting) -> tuple[int, bool, int]:
+        role_place = _PLACE_OF_ROLE[sighting.card.role]
+        if sighting.card.is_fallback and sighting.card.role in (Role.FAILURE, Role.HINT):
             # An unknown text may follow from an earlier wait, unless both name ranks or hosts.
-            earlier = [wait for wait in waits if wait.first_line < one.first_line]
-            is_late = _is_warning(one.card) or any(not (has_origin(wait) and has_origin(one)) for wait in earlier)
+            earlier_waits = [wait for wait in waits if wait.first_line < sighting.first_line]
+            have_origins = all(map(has_origin, (sighting, *earlier_waits))) or not earlier_waits
+            is_late = _is_warning(sighting.card) or not have_origins
             role_place = _PLACE_AFTER_WAITS if is_late else _PLACE_AFTER_FAILURES if is_known else role_place
-        return role_place, one.card.name in resolved, one.first_line
+        return role_place, sighting.card.name in resolved, sighting.first_line
 
     return tuple(sorted(checked, key=sort_key))

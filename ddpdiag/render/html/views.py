@@ -26,9 +26,9 @@ def cut_line(text: str) -> str:
     return f"{text[:_MAX_LETTERS]} [{len(text) - _MAX_LETTERS:,} more letters are in the JSON report]"
 
 
-def omitted_sentence(left: int) -> str:
-    """A sentence with the number of items that are left out. Empty if `left` is 0 or less."""
-    return f"{left:,} more are in the JSON report." if left > 0 else ""
+def omitted_sentence(number: int) -> str:
+    """A sentence with the number of items that are left out. Empty if `number` is 0 or less."""
+    return f"{number:,} more are in the JSON report." if number > 0 else ""
 
 
 class Fact(NamedTuple):
