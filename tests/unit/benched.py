@@ -43,22 +43,10 @@ def data_of(
     for size in sizes:
         calls = [*zip(*(clock(other, size) for other in range(ranks)), strict=True)]
         extremes = [min(call) for call in calls], [max(call) for call in calls]
-        rows.append(
-            rank_row(
-                rounded_size(collective, size, 4, ranks),
-                "float",
-                clock(rank, size),
-                (wrong or {}).get(size, 0),
-                extremes,
-            )
-        )
-    values = {
-        "backend": "gloo",
-        "collective": collective,
-        "rank_count": ranks,
-        "pid": 100 + rank,
-        "device": "CPU",
-    } | more
+        exact = rounded_size(collective, size, 4, ranks)
+        rows.append(rank_row(exact, "float", clock(rank, size), (wrong or {}).get(size, 0), extremes))
+    facts = {"backend": "gloo", "collective": collective, "rank_count": ranks, "pid": 100 + rank, "device": "CPU"}
+    values = facts | more
     return Data(rows=tuple(rows), limits=limits, copy_rates=tuple(copies), **values)  # type: ignore[arg-type]
 
 

@@ -61,9 +61,7 @@ LATE = RankEvidence(lag_share=0.7, started_last_share=0.93)
         pytest.param([RankEvidence(), LATE._replace(started_last_share=0.5)], [], id="last in half of the calls"),
         pytest.param([RankEvidence((1.0,), 9.0, 1.0)], [], id="a rank alone"),
         pytest.param([RankEvidence((9e9, 2e9, 9e9))] * 3, [], id="a moment that is slow for all"),
-        pytest.param(
-            [RankEvidence((9e9, 9e9, 9e9)), RankEvidence((9e9, 1e9, 9e9))], [], id="a rank that was disturbed once"
-        ),
+        pytest.param([RankEvidence((9e9, 9e9, 9e9)), RankEvidence((9e9, 1e9, 9e9))], [], id="a rank disturbed once"),
     ],
 )
 def test_who_comes_last_in_most_calls_by_much_is_slow(evidence: list[RankEvidence], slow: list[int]) -> None:

@@ -64,9 +64,7 @@ def renamed(seen: Seen[Data], *, boot: str | None = None) -> Seen[Data]:
 def test_two_machines_of_one_name_are_two(golden):
     limits = structs.replace(FAST, nic="eth0", nic_bytes_per_s=0.125e9)
     seen = benched(alike(4, limits=limits), ranks_per_node=2)
-    one, same, two = (
-        bench_report(each).series[0].expectation for each in (renamed(seen, boot="b"), renamed(seen), seen)
-    )
+    one, same, two = (bench_report(s).series[0].expectation for s in (renamed(seen, boot="b"), renamed(seen), seen))
     assert one is not None
     assert same is not None
     assert two is not None

@@ -147,10 +147,8 @@ def test_what_is_no_measurement_is_not_compared(values: tuple[float, ...]) -> No
 @relaxed
 @given(st.lists(seconds, min_size=5, max_size=12), st.lists(seconds, min_size=5, max_size=12))
 def test_the_other_way_round_it_is_the_opposite(one: list[float], other: list[float]) -> None:
-    there, back = (
-        figure_shift(world(tuple(one)), world(tuple(other))),
-        figure_shift(world(tuple(other)), world(tuple(one))),
-    )
+    pairs = (one, other), (other, one)
+    there, back = (figure_shift(world(tuple(old)), world(tuple(new))) for old, new in pairs)
     assert there.is_significant is back.is_significant
     assert there.ratio == pytest.approx(1 / back.ratio)
 
@@ -252,11 +250,8 @@ def test_what_a_run_that_could_not_look_does_not_see_is_not_gone(golden) -> None
 
 
 def test_findings_come_go_and_change() -> None:
-    stays, worse, gone = (
-        finding(title="stays"),
-        finding(code="HST001.a", severity=Severity.WARNING),
-        finding(code="HST002.b"),
-    )
+    stays, worse = finding(title="stays"), finding(code="HST001.a", severity=Severity.WARNING)
+    gone = finding(code="HST002.b")
     new = (stays, structs.replace(worse, severity=Severity.ERROR), finding(code="GPU001.c", severity=Severity.NOTE))
     found = of(report(findings=(stays, worse, gone)), report(findings=new))
     assert [(change.direction.value, change.name) for change in found.changes] == [
@@ -318,9 +313,8 @@ def test_several_findings_of_one_code_are_distinguished(golden) -> None:
     (change,) = of(report(findings=other), report(findings=one)).changes
     assert (change.direction, "PYTHONHASHSEED" in change.text) == (Direction.IMPROVEMENT, True)
     assert of(report(findings=other), report(findings=other[::-1])).changes == ()
-    (change,) = of(
-        report(findings=other), report(findings=variables(PYTHONHASHSEED=warning, NCCL_DEBUG=warning))
-    ).changes
+    swapped = variables(PYTHONHASHSEED=warning, NCCL_DEBUG=warning)
+    (change,) = of(report(findings=other), report(findings=swapped)).changes
     assert change.direction is Direction.IMPROVEMENT
     golden(change.text)
     (change,) = of(report(findings=(*one, *one)), report(findings=(*one, *one, *one))).changes

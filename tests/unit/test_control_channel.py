@@ -139,13 +139,8 @@ def test_taken_ports_are_named_with_their_holder(golden) -> None:
 
 def test_a_rank_that_looks_for_rank_0_says_how_long_it_still_does() -> None:
     left: list[float] = []
+    nowhere = Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.2)
     with pytest.raises(RunLost):
-        join(
-            Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.2),
-            lambda: Rank0Endpoint(WIRE),
-            ME,
-            lambda: None,
-            left.append,
-        )
+        join(nowhere, lambda: Rank0Endpoint(WIRE), ME, lambda: None, left.append)
     assert 0.1 < left[0] <= 0.2
     assert left == sorted(left, reverse=True)

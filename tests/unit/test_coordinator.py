@@ -186,9 +186,7 @@ def test_the_recording_tells_when_each_trial_was_handed_out() -> None:
     assert begins[-1] <= run.end.seconds
 
 
-@pytest.mark.parametrize(
-    ("shares", "peers"), [(True, ["port of 0", "port of 1"]), (False, [])], ids=["shared", "not shared"]
-)
+@pytest.mark.parametrize(("shares", "peers"), [(True, ["port of 0", "port of 1"]), (False, [])], ids=["shared", "not"])
 def test_the_barrier_opens_for_all_with_the_first_offer(shares: bool, peers: list[str]) -> None:
     server = StandIn(2, partial(gated, shares=shares))
     conduct(server, check())
@@ -277,9 +275,7 @@ def test_plain_checks_run_before_those_that_wait_for_torch() -> None:
 
 def test_a_blocked_check_is_left_out() -> None:
     first = check("COL001")
-    recording = conduct(
-        StandIn(2, raises), first, check("TRN001", skip=lambda seen: blocked(seen.of(first).failure_text))
-    )
+    recording = conduct(StandIn(2, raises), first, check("TRN001", skip=lambda s: blocked(s.of(first).failure_text)))
     assert [skip.code for skip in recording.skips] == ["TRN001"]
 
 
@@ -462,9 +458,7 @@ STAGES = {
 @pytest.mark.parametrize(("server", "checks", "ends"), STAGES.values(), ids=STAGES)
 def test_the_end_of_a_stage_names_the_checks_that_failed(server: StandIn, checks: list, ends: list) -> None:
     ended = told(server, *checks).of(StageEnded)
-    assert [(end.name, end.status, end.failed, end.will_continue) for end in ended] == [
-        ("collective", *end) for end in ends
-    ]
+    assert [(e.name, e.status, e.failed, e.will_continue) for e in ended] == [("collective", *end) for end in ends]
 
 
 def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:

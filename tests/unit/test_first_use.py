@@ -147,11 +147,8 @@ def test_a_first_use_that_the_budget_ends_is_no_hang(step: str, first_use: float
     ]
     seen = seen_of(trials.CHECK, dict.fromkeys(range(2), Nothing()), gpus=2)
     recording = structs.replace(seen.recording, trials=(trial,), outcomes=tuple(hung))
-    found = [
-        finding
-        for check in (trials.CHECK, budget_check.CHECK)
-        for finding in Seen(seen.world, check, recording).findings
-    ]
+    both = (trials.CHECK, budget_check.CHECK)
+    found = [finding for check in both for finding in Seen(seen.world, check, recording).findings]
     assert [finding.code for finding in found] == [code]
 
 

@@ -55,9 +55,7 @@ def bound(index, **changes):
 
 LOST = Data(nvml=Enumeration(gpus=(gpu(0), ListedGpu(index=1, error="GPU is lost"))), functions=functions(2), visible=2)
 OTHER_SECOND = [healthy(2), without(Trouble.OTHER, functions=functions(2), visible=2)]
-WRONG_SECOND = [
-    healthy(2, visible=visible, promised=1, cuda_visible_devices=value) for visible, value in ((1, "0"), (0, "2"))
-]
+WRONG_SECOND = [healthy(2, visible=n, promised=1, cuda_visible_devices=index) for n, index in ((1, "0"), (0, "2"))]
 ONE_APART = [*map(bound, range(4)), *[healthy(4, host=1)] * 4]
 
 SILENT = {

@@ -118,10 +118,7 @@ def test_a_second_look_that_hung_is_left_to_run003():
     [
         pytest.param(
             {rank: GpuReading(gpus=(healthy(rank),)) for rank in range(8)},
-            {
-                rank: GpuReading(gpus=(healthy(rank, **memory(uncorrected=1) if rank == 5 else {}),))
-                for rank in range(8)
-            },
+            {n: GpuReading(gpus=(healthy(n, **memory(uncorrected=1) if n == 5 else {}),)) for n in range(8)},
             id="each rank sees one",
         ),
         pytest.param(

@@ -48,9 +48,7 @@ def run_of(*runs, look=None, options=None, torch=True, **world) -> Seen:
     whole = seen_of(memory_errors.CHECK, looks, **world)
     if torch:
         shown = tuple(devices.TorchGpu(H100, uuid_of(number)) for number in range(8))
-        views = {
-            rank: devices.Data(torch="2.15.0", cuda="13.2", gpus=shown, chosen=rank % 8) for rank in range(min(size, 8))
-        }
+        views = {n: devices.Data(torch="2.15", cuda="13.2", gpus=shown, chosen=n % 8) for n in range(min(size, 8))}
         whole = together(whole, seen_of(devices.CHECK, views, **world))
     for run in runs:
         whole = together(whole, seen_of(CHECK, run, **world))

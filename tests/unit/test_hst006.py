@@ -19,6 +19,7 @@ from ddpdiag.probes.net.interfaces import Ifnames, Interface
 from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
 THREE = {"size": 3, "ranks_per_node": 1}
 RDMA_COUNTERS = {
     "symbol_error": 0,
@@ -72,30 +73,30 @@ DOWN = host(nic(up=False))
 # The looks of n1 before and after, and the finding.
 CHANGES = {
     "old errors": (host(nic(rx_crc_errors=900), rail(link_downed=3, symbol_error=7), damaged=12),) * 2 + (None,),
-    "a link that was lost": (host(), host(LOST), ("link-down", Severity.ERROR)),
-    "a link that stays down": (host(), DOWN, ("link-down", Severity.ERROR)),
+    "a link that was lost": (host(), host(LOST), ("link-down", ERROR)),
+    "a link that stays down": (host(), DOWN, ("link-down", ERROR)),
     "an interface that the job does not use": (
         host(nic(), nic("docker0")), host(nic(), nic("docker0", carrier_down_count=9, rx_crc_errors=999)), None
     ),
     "a member of a bond": (
         BOND, structs.replace(BOND, ports=(BOND.ports[0], nic("eth1", carrier_down_count=2), BOND.ports[2])),
-        ("link-down", Severity.WARNING)
+        ("link-down", WARNING)
     ),
     "a bond": (
         BOND, structs.replace(BOND, ports=(nic("bond0", carrier_down_count=2), *BOND.ports[1:])),
-        ("link-down", Severity.ERROR)
+        ("link-down", ERROR)
     ),
     "a link that came up": (DOWN, host(), None),
     "an RDMA port that was down": (
         host(nic(), rail(up=False)), host(nic(), rail(up=False, symbol_error=65535, link_downed=2)), None
     ),
-    "an RDMA port over gloo": (host(nic(), rail()), host(nic(), rail(link_downed=1)), ("link-down", Severity.WARNING)),
+    "an RDMA port over gloo": (host(nic(), rail()), host(nic(), rail(link_downed=1)), ("link-down", WARNING)),
     "the interface of an RDMA port": (
         host(nic(), rail(below=("ens1",)), nic("ens1")),
         host(nic(), rail(below=("ens1",)), nic("ens1", rx_crc_errors=50)),
-        ("link-errors", Severity.WARNING)
+        ("link-errors", WARNING)
     ),
-    "an interface that is gone": (host(nic(), rail()), host(rail()), ("gone", Severity.ERROR)),
+    "an interface that is gone": (host(nic(), rail()), host(rail()), ("gone", ERROR)),
     "segments of an older kernel": (structs.replace(host(), tcp={"InSegs": 5}), host(damaged=99), None),
 }  # fmt: skip
 
@@ -116,14 +117,11 @@ def test_an_interface_without_a_route_is_used_where_the_library_chooses_it():
         interfaces=addresses, own_addresses=(), variables=Ifnames("ib0", None), source_address="10.0.0.1"
     )
     before, after = host(nic(), nic("ib0")), host(nic(), nic("ib0", carrier_down_count=2))
-    assert only(judged({1: before}, {1: after}, chosen={1: data}))[:2] == ("link-down", Severity.ERROR)
+    assert only(judged({1: before}, {1: after}, chosen={1: data}))[:2] == ("link-down", ERROR)
     assert judged({1: before}, {1: after}) == []
 
 
-@pytest.mark.parametrize(
-    ("taken", "hosts", "severity"),
-    [(True, 3, Severity.ERROR), (False, 3, Severity.WARNING), (True, 1, Severity.WARNING)],
-)
+@pytest.mark.parametrize(("taken", "hosts", "severity"), [(True, 3, ERROR), (False, 3, WARNING), (True, 1, WARNING)])
 def test_an_rdma_port_is_an_error_where_nccl_takes_it_to_other_hosts(taken, hosts, severity):
     before, after = host(nic(), rail(taken=taken)), host(nic(), rail(taken=taken, link_downed=1))
     findings = judged({hosts // 2: before}, {hosts // 2: after}, size=hosts, gpus=8, options=RunOptions(backend="nccl"))
@@ -133,7 +131,7 @@ def test_an_rdma_port_is_an_error_where_nccl_takes_it_to_other_hosts(taken, host
 def test_where_most_hosts_lost_their_links_no_host_is_blamed(golden):
     down = host(LOST)
     (finding,) = judged({}, {0: down, 2: down})
-    assert only([finding]) == ("link-down", Severity.ERROR, ())
+    assert only([finding]) == ("link-down", ERROR, ())
     golden(finding)
     assert len(judged({}, {0: down, 2: down}, size=5)) == 2
     assert only(judged({}, {1: down}, size=2))[2] == ("n1",)
@@ -156,7 +154,7 @@ def test_errors_of_a_link_have_a_limit(counter, seconds, most):
     before, normal = (host(nic(), rail(**{counter: number})) for number in (0, most))
     assert judged({1: before}, {1: normal}, seconds=seconds) == []
     (finding,) = judged({1: before}, {1: host(nic(), rail(**{counter: most + 1}))}, seconds=seconds)
-    assert only([finding]) == ("link-errors", Severity.WARNING, ("n1",))
+    assert only([finding]) == ("link-errors", WARNING, ("n1",))
     assert (finding.evidence["counters"], finding.evidence["after"]) == ([counter], [most + 1])
 
 
@@ -177,7 +175,7 @@ def test_several_counters_of_several_ports_are_one_finding_of_the_host(golden):
 def test_damaged_segments_name_the_host_that_got_them_unless_most_did(golden):
     assert judged({}, {1: host(damaged=3)}) == []
     (finding,) = judged({}, {1: host(damaged=4, segments=3000)})
-    assert only([finding]) == ("damaged", Severity.WARNING, ("n1",))
+    assert only([finding]) == ("damaged", WARNING, ("n1",))
     golden(finding)
     (finding,) = judged({}, {0: host(damaged=9), 2: host(damaged=9)})
     assert (finding.hosts, finding.evidence["hosts"]) == ((), ["n0", "n2"])
@@ -196,7 +194,7 @@ def test_loss_that_begins_after_the_links_were_measured_blames_nobody(golden, se
     before, after = sending(1000, 7), sending(1000 + sent, 7 + again)
     found = judged({1: before}, {1: after})
     assert [(finding.code, finding.severity, finding.hosts) for finding in found] == [
-        ("HST006.resent", Severity.ERROR, ())
+        ("HST006.resent", ERROR, ())
     ] * is_loss
     if sent == 10_000 and is_loss:
         golden(*found)

@@ -238,10 +238,8 @@ def over_a_typo(*errors: str) -> Report:
     """`--backend ncl`: what the ranks raised in its all-reduce, after one over gloo that was done."""
     run = recording(options=RunOptions(backend="ncl"))
     trial = structs.replace(run.trials[0], number=2, params={"backend": "ncl"})
-    again = [
-        Outcome(trial=2, code="COL001", rank=rank, status=Status.RAISED, error=error)
-        for rank, error in enumerate(errors)
-    ]
+    failed = {"trial": 2, "code": "COL001", "status": Status.RAISED}
+    again = [Outcome(**failed, rank=rank, error=error) for rank, error in enumerate(errors)]
     return report(structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, *again)))
 
 

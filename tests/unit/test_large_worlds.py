@@ -61,9 +61,7 @@ def test_the_barrier_opens_for_all_when_the_last_one_comes_and_again_for_who_ask
 
 @given(st.integers(1, 12), st.integers(1, 4), st.randoms())
 def test_a_rank_is_reached_as_the_first_of_another_host_sees_it(size: int, per_node: int, random: object) -> None:
-    own = {
-        rank: structs.replace(arrival, master_addr=f"name-{rank}") for rank, arrival in arrivals(size, per_node).items()
-    }
+    own = {rank: structs.replace(each, master_addr=f"name-{rank}") for rank, each in arrivals(size, per_node).items()}
     group = tuple(random.sample(range(size), size))  # type: ignore[attr-defined]
     reached_at = address_lookup(group, own)
     for rank in group:

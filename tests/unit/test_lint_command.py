@@ -116,9 +116,8 @@ def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, cap
     streams = capsys.readouterr()
     report = json.loads(streams.out)
     assert (report["schema"], report["exit_code"]) == ("ddpdiag.lint/1", 1)
-    assert [(r["code"], r["severity"], r["evidence"]["line"]) for r in report["findings"]] == [
-        ("LNT010", "warning", 81)
-    ]
+    (found,) = report["findings"]
+    assert (found["code"], found["severity"], found["evidence"]["line"]) == ("LNT010", "warning", 81)
     assert "LNT010" in streams.err
 
 

@@ -55,11 +55,8 @@ def test_shared_memory_between_gpus_with_bridges() -> None:
 
 
 def test_a_plugin_with_a_space_in_its_name_and_the_nic_of_another_rank() -> None:
-    assert {hop.text for hop in log("efa-2.21.log").hops} == {
-        "NET/AWS Libfabric/GDRDMA",
-        "P2P/indirect",
-        "P2P/direct pointer",
-    }
+    expected = {"NET/AWS Libfabric/GDRDMA", "P2P/indirect", "P2P/direct pointer"}
+    assert {hop.text for hop in log("efa-2.21.log").hops} == expected
 
 
 @pytest.mark.parametrize(

@@ -236,9 +236,8 @@ def test_a_step_that_hangs_is_named_by_the_same_numbers(golden):
 
 
 def test_a_gpu_that_nvml_does_not_number_keeps_torchs():
-    seen = together(
-        world(2, {0: host_of(2, gpus={1: {"uuid": "MIG-1"}})}), seen_of(p2p001.CHECK, {0: paths_of(count=2)})
-    )
+    copied = world(2, {0: host_of(2, gpus={1: {"uuid": "MIG-1"}})})
+    seen = together(copied, seen_of(p2p001.CHECK, {0: paths_of(count=2)}))
     assert CHECK.report(seen).matrices[0].rows == ("GPU 0", "cuda:1")
 
 

@@ -60,6 +60,8 @@ class Machine(NamedTuple):
 
 
 A100, H100, B200 = Machine((8, 0), 12), Machine((9, 0), 18), Machine((10, 0), 18)
+TWO_A100 = A100._replace(hosts=2, cards=8, card_bytes_per_s=25 * GB)
+FOUR_B200 = B200._replace(hosts=4, cards=8, card_bytes_per_s=50 * GB)
 
 
 class Row(NamedTuple):
@@ -84,25 +86,9 @@ RINGS = (
     Row("H200 reduce_scatter", H100, 363, STAS00, "reduce_scatter"),
     Row("H200, 4 of 8 GPUs", H100._replace(gpus=4), 363, STAS00),
     Row("B200 ring", B200, 682, STAS00),
-    Row(
-        "A100, 2 hosts, 8 x 200 Gbit/s",
-        A100._replace(hosts=2, cards=8, card_bytes_per_s=25 * GB),
-        185.6,
-        OCI,
-        digit=0.1,
-    ),
-    Row(
-        "B200, 4 hosts, 8 x 400 Gbit/s EFA, least",
-        B200._replace(hosts=4, cards=8, card_bytes_per_s=50 * GB),
-        377,
-        STAS00,
-    ),
-    Row(
-        "B200, 4 hosts, 8 x 400 Gbit/s EFA, most",
-        B200._replace(hosts=4, cards=8, card_bytes_per_s=50 * GB),
-        382,
-        STAS00,
-    ),
+    Row("A100, 2 hosts, 8 x 200 Gbit/s", TWO_A100, 185.6, OCI, digit=0.1),
+    Row("B200, 4 hosts, 8 x 400 Gbit/s EFA, least", FOUR_B200, 377, STAS00),
+    Row("B200, 4 hosts, 8 x 400 Gbit/s EFA, most", FOUR_B200, 382, STAS00),
 )
 
 

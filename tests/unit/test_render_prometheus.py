@@ -72,10 +72,8 @@ def test_measurements_have_base_units_and_the_backend_as_a_label() -> None:
         "sound": True,
     }
     found = read(fit(measurements=measured))
-    assert found["ddpdiag_all_reduce_busbw_bytes_per_second"] == [
-        ({"backend": "gloo"}, 1e9),
-        ({"backend": "nccl"}, 4e11),
-    ]
+    name = "ddpdiag_all_reduce_busbw_bytes_per_second"
+    assert found[name] == [({"backend": "gloo"}, 1e9), ({"backend": "nccl"}, 4e11)]
     assert found["ddpdiag_import_seconds"] == [({}, 2.5)]
     assert found["ddpdiag_step_overlap_ratio"] == [({}, 0.8)]
     assert found["ddpdiag_sound"] == [({}, 1)]

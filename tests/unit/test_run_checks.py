@@ -15,6 +15,8 @@ from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Seve
 from ddpdiag.probes.host.limits import ResourceLimits
 from ddpdiag.stats import Samples
 
+DIED, DONE, HUNG, RAISED, UNHEARD = Status.DIED, Status.DONE, Status.HUNG, Status.RAISED, Status.UNHEARD
+ERROR, NOTE = Severity.ERROR, Severity.NOTE
 STEADY = Samples(min=1.0, median=1.0, p95=1.0, count=1)
 
 
@@ -40,7 +42,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def test_a_clean_run_is_silent() -> None:
-    seen = run_of(*(outcome(rank, Status.DONE, data=Raw(b"{}")) for rank in range(4)))
+    seen = run_of(*(outcome(rank, DONE, data=Raw(b"{}")) for rank in range(4)))
     for check in (roll_call.CHECK, presence.CHECK, run003.CHECK, run004.CHECK):
         assert list(check.judge(seen)) == []
 
@@ -72,7 +74,7 @@ def absent_in(seen: Seen[Nothing], *ranks: int, layout: tuple[str, ...] = (), **
 )  # fmt: skip
 def test_absent_ranks_are_named_with_what_is_known_of_their_host(golden, size, absent, more, ranks, hosts) -> None:
     finding = absent_in(run_of(size=size), *absent, **more)
-    assert (finding.code, finding.severity) == ("RUN001.absent", Severity.ERROR)
+    assert (finding.code, finding.severity) == ("RUN001.absent", ERROR)
     assert (finding.ranks, finding.hosts) == (ranks, hosts)
     golden(finding)
 
@@ -129,9 +131,9 @@ def test_one_ranks_own_record_tells_that_rank_0_was_lost() -> None:
 
 
 def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(golden) -> None:
-    waiting = [outcome(r, Status.HUNG, step_count=5, last_step="all_reduce 4 B: wait") for r in (0, 1, 3)]
+    waiting = [outcome(r, HUNG, step_count=5, last_step="all_reduce 4 B: wait") for r in (0, 1, 3)]
     process = ProcessState(pid=77, state="S", stack=("sleep (user.py:3)",))
-    guilty = outcome(2, Status.HUNG, step_count=4, last_step="all_reduce 4 B: post", process=process)
+    guilty = outcome(2, HUNG, step_count=4, last_step="all_reduce 4 B: post", process=process)
     finding = only(list(run003.judge(run_of(*waiting, guilty))))
     assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.hung", (2,), ("n1",))
     golden(finding)
@@ -139,8 +141,8 @@ def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(g
 
 def crashed(**how: object) -> Finding:
     """RUN003's finding for rank 2, which ends another one's waiting."""
-    dead = outcome(2, last_step="all_reduce 4 B: post", **{"status": Status.DIED} | how)  # type: ignore[arg-type]
-    return only(list(run003.judge(run_of(outcome(0, Status.HUNG, interrupted=True), dead))))
+    dead = outcome(2, last_step="all_reduce 4 B: post", **{"status": DIED} | how)  # type: ignore[arg-type]
+    return only(list(run003.judge(run_of(outcome(0, HUNG, interrupted=True), dead))))
 
 
 def test_a_crash_shows_how_the_process_ended_and_its_last_words(golden) -> None:
@@ -155,8 +157,8 @@ def test_a_limit_of_processor_time_has_its_own_fix() -> None:
 
 
 def test_a_rank_that_sent_no_result_explains_the_others(golden) -> None:
-    waiting = [outcome(rank, Status.HUNG, interrupted=True, last_step="all_reduce 4 B: wait") for rank in (0, 1, 3)]
-    silent = outcome(2, Status.UNHEARD, error="its process reported nothing")
+    waiting = [outcome(rank, HUNG, interrupted=True, last_step="all_reduce 4 B: wait") for rank in (0, 1, 3)]
+    silent = outcome(2, UNHEARD, error="its process reported nothing")
     finding = only(list(run003.judge(run_of(*waiting, silent))))
     assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.unheard", (2,), ("n1",))
     golden(finding)
@@ -164,13 +166,13 @@ def test_a_rank_that_sent_no_result_explains_the_others(golden) -> None:
 
 def test_an_exception_is_not_told_twice() -> None:
     said = "RuntimeError: no"
-    finding = crashed(status=Status.RAISED, error=said, detail=f"File a\n  f(x)\n{said}")
+    finding = crashed(status=RAISED, error=said, detail=f"File a\n  f(x)\n{said}")
     assert (said in finding.message, "output" in finding.evidence) == (True, False)
 
 
 def test_of_several_guilty_ranks_none_only_waited_and_one_stack_is_shown(golden) -> None:
     stood = ProcessState(pid=7, state="S", stack=("f (user.py:3)",))
-    hung = [outcome(r, Status.HUNG, step_count=4 if r in (1, 3) else 5, process=stood) for r in range(6)]
+    hung = [outcome(r, HUNG, step_count=4 if r in (1, 3) else 5, process=stood) for r in range(6)]
     finding = only(list(run003.judge(run_of(*hung, size=6))))
     assert finding.ranks == (1, 3)
     assert [name for name in finding.evidence if name.startswith("stack")] == ["stack_of_rank_1", "stack_of_rank_5"]
@@ -179,7 +181,7 @@ def test_of_several_guilty_ranks_none_only_waited_and_one_stack_is_shown(golden)
 
 def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) -> None:
     process = ProcessState(pid=77, state="D", wchan="nvidia_ioctl", survived=True)
-    finding, survivor = run003.judge(run_of(outcome(2, Status.HUNG, process=process), size=4))
+    finding, survivor = run003.judge(run_of(outcome(2, HUNG, process=process), size=4))
     assert (finding.code, survivor.code) == ("RUN003.hung", "RUN003.survived")
     golden(finding)
 
@@ -187,10 +189,10 @@ def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) ->
 BYSTANDER = ProcessState(pid=78, state="D", survived=True)
 AT_A_GPU = ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True)
 SURVIVED = {
-    "a bystander's": (outcome(2, Status.DIED), outcome(1, Status.HUNG, interrupted=True, process=BYSTANDER)),
+    "a bystander's": (outcome(2, DIED), outcome(1, HUNG, interrupted=True, process=BYSTANDER)),
     "reported by a later trial": (
-        outcome(1, Status.HUNG, process=ProcessState(pid=79)),
-        outcome(1, Status.DONE, survivors=(AT_A_GPU,)),
+        outcome(1, HUNG, process=ProcessState(pid=79)),
+        outcome(1, DONE, survivors=(AT_A_GPU,)),
     ),
 }
 
@@ -203,20 +205,18 @@ def test_each_process_that_survives_is_named(golden, outcomes) -> None:
 
 
 def test_a_hang_in_which_all_stand_alike_blames_nobody(golden) -> None:
-    finding = only(
-        list(run003.judge(run_of(outcome(0, Status.HUNG, step_count=5), outcome(1, Status.HUNG, step_count=5), size=2)))
-    )
+    finding = only(list(run003.judge(run_of(outcome(0, HUNG, step_count=5), outcome(1, HUNG, step_count=5), size=2))))
     assert (finding.ranks, finding.hosts) == ((), ())
     golden(finding)
 
 
 def test_what_a_lost_rank_left_unfinished_is_not_told_twice() -> None:
-    seen = run_of(outcome(0, Status.HUNG, interrupted=True), outcome(2, Status.UNHEARD))
+    seen = run_of(outcome(0, HUNG, interrupted=True), outcome(2, UNHEARD))
     assert list(run003.judge(with_events(seen, Event(kind=EventKind.LOST, rank=2)))) == []
 
 
 def test_the_same_ranks_failing_alike_are_told_once() -> None:
-    seen = run_of(outcome(2, Status.HUNG), size=4)
+    seen = run_of(outcome(2, HUNG), size=4)
     again = structs.replace(seen.recording.trials[0], number=1)
     later = structs.replace(seen.recording.outcomes[0], trial=1)
     recording = structs.replace(
@@ -230,7 +230,7 @@ def test_a_large_run_is_judged_group_by_group() -> None:
     alone = structs.replace(seen.recording.trials[0], groups=tuple((rank,) for rank in range(2048)), params={})
     trials = tuple(structs.replace(alone, number=number) for number in range(8))
     outcomes = tuple(
-        structs.replace(outcome(rank, Status.RAISED if rank == 7 else Status.DONE), trial=number)
+        structs.replace(outcome(rank, RAISED if rank == 7 else DONE), trial=number)
         for number in range(8)
         for rank in range(2048)
     )
@@ -247,19 +247,19 @@ def test_a_spent_budget_and_a_signal_are_said() -> None:
 
 def test_a_budget_that_a_hang_used_up_is_a_note(golden) -> None:
     spent = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
-    stopped = outcome(3, Status.HUNG, step_count=2, process=ProcessState(pid=7, state="T"))
-    seen = with_events(run_of(*(outcome(rank, Status.HUNG, step_count=2) for rank in range(3)), stopped), spent)
+    stopped = outcome(3, HUNG, step_count=2, process=ProcessState(pid=7, state="T"))
+    seen = with_events(run_of(*(outcome(rank, HUNG, step_count=2) for rank in range(3)), stopped), spent)
     finding = only(judge_as(run004.CHECK, seen))
-    assert (finding.code, finding.severity, finding.is_about_run) == ("RUN004.budget", Severity.NOTE, True)
+    assert (finding.code, finding.severity, finding.is_about_run) == ("RUN004.budget", NOTE, True)
     golden(finding)
-    healthy = run_of(*(outcome(rank, Status.DONE) for rank in range(4)))
-    assert only(judge_as(run004.CHECK, with_events(healthy, spent))).severity is Severity.ERROR
+    healthy = run_of(*(outcome(rank, DONE) for rank in range(4)))
+    assert only(judge_as(run004.CHECK, with_events(healthy, spent))).severity is ERROR
 
 
 def test_who_pressed_ctrl_c_is_not_told_to_find_out_who_did(golden) -> None:
     told = Event(kind=EventKind.LEAVING, rank=1, seconds=3.25, detail="2")
     finding = only(judge_as(run004.CHECK, with_events(run_of(), told)))
-    assert (finding.code, finding.severity, finding.fix) == ("RUN004.told", Severity.NOTE, "")
+    assert (finding.code, finding.severity, finding.fix) == ("RUN004.told", NOTE, "")
     golden(finding)
 
 
@@ -267,30 +267,27 @@ def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault(gold
     going = ProcessState(pid=7, state="R", step_seconds=0.01)
     waiting = ProcessState(pid=8, state="S", step_seconds=3.0)
     seen = run_of(
-        outcome(0, Status.HUNG, step_count=45, last_step="training step 45 of 56", process=going),
+        outcome(0, HUNG, step_count=45, last_step="training step 45 of 56", process=going),
         *(
-            outcome(rank, Status.HUNG, step_count=46, last_step="training step 46 of 56", process=waiting)
+            outcome(rank, HUNG, step_count=46, last_step="training step 46 of 56", process=waiting)
             for rank in (1, 2, 3)
         ),
     )
     assert judge_as(run003.CHECK, seen) == []
     finding = only(judge_as(run004.CHECK, seen))
-    assert (finding.code, finding.severity) == ("RUN004.unfinished", Severity.ERROR)
+    assert (finding.code, finding.severity) == ("RUN004.unfinished", ERROR)
     assert (finding.ranks, finding.hosts) == ((), ())
     golden(finding)
 
 
 def test_a_rank_that_may_start_no_process_is_the_limits_fault(golden) -> None:
     error = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
-    seen = run_of(outcome(0, Status.HUNG, interrupted=True), outcome(1, Status.RAISED, error=error), size=2)
+    seen = run_of(outcome(0, HUNG, interrupted=True), outcome(1, RAISED, error=error), size=2)
     narrow = ResourceLimits(nofile=None, memlock=None, nproc=18)
     rows = {rank: limits.Data(limits=narrow, user_processes=6) for rank in range(2)}
     both = together(seen, seen_of(limits.CHECK, rows, size=2))
     found = {f.code: f for check in (limits.CHECK, run003.CHECK) for f in judge_as(check, both)}
-    assert {code: f.severity for code, f in found.items()} == {
-        "HST004.processes": Severity.ERROR,
-        "RUN003.raised": Severity.NOTE,
-    }
+    assert {code: f.severity for code, f in found.items()} == {"HST004.processes": ERROR, "RUN003.raised": NOTE}
     assert found["RUN003.raised"].ranks == ()
     golden(*found.values())
 
@@ -303,11 +300,7 @@ def opening(*variables: str | None, at: str = "communicator") -> Finding:
     }
     hung = [
         outcome(
-            r,
-            Status.HUNG,
-            step_count=5,
-            last_step=at,
-            process=ProcessState(pid=r + 9, state="S", stack=(frames[v == "0"],)),
+            r, HUNG, step_count=5, last_step=at, process=ProcessState(pid=r + 9, state="S", stack=(frames[v == "0"],))
         )
         for r, v in enumerate(variables)
     ]

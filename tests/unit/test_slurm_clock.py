@@ -49,9 +49,8 @@ def test_without_it_scontrol_is_asked_once(tmp_path: Path, monkeypatch: pytest.M
 def test_of_a_job_array_only_the_task_of_this_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last task has the array's own number: asked for that, Slurm answers with all of them."""
     mine = ANSWER.replace("JobId=7", "JobId=7 ArrayJobId=7 ArrayTaskId=3")
-    other = ANSWER.replace("JobId=7", "JobId=70 ArrayJobId=7 ArrayTaskId=1").replace(
-        "EndTime=1090700", "EndTime=1090605"
-    )
+    task = ANSWER.replace("JobId=7", "JobId=70 ArrayJobId=7 ArrayTaskId=1")
+    other = task.replace("EndTime=1090700", "EndTime=1090605")
     scontrol(tmp_path, monkeypatch, f"echo '{other}'; echo '{mine}'; echo '{other}'")
     assert job_left_seconds(JOB) == 100
 

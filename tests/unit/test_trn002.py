@@ -19,6 +19,7 @@ from ddpdiag.strategies.check import CHECK, plan
 from ddpdiag.strategies.judge import train_report
 from ddpdiag.strategies.trainings import Data, batch_size_of, devices_of, hidden_width_of, ranks_of, why_impossible
 
+DONE, RAISED = Status.DONE, Status.RAISED
 STEPS = 4
 CURVE = (2.3, 2.0, 1.5, 1.0)
 ALL = tuple(Strategy)
@@ -69,12 +70,8 @@ def ran(world: World, off=None, statuses=None, changed=None, **outcome) -> Seen[
         for rank in trial.ranks:
             own = data(strategy, trial.ranks, rank, (off or {}).get((strategy, rank), ()))
             own = structs.replace(own, **(changed or {}).get((strategy, rank), {}))
-            status = (statuses or {}).get((strategy, rank), Status.DONE)
-            more = (
-                {"data": Raw(encode(own))}
-                if status is Status.DONE
-                else {"last_step": "training step 2 of 4", **outcome}
-            )
+            status = (statuses or {}).get((strategy, rank), DONE)
+            more = {"data": Raw(encode(own))} if status is DONE else {"last_step": "training step 2 of 4", **outcome}
             outcomes.append(Outcome(trial=number, code="TRN002", rank=rank, status=status, step_count=5 + rank, **more))
         recording = structs.replace(
             seen.recording, trials=(*seen.recording.trials, trial), outcomes=(*seen.recording.outcomes, *outcomes)
@@ -218,7 +215,7 @@ def test_a_hang_names_who_others_wait_for_and_the_next_one_runs():
     ids=["unknown", "known"],
 )
 def test_a_failure_names_who_failed_by_itself_and_its_cause(golden, error, is_known):
-    (found,) = findings(ran(world(4, S.FSDP), statuses={(S.FSDP, 3): Status.RAISED}, error=error))
+    (found,) = findings(ran(world(4, S.FSDP), statuses={(S.FSDP, 3): RAISED}, error=error))
     assert (found.code, found.ranks, "known_error" in found.evidence) == ("TRN002.fails", (3,), is_known)
     golden(found)
 
@@ -254,7 +251,7 @@ def test_where_nothing_that_was_asked_for_is_possible_nothing_is_tried(golden):
 
 
 def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
-    absent = {(S.DDP, rank): Status.RAISED for rank in range(2)}
+    absent = {(S.DDP, rank): RAISED for rank in range(2)}
     seen = ran(world(2, S.SINGLE, S.DDP, backend="mpi"), statuses=absent, error="AbsentBackend: built without mpi")
     (found,) = findings(seen)
     assert found.code == "TRN002.unmeasured"

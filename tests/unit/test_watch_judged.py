@@ -51,6 +51,7 @@ def recorded(rank: int, collectives: tuple[Collective, ...]) -> RankState:
     return seen(rank, COMPUTES, "R", holds_gpu=True, collectives=collectives)
 
 
+GUESSED = {"ranks_are_guessed": True, "world_size": None}
 AHEAD = (recorded(0, posted(5)), recorded(1, posted(5)))
 
 
@@ -97,12 +98,8 @@ def test_the_right_rank_is_named(witnesses, ranks):
         pytest.param(stalled(seen(0, LOADS), seen(1, LOADS)), id="all wait for data"),
         pytest.param(stalled(seen(0, WAITS), seen(1, cores=0.0)), id="one cannot be seen"),
         pytest.param(stalled(seen(0, WAITS), seen(1, COMPUTES), blocked_seconds=9.0), id="a reader takes nothing"),
-        pytest.param(
-            stalled(seen(0, RENDEZVOUS), ranks_are_guessed=True, world_size=None), id="torchrun waits for hosts"
-        ),
-        pytest.param(
-            stalled(seen(0), ranks_are_guessed=True, world_size=None, command="srun"), id="a launcher of other hosts"
-        ),
+        pytest.param(stalled(seen(0, RENDEZVOUS), **GUESSED), id="torchrun waits for hosts"),
+        pytest.param(stalled(seen(0), **GUESSED, command="srun"), id="a launcher of other hosts"),
     ],
 )
 def test_nobody_is_named_where(golden, stall):
