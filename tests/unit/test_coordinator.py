@@ -24,26 +24,12 @@ from ddpdiag.model.news import (
     TrialPending,
     WaitingForRanks,
 )
+from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.membership import Patience
-from ddpdiag.runtime.control.messages import (
-    BarrierOpen,
-    BarrierReached,
-    Hello,
-    Leaving,
-    MessageToRank,
-    MessageToRank0,
-    PartialData,
-    Ping,
-    Pong,
-    Refused,
-    RunTrial,
-    Start,
-    Stop,
-)
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial, ProgressReporter
 
-Answer = Callable[[int, MessageToRank], list[MessageToRank0]]
+Answer = Callable[[int, messages.MessageToRank], list[messages.MessageToRank0]]
 N = TypeVar("N", bound=News)
 
 
@@ -55,45 +41,47 @@ def outcome(rank: int, trial: Trial, status: Status = Status.DONE, **more: objec
     return Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, **more)  # type: ignore[arg-type]
 
 
-def obedient(rank: int, message: MessageToRank) -> list[MessageToRank0]:
+def obedient(rank: int, message: messages.MessageToRank) -> list[messages.MessageToRank0]:
     match message:
-        case RunTrial(trial):
+        case messages.RunTrial(trial):
             return [outcome(rank, trial, data=Raw(b"{}"))]
-        case Ping():
-            return [Pong()]
+        case messages.Ping():
+            return [messages.Pong()]
         case _:
             return []
 
 
-def raises(rank: int, message: MessageToRank) -> list[MessageToRank0]:
-    return [outcome(rank, message.trial, Status.RAISED)] if isinstance(message, RunTrial) else [Pong()]
+def raises(rank: int, message: messages.MessageToRank) -> list[messages.MessageToRank0]:
+    return (
+        [outcome(rank, message.trial, Status.RAISED)] if isinstance(message, messages.RunTrial) else [messages.Pong()]
+    )
 
 
-def gated(rank: int, message: MessageToRank, *, shares: bool = False) -> list[MessageToRank0]:
+def gated(rank: int, message: messages.MessageToRank, *, shares: bool = False) -> list[messages.MessageToRank0]:
     match message:
-        case RunTrial(trial):
-            return [BarrierReached(trial.number, f"port of {rank}", shares)]
-        case BarrierOpen():
+        case messages.RunTrial(trial):
+            return [messages.BarrierReached(trial.number, f"port of {rank}", shares)]
+        case messages.BarrierOpen():
             return [Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE)]
         case _:
-            return [Pong()]
+            return [messages.Pong()]
 
 
 def stopped(
     rank: int,
-    message: MessageToRank,
+    message: messages.MessageToRank,
     *,
     silent: int,
-    begins: Callable[[int, Trial], list[MessageToRank0]] = lambda rank, trial: [],
-) -> list[MessageToRank0]:
+    begins: Callable[[int, Trial], list[messages.MessageToRank0]] = lambda rank, trial: [],
+) -> list[messages.MessageToRank0]:
     """A rank that hangs until it is stopped; rank `silent` answers no ping."""
     match message:
-        case RunTrial(trial):
+        case messages.RunTrial(trial):
             return begins(rank, trial)
-        case Stop(number):
+        case messages.Stop(number):
             return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, interrupted=True)]
         case _:
-            return [Pong()] if rank != silent else []
+            return [messages.Pong()] if rank != silent else []
 
 
 @dataclass
@@ -103,23 +91,23 @@ class StandIn:
     size: int
     answer: Answer = obedient
     missing: frozenset[int] = frozenset()
-    sent: list[tuple[int, MessageToRank]] = field(default_factory=list)
-    waiting: list[tuple[bytes, MessageToRank0]] = field(default_factory=list)
+    sent: list[tuple[int, messages.MessageToRank]] = field(default_factory=list)
+    waiting: list[tuple[bytes, messages.MessageToRank0]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ranks = [rank for rank in range(self.size) if rank not in self.missing]
-        self.waiting = [(b"%d" % rank, Hello(arrival_of(rank, self.size))) for rank in ranks]
+        self.waiting = [(b"%d" % rank, messages.Hello(arrival_of(rank, self.size))) for rank in ranks]
 
-    def send(self, identity: bytes, message: MessageToRank) -> None:
-        if isinstance(message, Refused):
+    def send(self, identity: bytes, message: messages.MessageToRank) -> None:
+        if isinstance(message, messages.Refused):
             self.refused.append(message.sentence)
             return
         rank = int(identity)
         self.sent.append((rank, message))
         self.waiting += [(identity, reply) for reply in self.answer(rank, message)]
 
-    def receive(self, seconds: float) -> Iterator[tuple[bytes, MessageToRank0]]:
+    def receive(self, seconds: float) -> Iterator[tuple[bytes, messages.MessageToRank0]]:
         now, self.waiting = self.waiting, []
         yield from now
 
@@ -172,7 +160,7 @@ def statuses(recording: Recording) -> list[Status]:
 def test_every_rank_gets_its_place_and_its_orders() -> None:
     server = StandIn(3)
     recording = conduct(server, check())
-    assert [rank for rank, message in server.sent if isinstance(message, Start)] == [0, 1, 2]
+    assert [rank for rank, message in server.sent if isinstance(message, messages.Start)] == [0, 1, 2]
     assert statuses(recording) == [Status.DONE] * 3
     assert recording.end is not None
 
@@ -190,7 +178,7 @@ def test_the_recording_tells_when_each_trial_was_handed_out() -> None:
 def test_the_barrier_opens_for_all_with_the_first_offer(shares: bool, peers: list[str]) -> None:
     server = StandIn(2, partial(gated, shares=shares))
     conduct(server, check())
-    openings = [message for _, message in server.sent if isinstance(message, BarrierOpen)]
+    openings = [message for _, message in server.sent if isinstance(message, messages.BarrierOpen)]
     assert [(opening.offer, opening.host) for opening in openings] == [("port of 0", "127.0.0.1")] * 2
     assert [[offer for _, offer in opening.peers] for opening in openings] == [peers] * 2
 
@@ -205,8 +193,8 @@ def test_a_missing_rank_is_noted_and_checks_of_the_world_are_left_out(golden) ->
 
 
 def test_a_silent_rank_is_lost_and_its_peers_are_stopped_and_its_part_is_kept() -> None:
-    def begins(rank: int, trial: Trial) -> list[MessageToRank0]:
-        return [PartialData(trial.number, Raw(b"1"))] if rank == 2 else []
+    def begins(rank: int, trial: Trial) -> list[messages.MessageToRank0]:
+        return [messages.PartialData(trial.number, Raw(b"1"))] if rank == 2 else []
 
     recording = conduct(StandIn(3, partial(stopped, silent=2, begins=begins)), check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.LOST, 2)]
@@ -218,29 +206,32 @@ def test_a_rank_that_did_not_receive_that_its_part_is_over_is_told_again(monkeyp
     monkeypatch.setattr("ddpdiag.runtime.coordinator.dispatch._REPEAT_SECONDS", 0.01)
     stops: list[int] = []
 
-    def hears_the_second(rank: int, message: MessageToRank) -> list[MessageToRank0]:
+    def hears_the_second(rank: int, message: messages.MessageToRank) -> list[messages.MessageToRank0]:
         match message:
-            case RunTrial() if rank == 1:
+            case messages.RunTrial() if rank == 1:
                 return raises(rank, message)
-            case Stop(number) if rank == 0:
+            case messages.Stop(number) if rank == 0:
                 stops.append(number)
                 told = Outcome(trial=number, code="COL001", rank=0, status=Status.HUNG, interrupted=True)
                 return [told] if len(stops) > 1 else []
-            case RunTrial():
+            case messages.RunTrial():
                 return []
             case _:
-                return [Pong()]
+                return [messages.Pong()]
 
     assert statuses(conduct(StandIn(2, hears_the_second), check())) == [Status.HUNG, Status.RAISED]
 
 
 def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
-    def cut_short(rank: int, message: MessageToRank) -> list[MessageToRank0]:
+    def cut_short(rank: int, message: messages.MessageToRank) -> list[messages.MessageToRank0]:
         match message:
-            case RunTrial(trial):
-                return [PartialData(trial.number, Raw(b"1"), "one"), PartialData(trial.number, Raw(b"[2]"), "two")]
-            case Ping():
-                return [Leaving(2)]
+            case messages.RunTrial(trial):
+                return [
+                    messages.PartialData(trial.number, Raw(b"1"), "one"),
+                    messages.PartialData(trial.number, Raw(b"[2]"), "two"),
+                ]
+            case messages.Ping():
+                return [messages.Leaving(2)]
             case _:
                 return []
 
@@ -253,13 +244,13 @@ def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
 def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
     server = StandIn(3, lambda rank, message: (raises if rank == 1 else obedient)(rank, message))
     assert statuses(conduct(server, check("HST001", Scope.RANK))) == [Status.DONE, Status.RAISED, Status.DONE]
-    assert not any(isinstance(message, Stop) for _, message in server.sent)
+    assert not any(isinstance(message, messages.Stop) for _, message in server.sent)
 
 
 def test_a_rank_without_torch_takes_no_further_part() -> None:
-    def no_torch(rank: int, message: MessageToRank) -> list[MessageToRank0]:
+    def no_torch(rank: int, message: messages.MessageToRank) -> list[messages.MessageToRank0]:
         match message:
-            case RunTrial(trial) if rank == 1:
+            case messages.RunTrial(trial) if rank == 1:
                 return [outcome(rank, trial, Status.HUNG, last_step="import torch")]
             case _:
                 return obedient(rank, message)
@@ -287,7 +278,7 @@ def test_missing_ground_is_an_excuse_unless_the_check_was_asked_for() -> None:
 
 def test_a_rank_below_0_is_refused_and_nothing_is_noted_of_it() -> None:
     server = StandIn(2)
-    server.waiting.insert(0, (b"-1", Hello(arrival_of(-1, 2, ranks_per_node=1))))
+    server.waiting.insert(0, (b"-1", messages.Hello(arrival_of(-1, 2, ranks_per_node=1))))
     recording = conduct(server, check())
     assert len(server.refused) == 1
     assert (recording.events, len(recording.outcomes)) == ((), 2)
@@ -296,15 +287,15 @@ def test_a_rank_below_0_is_refused_and_nothing_is_noted_of_it() -> None:
 def test_a_second_process_with_a_rank_is_refused_and_noted(golden) -> None:
     twin = structs.replace(arrival_of(1, 2), pid=99, nonce="another")
     server = StandIn(2)
-    server.waiting = [server.waiting[0], (b"1", Hello(arrival_of(1, 2))), (b"9", Hello(twin))]
+    server.waiting = [server.waiting[0], (b"1", messages.Hello(arrival_of(1, 2))), (b"9", messages.Hello(twin))]
     recording = conduct(server, check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.DUPLICATE, 1)]
     golden(*server.refused)
 
 
 def test_ranks_that_got_a_signal_are_witnesses_and_the_silent_one_is_lost() -> None:
-    def begins(rank: int, trial: Trial) -> list[MessageToRank0]:
-        return [Leaving(15)] if rank != 2 else []
+    def begins(rank: int, trial: Trial) -> list[messages.MessageToRank0]:
+        return [messages.Leaving(15)] if rank != 2 else []
 
     recording = conduct(StandIn(3, partial(stopped, silent=2, begins=begins)), check())
     kinds = {(e.kind, e.rank) for e in recording.events}
@@ -317,7 +308,7 @@ def test_a_signal_after_the_last_trial_is_told_apart() -> None:
     coordinator = coordinator_of(server, check())
     assert coordinator.run(0.05).events == ()
     assert coordinator.late_signal() is None
-    server.waiting.append((b"1", Leaving(15)))
+    server.waiting.append((b"1", messages.Leaving(15)))
     coordinator.membership.send_heartbeats()
     assert coordinator.late_signal() == 15
 
@@ -336,7 +327,7 @@ def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_
     coordinator = coordinator_of(server, check(), signal=15)
     coordinator.run(0.05)
     server.send = lambda _identity, message: exit_codes.append(message.exit_code)  # type: ignore[method-assign]
-    server.waiting.append((b"1", Hello(arrival_of(1, 2))))
+    server.waiting.append((b"1", messages.Hello(arrival_of(1, 2))))
     coordinator.membership.send_heartbeats()
     assert exit_codes == [143]
 
@@ -412,8 +403,8 @@ def test_of_two_that_run_last_the_first_leaves_time_for_the_second() -> None:
 
 
 def test_a_run_that_gets_a_signal_does_not_wait_for_them() -> None:
-    def told(rank: int, message: MessageToRank) -> list[MessageToRank0]:
-        return [Leaving(2)] if isinstance(message, RunTrial) else [Pong()]
+    def told(rank: int, message: messages.MessageToRank) -> list[messages.MessageToRank0]:
+        return [messages.Leaving(2)] if isinstance(message, messages.RunTrial) else [messages.Pong()]
 
     recording = conduct(StandIn(2, told), check(), last())
     assert codes(recording) == ["COL001"]

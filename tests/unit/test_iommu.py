@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.gpu.iommu import (
-    Bridge,
-    PcieTopology,
-    acs_control,
-    on_local_cores,
-    processor_maker,
-    read_pcie_topology,
-)
+from ddpdiag.probes.gpu import iommu
 
 ACS, AER = 0x000D, 0x0001
 RR_CR_UF = 0x001D  # as the kernel sets it, with source validation
@@ -48,7 +41,7 @@ def config(*capabilities: tuple[int, int, int], size: int = 4096, acs: int = RR_
     ],
 )
 def test_the_control_register_is_found_or_not_known(space, control):
-    assert acs_control(space) == control
+    assert iommu.acs_control(space) == control
 
 
 @given(st.binary(min_size=0x100, max_size=4096), st.data())
@@ -57,7 +50,7 @@ def test_any_chain_ends_in_an_answer(space, data):
     for offset in range(0x100, len(chained) - 8, 0x40):
         following = data.draw(st.integers(0, 0xFFF))
         struct.pack_into("<I", chained, offset, AER | following << 20)
-    assert acs_control(bytes(chained)) in (None, 0)
+    assert iommu.acs_control(bytes(chained)) in (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +59,7 @@ def test_any_chain_ends_in_an_answer(space, data):
 )
 def test_forwarding_alone_redirects_nothing(control, redirects):
     # As the kernel has it (drivers/pci/p2pdma.c): request or completion redirect, or egress control.
-    assert Bridge("0000:17:01.0", control).redirects is redirects
+    assert iommu.Bridge("0000:17:01.0", control).redirects is redirects
 
 
 # A board: two GPUs at one switch, a third at another root port.
@@ -105,15 +98,15 @@ def board(folder: Path, *, domain: str | None = "DMA-FQ", flags: str = "fpu vme"
     return proc, sys
 
 
-def around(folder: Path, **facts) -> PcieTopology:
-    return read_pcie_topology(list(PATHS), *board(folder, **facts))
+def around(folder: Path, **facts) -> iommu.PcieTopology:
+    return iommu.read_pcie_topology(list(PATHS), *board(folder, **facts))
 
 
 def test_bridges_between_two_gpus_are_those_above_one_of_them(tmp_path):
     on, off = config((0x100, ACS, 0)), config((0x100, ACS, 0), acs=0)
     found = around(tmp_path, root=on, up=off, a=on, b=off)
     assert found.slot(GPU_A).bridges == (ROOT, UP, DOWN_A)
-    assert found.bridges_between(GPU_A, GPU_B) == (Bridge(DOWN_A, RR_CR_UF), Bridge(DOWN_B, 0))
+    assert found.bridges_between(GPU_A, GPU_B) == (iommu.Bridge(DOWN_A, RR_CR_UF), iommu.Bridge(DOWN_B, 0))
     assert [bridge.address for bridge in found.bridges_between(GPU_A, GPU_C)] == [ROOT, UP, DOWN_A, OTHER_ROOT]
     assert (found.share_a_bridge(GPU_A, GPU_B), found.share_a_bridge(GPU_A, GPU_C)) == (True, False)
     assert found.bridges_between("0000:99:00.0", None) == ()
@@ -131,11 +124,11 @@ def test_a_virtual_machine_shows_itself(tmp_path):
     assert around(tmp_path / "guest", flags="fpu hypervisor").virtual is True
     proc, sys = board(tmp_path / "arm")
     (proc / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n")
-    assert read_pcie_topology([], proc, sys).virtual is None
-    assert read_pcie_topology([], proc, sys).processor == "ARM"
+    assert iommu.read_pcie_topology([], proc, sys).virtual is None
+    assert iommu.read_pcie_topology([], proc, sys).processor == "ARM"
     (sys / "hypervisor").mkdir()
     (sys / "hypervisor/type").write_text("xen\n")
-    assert read_pcie_topology([], proc, sys).virtual is True
+    assert iommu.read_pcie_topology([], proc, sys).virtual is True
 
 
 @pytest.mark.parametrize(
@@ -149,21 +142,21 @@ def test_memory_for_a_gpu_is_allocated_on_the_cores_of_its_node(tmp_path, node, 
     device = sys / "bus/pci/devices" / GPU_A
     (device / "numa_node").write_text(f"{node}\n")
     (device / "local_cpulist").write_text(f"{cores.format(last=max(before))}\n")
-    with on_local_cores(GPU_A, sys):
+    with iommu.on_local_cores(GPU_A, sys):
         assert os.sched_getaffinity(0) == ({max(before)} if bound else before)
     assert os.sched_getaffinity(0) == before
-    with on_local_cores(None, sys):
+    with iommu.on_local_cores(None, sys):
         assert os.sched_getaffinity(0) == before
 
 
 def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):
     proc, sys = board(tmp_path)
-    assert read_pcie_topology([], proc, sys).processor is None
+    assert iommu.read_pcie_topology([], proc, sys).processor is None
     (proc / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu\n")
-    assert read_pcie_topology([], proc, sys).processor == processor_maker(proc) == "GenuineIntel"
+    assert iommu.read_pcie_topology([], proc, sys).processor == iommu.processor_maker(proc) == "GenuineIntel"
 
 
 def test_a_host_that_shows_nothing_is_no_error(tmp_path):
-    found = read_pcie_topology(["0000:1a:00.0"], tmp_path / "p", tmp_path / "s")
+    found = iommu.read_pcie_topology(["0000:1a:00.0"], tmp_path / "p", tmp_path / "s")
     assert (found.bridges, found.virtual) == ((), None)
     assert found.translates("0000:1a:00.0") is None

@@ -5,14 +5,7 @@ from pathlib import Path
 import pytest
 from test_probes_route import add_port
 
-from ddpdiag.probes.net.adapters import (
-    PortCounters,
-    interface_counters,
-    nccl_ports,
-    rdma_counters,
-    read_network,
-    tcp_counters,
-)
+from ddpdiag.probes.net import adapters
 
 SNMP = """\
 Ip: Forwarding DefaultTTL InReceives
@@ -44,8 +37,8 @@ def add_interface(root: Path, name: str, index: int, *, pci: str | None = None, 
 def test_an_interface_with_its_card(tmp_path: Path) -> None:
     folder = add_interface(tmp_path, "eth0", 2, pci="0000:1b:00.0", carrier_down_count=3)
     write(folder / "statistics", rx_crc_errors=5)
-    (found,) = interface_counters(tmp_path, ["eth0"], {"eth0": 2})
-    assert found == PortCounters(
+    (found,) = adapters.interface_counters(tmp_path, ["eth0"], {"eth0": 2})
+    assert found == adapters.PortCounters(
         name="eth0",
         pci="0000:1b:00.0",
         up=True,
@@ -62,7 +55,7 @@ def test_whether_the_link_is_up(tmp_path: Path, carrier: str | None, state: str,
     (folder / "carrier").unlink()
     if carrier is not None:
         (folder / "carrier").write_text(carrier)
-    (found,) = interface_counters(tmp_path, ["eth0"], {"eth0": 2})
+    (found,) = adapters.interface_counters(tmp_path, ["eth0"], {"eth0": 2})
     assert found.up is up
 
 
@@ -73,15 +66,15 @@ def test_what_lies_below_is_looked_at_once(tmp_path: Path) -> None:
     for name, below in (("bond0", "eth1"), ("bond0", "eth2"), ("bond0.7", "bond0")):
         (net / name / f"lower_{below}").symlink_to(net / below)
     indices = {"eth1": 2, "eth2": 3, "bond0": 4, "bond0.7": 5}
-    found = {port.name: port.below for port in interface_counters(tmp_path, ["bond0.7", "eth1"], indices)}
+    found = {port.name: port.below for port in adapters.interface_counters(tmp_path, ["bond0.7", "eth1"], indices)}
     assert found == {"bond0.7": ("bond0",), "bond0": ("eth1", "eth2"), "eth1": (), "eth2": ()}
 
 
 def test_another_network_namespace_and_a_container_without_sys_show_nothing(tmp_path: Path) -> None:
     add_interface(tmp_path, "eth0", 2)
-    assert list(interface_counters(tmp_path, ["eth0", "eth7"], {"eth0": 34, "eth7": 3})) == []
-    assert list(interface_counters(tmp_path / "missing", ["eth0"], {"eth0": 2})) == []
-    assert list(rdma_counters(tmp_path / "missing", ())) == []
+    assert list(adapters.interface_counters(tmp_path, ["eth0", "eth7"], {"eth0": 34, "eth7": 3})) == []
+    assert list(adapters.interface_counters(tmp_path / "missing", ["eth0"], {"eth0": 2})) == []
+    assert list(adapters.rdma_counters(tmp_path / "missing", ())) == []
 
 
 @pytest.fixture
@@ -101,8 +94,8 @@ def rails(tmp_path: Path) -> Path:
 
 
 def test_rdma_ports(rails: Path) -> None:
-    first, second, soft = rdma_counters(rails, ["mlx5_0:1"])
-    assert first == PortCounters(
+    first, second, soft = adapters.rdma_counters(rails, ["mlx5_0:1"])
+    assert first == adapters.PortCounters(
         name="mlx5_0:1",
         rdma=True,
         pci="0000:1b:00.0",
@@ -111,7 +104,7 @@ def test_rdma_ports(rails: Path) -> None:
         below=("ens1f0",),
         counters={"symbol_error": 10, "link_downed": 1},
     )
-    assert second == PortCounters(name="mlx5_2:1", rdma=True, up=False)
+    assert second == adapters.PortCounters(name="mlx5_2:1", rdma=True, up=False)
     assert (soft.up, soft.used_by_nccl, soft.counters) == (True, False, {"link_downed": 4})
 
 
@@ -125,7 +118,7 @@ def test_rdma_ports(rails: Path) -> None:
     ],
 )
 def test_ports_that_nccl_takes(rails: Path, env: dict[str, str], taken: tuple[str, ...]) -> None:
-    assert nccl_ports(env, rails) == taken
+    assert adapters.nccl_ports(env, rails) == taken
 
 
 @pytest.mark.parametrize(
@@ -140,17 +133,17 @@ def test_ports_that_nccl_takes(rails: Path, env: dict[str, str], taken: tuple[st
     ],
 )
 def test_counters_of_tcp_that_the_kernel_shows(text: str, counters: dict[str, int]) -> None:
-    assert tcp_counters(text) == counters
+    assert adapters.tcp_counters(text) == counters
 
 
 def test_one_host_alone_looks_at_rdma_only(rails: Path) -> None:
     steps: list[str] = []
-    look = read_network(None, {"DDPDIAG_SYSFS": str(rails)}, steps.append)
+    look = adapters.read_network(None, {"DDPDIAG_SYSFS": str(rails)}, steps.append)
     assert [port.name for port in look.ports] == ["mlx5_0:1", "mlx5_2:1", "rxe0:1"]
     assert (look.route, look.tcp, steps) == (None, {}, ["RDMA ports"])
 
 
 def test_with_others_there_are_interfaces_and_tcp() -> None:
-    look = read_network("", {}, lambda step: None)
+    look = adapters.read_network("", {}, lambda step: None)
     assert "lo" not in {port.name for port in look.ports}
     assert look.tcp["InSegs"] >= 0

@@ -4,18 +4,7 @@ import threading
 import time
 from pathlib import Path
 
-from ddpdiag.probes.host.shared_files import (
-    HostFiles,
-    done_path,
-    find_files,
-    find_store_files,
-    hold_lock,
-    remove_files,
-    token_path,
-    try_lock,
-    wait_for_contents,
-    write_new,
-)
+from ddpdiag.probes.host import shared_files
 
 # As torch 2.13 writes it: `FileStore(path, 2).set("a", "b")`.
 STORE = b"\t\0\0\0refcount/\1\0\0\x001\2\0\0\0/a\1\0\0\0b"
@@ -27,14 +16,14 @@ def looked(directories, tokens=None, seconds=5.0):
     views = {}
 
     def be(rank):
-        own = token_path(directories[rank], tokens[rank])
-        views[rank] = find_files(directories[rank], rank, tokens, seconds)
-        remove_files((own, done_path(own)))
+        own = shared_files.token_path(directories[rank], tokens[rank])
+        views[rank] = shared_files.find_files(directories[rank], rank, tokens, seconds)
+        shared_files.remove_files((own, shared_files.done_path(own)))
 
     for rank, token in tokens.items():
         if token:
-            write_new(token_path(directories[rank], token), token)
-    with hold_lock(token_path(directories[0], tokens[0])):
+            shared_files.write_new(shared_files.token_path(directories[rank], token), token)
+    with shared_files.hold_lock(shared_files.token_path(directories[0], tokens[0])):
         threads = [threading.Thread(target=be, args=(rank,)) for rank, token in tokens.items() if token]
         for thread in threads:
             thread.start()
@@ -64,27 +53,27 @@ def test_who_wrote_nothing_is_not_looked_for(tmp_path):
 
 
 def test_a_host_alone_has_nobody_to_look_for(tmp_path):
-    assert looked([tmp_path])[0] == HostFiles()
+    assert looked([tmp_path])[0] == shared_files.HostFiles()
 
 
 def test_a_lock_that_is_held_is_told_from_one_that_fails(tmp_path):
     own = tmp_path / "own"
-    assert write_new(own, "word") is None
-    assert try_lock(own) is None
-    with hold_lock(own):
-        assert try_lock(own) == "EAGAIN"
-    assert try_lock(tmp_path / "none") == "ENOENT"
+    assert shared_files.write_new(own, "word") is None
+    assert shared_files.try_lock(own) is None
+    with shared_files.hold_lock(own):
+        assert shared_files.try_lock(own) == "EAGAIN"
+    assert shared_files.try_lock(tmp_path / "none") == "ENOENT"
 
 
 def test_a_file_that_cannot_be_written_says_why(tmp_path):
-    assert write_new(tmp_path / "none" / "own", "word") == "ENOENT"
-    assert write_new(Path("/proc/own"), "word") in ("ENOENT", "EACCES", "EPERM")
+    assert shared_files.write_new(tmp_path / "none" / "own", "word") == "ENOENT"
+    assert shared_files.write_new(Path("/proc/own"), "word") in ("ENOENT", "EACCES", "EPERM")
     (tmp_path / "file").touch()
-    assert write_new(tmp_path / "file" / "own", "word") == "ENOTDIR"
+    assert shared_files.write_new(tmp_path / "file" / "own", "word") == "ENOTDIR"
 
 
 def test_a_file_that_is_gone_can_be_waited_for(tmp_path):
-    assert set(wait_for_contents({tmp_path / "none": None}, time.monotonic())) == {tmp_path / "none"}
+    assert set(shared_files.wait_for_contents({tmp_path / "none": None}, time.monotonic())) == {tmp_path / "none"}
 
 
 def test_stores_of_torch_are_found_and_nothing_else(tmp_path):
@@ -93,10 +82,10 @@ def test_stores_of_torch_are_found_and_nothing_else(tmp_path):
     (tmp_path / "text").write_bytes(b"refcount/ is a key")
     (tmp_path / "link").symlink_to("store")
     (tmp_path / "folder").mkdir()
-    (found,) = find_store_files(tmp_path)
+    (found,) = shared_files.find_store_files(tmp_path)
     assert (Path(found.path), found.bytes) == (tmp_path / "store", len(STORE))
     assert 0 <= found.age_seconds < 60
 
 
 def test_a_directory_that_cannot_be_listed_holds_no_stores(tmp_path):
-    assert find_store_files(tmp_path / "none") == ()
+    assert shared_files.find_store_files(tmp_path / "none") == ()

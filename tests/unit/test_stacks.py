@@ -3,13 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.runtime.supervisor.hang_evidence import (
-    MAX_FRAMES,
-    MAX_THREAD_FRAMES,
-    MAX_THREADS,
-    first_frames,
-    read_stacks,
-)
+from ddpdiag.runtime.supervisor import hang_evidence
 
 DUMP = """Thread 0x00007f0 (most recent call first):
   File "/site/ddpdiag/runtime/supervisor/hang_evidence.py", line 48 in _serve
@@ -30,34 +24,34 @@ def thread(frames: int) -> str:
 
 
 def test_the_main_thread_is_the_last_one_of_a_dump() -> None:
-    assert read_stacks(DUMP).main == ("all_reduce (train.py:12)", "<module> (train.py:40)")
+    assert hang_evidence.read_stacks(DUMP).main == ("all_reduce (train.py:12)", "<module> (train.py:40)")
 
 
 def test_other_threads_are_kept_but_for_the_recorder_reader() -> None:
-    assert read_stacks(DUMP).others == (("wait (threading.py:327)",),)
+    assert hang_evidence.read_stacks(DUMP).others == (("wait (threading.py:327)",),)
 
 
 def test_a_deep_stack_says_how_much_was_left_out(golden) -> None:
-    main = read_stacks(thread(100)).main
-    assert len(main) == MAX_FRAMES + 1
+    main = hang_evidence.read_stacks(thread(100)).main
+    assert len(main) == hang_evidence.MAX_FRAMES + 1
     golden(main[-1])
-    assert first_frames(("a", "b"), 2) == ("a", "b")
+    assert hang_evidence.first_frames(("a", "b"), 2) == ("a", "b")
 
 
 def test_a_bundle_stays_small_however_many_threads_there_are() -> None:
-    stacks = read_stacks(thread(100) * 200)
-    assert len(stacks.others) == MAX_THREADS
-    assert {len(frames) for frames in stacks.others} == {MAX_THREAD_FRAMES + 1}
-    long = read_stacks(thread(100).replace("deep", "d" * 4000) * 200)
+    stacks = hang_evidence.read_stacks(thread(100) * 200)
+    assert len(stacks.others) == hang_evidence.MAX_THREADS
+    assert {len(frames) for frames in stacks.others} == {hang_evidence.MAX_THREAD_FRAMES + 1}
+    long = hang_evidence.read_stacks(thread(100).replace("deep", "d" * 4000) * 200)
     assert sum(len(frame) for frames in (long.main, *long.others) for frame in frames) < 60_000
 
 
 def test_beyond_a_hundred_threads_the_main_one_is_not_in_the_dump() -> None:
-    stacks = read_stacks(f"{DUMP}\n...\n")
+    stacks = hang_evidence.read_stacks(f"{DUMP}\n...\n")
     assert stacks.main == ()
     assert stacks.others[-1] == ("all_reduce (train.py:12)", "<module> (train.py:40)")
 
 
 @given(st.text())
 def test_any_text_is_a_dump_of_something(text: str) -> None:
-    assert isinstance(read_stacks(text).main, tuple)
+    assert isinstance(hang_evidence.read_stacks(text).main, tuple)

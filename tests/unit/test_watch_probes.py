@@ -13,17 +13,7 @@ from msgspec import structs
 from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import environ
-from ddpdiag.watch.evidence import (
-    FILE_VARIABLES,
-    PIPE_VARIABLE,
-    Request,
-    Stacks,
-    await_dump,
-    dump_stacks,
-    load_trace,
-    refusal,
-    request_dump,
-)
+from ddpdiag.watch import evidence
 from ddpdiag.watch.processes import Process, descendants, find_ranks, read_process
 
 ENTRY = {
@@ -114,10 +104,10 @@ def test_a_process_that_is_gone_shows_nothing(tmp_path):
 
 
 def test_a_dump_is_read_as_plain_data():
-    trace = load_trace(pickle.dumps(TRACE, protocol=2))
+    trace = evidence.load_trace(pickle.dumps(TRACE, protocol=2))
     assert [(c.seq, c.name, c.elements, c.group) for c in trace.collectives] == [(3, "nccl:all_reduce", 6, "0")]
     assert trace.newest_unix_seconds == pytest.approx(1_795_324_547.98)
-    assert load_trace(pickle.dumps({"entries": []}, protocol=2)) == TraceDump((), None)
+    assert evidence.load_trace(pickle.dumps({"entries": []}, protocol=2)) == TraceDump((), None)
 
 
 class Evil:
@@ -139,7 +129,7 @@ class Evil:
 )
 def test_anything_else_is_nothing_and_runs_nothing(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load_trace(data) is None
+    assert evidence.load_trace(data) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -166,21 +156,21 @@ def _nccl(pipe: Path, file: Path) -> threading.Thread:
 
 
 def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
-    variables = {PIPE_VARIABLE: f"{tmp_path}/ask-", FILE_VARIABLES[0]: f"{tmp_path}/rank-"}
+    variables = {evidence.PIPE_VARIABLE: f"{tmp_path}/ask-", evidence.FILE_VARIABLES[0]: f"{tmp_path}/rank-"}
     thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
-    asked = request_dump(os.getpid(), 3, variables)
-    assert isinstance(asked, Request)
-    assert await_dump(asked, time.monotonic() + 5).collectives[0].seq == 3
+    asked = evidence.request_dump(os.getpid(), 3, variables)
+    assert isinstance(asked, evidence.Request)
+    assert evidence.await_dump(asked, time.monotonic() + 5).collectives[0].seq == 3
     thread.join()
-    again = Request(asked.file, asked.file.stat().st_mtime_ns)
-    golden(await_dump(again, time.monotonic()))  # an old file is no answer
+    again = evidence.Request(asked.file, asked.file.stat().st_mtime_ns)
+    golden(evidence.await_dump(again, time.monotonic()))  # an old file is no answer
 
 
 def test_a_process_without_a_pipe_says_why(golden, tmp_path):
-    variables = {PIPE_VARIABLE: f"{tmp_path}/ask-", FILE_VARIABLES[0]: f"{tmp_path}/rank-"}
-    told = [request_dump(os.getpid(), 0, own) for own in ({}, variables)]
+    variables = {evidence.PIPE_VARIABLE: f"{tmp_path}/ask-", evidence.FILE_VARIABLES[0]: f"{tmp_path}/rank-"}
+    told = [evidence.request_dump(os.getpid(), 0, own) for own in ({}, variables)]
     (tmp_path / "ask-0.pipe").write_text("")
-    told.append(request_dump(os.getpid(), 0, variables))
+    told.append(evidence.request_dump(os.getpid(), 0, variables))
     assert (tmp_path / "ask-0.pipe").read_text() == ""
     golden(*(why.replace(str(tmp_path), "TMP") for why in told))
 
@@ -198,14 +188,14 @@ def test_py_spys_stacks_are_read_main_thread_first(tmp_path):
         return {"pid": 9, "os_thread_id": number, "owns_gil": gil, "active": True, "frames": [frame]}
 
     (tmp_path / "said").write_text(json.dumps([thread(10, "other", gil=False), thread(9, "main", gil=True)]))
-    seen = dump_stacks(_program(tmp_path, f"cat {tmp_path}/said"), 9, time.monotonic() + 5)
-    assert seen == Stacks(("main (main.py:7)",), (("other (other.py:7)",),), True)
+    seen = evidence.dump_stacks(_program(tmp_path, f"cat {tmp_path}/said"), 9, time.monotonic() + 5)
+    assert seen == evidence.Stacks(("main (main.py:7)",), (("other (other.py:7)",),), True)
 
 
 def test_py_spy_that_fails_is_quoted_and_one_that_hangs_is_left(golden, tmp_path):
     refused = _program(tmp_path, "echo 'Error: Permission Denied: try sudo' >&2; exit 1")
-    assert dump_stacks(refused, 9, time.monotonic() + 5).is_refused
-    hangs = dump_stacks(_program(tmp_path, "exec sleep 3000"), 9, time.monotonic() + 0.3)
+    assert evidence.dump_stacks(refused, 9, time.monotonic() + 5).is_refused
+    hangs = evidence.dump_stacks(_program(tmp_path, "exec sleep 3000"), 9, time.monotonic() + 0.3)
     assert (hangs.main, hangs.is_refused) == ((), False)
     golden(hangs.why_missing)
 
@@ -215,8 +205,8 @@ def test_the_setting_that_refuses_is_named(golden, tmp_path):
     for pid, uid in ((7, own), (8, own + 1)):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "status").write_text(f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
-        why = refusal(pid, tmp_path)
+        why = evidence.refusal(pid, tmp_path)
         golden(why.replace(f"user {own}:", "user OURS:").replace(f"user {own + 1},", "user THEIRS,"))
     (tmp_path / "sys" / "kernel" / "yama").mkdir(parents=True)
     (tmp_path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("1\n")
-    golden(refusal(7, tmp_path))
+    golden(evidence.refusal(7, tmp_path))
