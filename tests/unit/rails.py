@@ -61,8 +61,7 @@ def host(own: tuple[Rail, ...] = (), *, gpus: int = 8, model: str = "0x2330", **
     """What HST007 reads on such a host; `settings` are variables."""
     with TemporaryDirectory() as folder:
         tree(Path(folder), own, gpus, model)
-        env = {"HOME": folder, "DDPDIAG_SYSFS": folder, **settings}
-        return read_rdma_data(env, lambda _: None)
+        return read_rdma_data({"HOME": folder, "DDPDIAG_SYSFS": folder, **settings}, lambda _: None)
 
 
 def tree(root: Path, own: tuple[Rail, ...], gpus: int = 8, model: str = "0x2330") -> None:
@@ -70,8 +69,7 @@ def tree(root: Path, own: tuple[Rail, ...], gpus: int = 8, model: str = "0x2330"
     (root / "class").mkdir(parents=True)
     (root / "bus" / "pci" / "devices").mkdir(parents=True)
     for number in range(gpus):
-        folder = _pci(root, number, downstream=1)
-        _identify(folder, "0x10de", model, "0x030200")
+        _identify(_pci(root, number, downstream=1), "0x10de", model, "0x030200")
     for rail in own:
         _add(root, rail)
 

@@ -11,7 +11,6 @@ import ddpdiag
 FEATURES = {"bench", "compare", "lint", "simulate", "strategies", "watch"}
 PRESENT = sorted(FEATURES & {module.name for module in pkgutil.iter_modules(ddpdiag.__path__) if module.ispkg})
 # Modules of cli that offer a feature's command, its manual pages, or its sections of a report.
-OFFERING = {"app", "manual", "outputs"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def test_features_are_found():
 
 @pytest.mark.parametrize("feature", PRESENT)
 def test_the_core_does_not_import_it(imports, feature):
-    offering = {f"ddpdiag.cli.{name}" for name in OFFERING}
+    offering = {f"ddpdiag.cli.{name}" for name in {"app", "manual", "outputs"}}
     core = [pair for pair in imports if part(pair[0]) not in FEATURES and pair[0] not in offering]
     assert [pair for pair in core if part(pair[1]) == feature] == []
 

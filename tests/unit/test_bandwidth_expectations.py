@@ -11,7 +11,6 @@ from ddpdiag.bandwidth import lowest_bound
 from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits, PeerPath
 
 # The machine may be busy.
-relaxed = settings(deadline=None)
 
 CPU = Limits(copy_bytes_per_s=9.8e9, loopback_bytes_per_s=1.45e9)
 COPIES = 1 / (1 / 1.45e9 + 0.75 / 9.8e9)
@@ -245,7 +244,7 @@ limits = st.builds(
 )
 
 
-@relaxed
+@settings(deadline=None)
 @given(
     st.sampled_from(COLLECTIVES),
     st.sampled_from(["nccl", "gloo"]),

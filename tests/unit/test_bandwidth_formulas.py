@@ -8,7 +8,6 @@ from ddpdiag.bandwidth import MessageSize, algbw, busbw, busbw_factor, rounded_s
 from ddpdiag.model.bench import COLLECTIVES
 
 # The machine may be busy.
-relaxed = settings(deadline=None)
 
 # busbw over algbw of 2, 3, 4, 8, 16 and 1024 ranks, as decimals: doc/PERFORMANCE.md worked out by hand.
 RANKS = (2, 3, 4, 8, 16, 1024)
@@ -78,7 +77,7 @@ def test_what_a_size_of_floats_comes_to(collective: str, wanted: int, ranks: int
     assert rounded_size(collective, wanted, 4, ranks) == expected
 
 
-@relaxed
+@settings(deadline=None)
 @given(collectives, sizes, elements, worlds)
 def test_buffers_are_never_empty_and_hold_the_size(collective: str, wanted: int, element: int, ranks: int) -> None:
     got = rounded_size(collective, wanted, element, ranks)

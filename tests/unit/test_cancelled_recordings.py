@@ -13,7 +13,6 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import End, Event, EventKind, Outcome, Recording, Report, Severity, Status, Trial, Verdict
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
-RECORDINGS = Path(__file__).parents[1] / "recordings"
 QUIET = Noise(sigma=0.005, transients=0.0)
 Ending = Callable[[Outcome], Outcome]
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -21,7 +20,7 @@ CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 def recorded(name: str) -> Recording:
     """A real run, whose trials say when they began, as those of today do."""
-    run, now, trials = read_recording([RECORDINGS / f"{name}.jsonl"]), 1.0, []
+    run, now, trials = read_recording([Path(__file__).parents[1] / "recordings" / f"{name}.jsonl"]), 1.0, []
     for trial in run.trials:
         trials.append(structs.replace(trial, begin_seconds=now))
         now += max(own.seconds for own in of_trial(run, trial))

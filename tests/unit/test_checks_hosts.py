@@ -31,8 +31,7 @@ def test_many_ranks_stay_one_line(ranks):
 
 
 def test_the_odd_value_comes_first_and_the_usual_one_last(golden):
-    odd = find_odd_ranks({0: "a", 1: "a", 2: "b", 3: None, 4: "a", 5: "a"})
-    golden(odd_text(odd, missing="unset"))
+    golden(odd_text(find_odd_ranks({0: "a", 1: "a", 2: "b", 3: None, 4: "a", 5: "a"}), missing="unset"))
 
 
 def test_hosts_without_an_answer_are_left_out():

@@ -29,7 +29,6 @@ from ddpdiag.judgement.selection import validate
 from ddpdiag.model import RunOptions
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HEALTHY = Path(__file__).parents[1] / "recordings" / "healthy-2-ranks.jsonl"
 GROUP = typer.main.get_command(app)
 # What documentation writes for a number, a host, a code.
@@ -50,7 +49,7 @@ def _documented() -> Iterator[str]:
     """Every `... ddpdiag ...` command in texts (manual pages, fixes, errors), in the README and docs, and in --help."""
     files = sorted(Path(ddpdiag.__path__[0]).rglob("*.py"))
     texts = [text for file in files for text in _texts(ast.parse(file.read_text()))]
-    pages = [page.read_text() for page in PAGES]
+    pages = [page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]]
     for text in [*texts, *pages]:
         yield from re.findall(r"`((?:[^`\n]* )?ddpdiag [^`]*)`", text)
     for page in pages:

@@ -44,7 +44,6 @@ OPEN_MPI = variables(
 )
 HYDRA = variables("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
 HYDRA_BY_SRUN = variables("PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4 MASTER_ADDR=h2")
-EXPORTED = variables("RANK=0 WORLD_SIZE=4 MASTER_ADDR=h2 MASTER_PORT=29511")
 # A step of two hosts of a job of four.
 IN_FOUR = STEP | {"SLURM_JOB_NODELIST": "h[0-3]"}
 FIRST_OF_LOOP = ONE_TASK_A_NODE | variables(
@@ -60,7 +59,7 @@ BASES = {
     "openmpi": OPEN_MPI,
     "hydra": HYDRA,
     "hydra_by_srun": ONE_TASK_A_NODE | HYDRA_BY_SRUN,
-    "exported": STEP | EXPORTED,
+    "exported": STEP | variables("RANK=0 WORLD_SIZE=4 MASTER_ADDR=h2 MASTER_PORT=29511"),
     "none": {},
 }
 _TEXTS = ("master_addr", "run_id")
@@ -138,6 +137,13 @@ def refused(case: str) -> str:
         ("torchrun run_id=mine", "run_id=mine"),
         ("step run_id=mine", "run_id=mine"),
         ("openmpi run_id=mine", "run_id=mine"),
+        # What may be meant has no note.
+        ("batch SLURM_JOB_NUM_NODES=1", "notice="),
+        ("step SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_JOB_NUM_NODES=4", "notice="),
+        ("exported RANK=3", "notice="),
+        ("exported SLURM_PROCID=0", "notice="),
+        ("exported WORLD_SIZE=8", "notice="),
+        ("exported TORCHELASTIC_RUN_ID=x", "notice="),
     ],
 )
 def test_a_launch_is_read(case: str, expected: str) -> None:
@@ -219,7 +225,6 @@ INTERACTIVE = (
     f"step SLURM_STEP_ID={FIRST_PSEUDO_STEP + 10} SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 PMIX_RANK=0 "
     f"PMIX_NAMESPACE=slurm.pmix.4711.{FIRST_PSEUDO_STEP + 10}"
 )
-SHELL = "step SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_JOB_NUM_NODES=4"
 JOB = "none SLURM_JOB_ID=12 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS=8 SLURM_CPUS_PER_TASK=2"
 
 
@@ -229,7 +234,7 @@ JOB = "none SLURM_JOB_ID=12 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS=8 SLURM_CPUS_PER_
         "batch gpus=4",
         INTERACTIVE,
         "none SLURM_JOB_ID=4711 SLURM_JOB_NUM_NODES=1",
-        f"{SHELL} SLURM_PTY_PORT=46083",
+        "step SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_JOB_NUM_NODES=4 SLURM_PTY_PORT=46083",
         JOB,
         f"{JOB} SLURM_GPUS_PER_NODE=h100:4",
         f"{JOB} SLURM_GPUS_PER_NODE=4;rm",
@@ -239,21 +244,6 @@ JOB = "none SLURM_JOB_ID=12 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS=8 SLURM_CPUS_PER_
 )
 def test_a_launch_that_may_not_be_meant_has_a_note(golden, case: str) -> None:
     golden(launched(case).notice)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "batch SLURM_JOB_NUM_NODES=1",
-        SHELL,
-        "exported RANK=3",
-        "exported SLURM_PROCID=0",
-        "exported WORLD_SIZE=8",
-        "exported TORCHELASTIC_RUN_ID=x",
-    ],
-)
-def test_a_launch_that_may_be_meant_has_no_note(case: str) -> None:
-    assert launched(case).notice == ""
 
 
 def test_run_ids_that_are_no_file_names_or_the_default_are_replaced() -> None:

@@ -16,7 +16,6 @@ from ddpdiag.explain.render import render
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 # What torch 2.15 and torchrun print of some faults, over either class of process groups for NCCL.
 GROUPS = RECORDINGS / "process_groups"
-LOGS = sorted((RECORDINGS / "logs").glob("*.log"))
 
 relaxed = settings(deadline=None)
 
@@ -191,7 +190,7 @@ def test_an_xid_that_follows_another_one_is_an_echo() -> None:
     assert len(explained(line % b"79, x", line % b"94, x").sightings) == 2
 
 
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+@pytest.mark.parametrize("log", sorted((RECORDINGS / "logs").glob("*.log")), ids=lambda log: log.stem)
 def test_the_log_of_a_failed_job_names_the_fault(log: Path) -> None:
     expected = faults()[log.stem].expect  # what the check itself must find
     found = explain_log([log.read_bytes()], log.name)

@@ -86,8 +86,7 @@ def test_a_host_that_was_lost_before_takes_no_part_and_the_others_get_their_verd
 
 @pytest.mark.parametrize("number", range(1, 6))
 def test_a_host_that_is_lost_in_the_middle_costs_the_others_nothing(number: int) -> None:
-    fleet = Fleet(12, noise=QUIET, seed=number)
-    recording = searched(fleet, {5: number})
+    recording = searched(Fleet(12, noise=QUIET, seed=number), {5: number})
     assert len(recording.trials) >= number
     report = judge(recording, all_checks())
     assert set(report.hosts.failing) == {host_name(5)}

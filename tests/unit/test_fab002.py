@@ -90,7 +90,6 @@ def test_a_rank_that_is_bad_with_every_partner_is_named(golden, count, rate, wor
 def test_a_search_that_the_budget_ends_is_not_measured(golden):
     rate: Rate = lambda group: USUAL  # noqa: E731
     seen = searched(gpus.CHECK, rate, ranks=4, ranks_per_node=4, most_rounds=1, stages=("fabric",))
-    spent = with_events(seen, Event(kind=EventKind.BUDGET, seconds=58.0))
-    (finding,) = gpus.CHECK.judge(spent)
+    (finding,) = gpus.CHECK.judge(with_events(seen, Event(kind=EventKind.BUDGET, seconds=58.0)))
     assert (finding.code, finding.is_about_run) == ("FAB002.unmeasured", True)
     golden(finding)

@@ -138,8 +138,7 @@ def test_interfaces_are_tried_one_at_a_time() -> None:
 
 
 def test_what_fails_once_is_transient() -> None:
-    known = facts()
-    end, tried = played(known, lambda step, _: search.Result(step, busbw=1e9))
+    end, tried = played(facts(), lambda step, _: search.Result(step, busbw=1e9))
     assert (end.kind, len(tried)) == (search.EndKind.TRANSIENT, search.CONFIRMED)
 
 

@@ -129,8 +129,7 @@ def test_between_sockets_all_may_be_slow():
 def test_behind_one_switch_the_slots_are_what_is_expected():
     near = both(0, 1) | both(2, 3)
     rates = slow(40 * GB) | {(0, 1): 2 * GB}
-    finding = only(rates, again=rates, changes=near)
-    assert finding.evidence["expected_bytes_per_s"] == 16 * 3.44 * GB
+    assert only(rates, again=rates, changes=near).evidence["expected_bytes_per_s"] == 16 * 3.44 * GB
     narrow = {0: pcie(width=1), 1: pcie(width=1)}
     assert only(rates, changes=near, sick=narrow).evidence["source"] == "most GPUs of the host reach it"
 

@@ -53,6 +53,5 @@ def test_every_recording_is_read():
 @pytest.mark.parametrize("name", SAID)
 def test_the_first_screen(name):
     report = judge(read_recording([FAILURES / f"{name}.jsonl"]), all_checks())
-    screen = render(report, color=False, width=80).splitlines()[:SCREEN_LINES]
-    text = " ".join(" ".join(screen).split())
+    text = " ".join(" ".join(render(report, color=False, width=80).splitlines()[:SCREEN_LINES]).split())
     assert [words for words in SAID[name] if words not in text] == []

@@ -52,8 +52,7 @@ def test_the_budget_keeps_time_for_what_comes_after_a_first_use(left: float, fir
 
 
 def running(trial: Trial) -> RunningTrial:
-    page = StepPage.create()
-    worker = SimpleNamespace(page=page, log=SimpleNamespace(size=lambda: 0))
+    worker = SimpleNamespace(page=StepPage.create(), log=SimpleNamespace(size=lambda: 0))
     return RunningTrial(trial, 0, worker, now=100.0)  # type: ignore[arg-type]
 
 

@@ -30,7 +30,6 @@ def rank(chosen, *uuids, **changes):
 CPU_BUILD = Data(torch="2.13.0+cpu")
 TOO_OLD = rank(None, error="The NVIDIA driver on your system is too old (found version 11060)")
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
-GLOO = RunOptions(backend="gloo")
 SILENT = {
     "a GPU for each rank": (
         [rank(0, "GPU-a", "GPU-b"), rank(1, "GPU-a", "GPU-b")],
@@ -55,7 +54,7 @@ FAULTS = {
         WARNING,
         (0, 1),
         [rank(0, "GPU-a")] * 2,
-        {"gpus": 1, "options": GLOO},
+        {"gpus": 1, "options": RunOptions(backend="gloo")},
     ),
     "fewer than visible": ("count", ERROR, (0,), [rank(0, "GPU-a")], {"gpus": 2}),
     "more than visible": ("count", WARNING, (0,), [rank(0, "GPU-a", "GPU-b")], {"gpus": 1}),

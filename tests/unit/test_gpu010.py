@@ -27,8 +27,7 @@ def judged(before, after, *, seconds=30.0, **world):
     """The findings where the second look came so many seconds after the first one."""
     place = WORLD | world
     first = seen_of(memory_errors.CHECK, {0: at(before, 1000.0)}, **place)
-    second = seen_of(CHECK, {0: at(after, 1000.0 + seconds)}, **place)
-    return list(CHECK.judge(together(second, first)))
+    return list(CHECK.judge(together(seen_of(CHECK, {0: at(after, 1000.0 + seconds)}, **place), first)))
 
 
 def fifth(*, before=None, after=None, **more):

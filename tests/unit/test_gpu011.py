@@ -17,7 +17,6 @@ from ddpdiag.probes.gpu.health import Health
 from ddpdiag.probes.gpu.kernel_log import KernelLog, Xid
 
 NOW, START = 50_000.0, 1000
-FALLEN = "pid=1234, name=python, GPU has fallen off the bus."
 RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
 REBOOT = "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)"
 NONE = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
@@ -44,7 +43,7 @@ def judged(log, look=None, *, start=START, options=None, more=()):
 @pytest.mark.parametrize(
     ("code", "text", "before", "during", "action"),
     [
-        (79, FALLEN, Severity.ERROR, Severity.ERROR, "reboot"),
+        (79, "pid=1234, name=python, GPU has fallen off the bus.", Severity.ERROR, Severity.ERROR, "reboot"),
         (54, "", Severity.ERROR, Severity.ERROR, "isolate"),
         (151, "", Severity.ERROR, Severity.ERROR, "reboot"),
         (48, "", Severity.WARNING, Severity.ERROR, "reset"),

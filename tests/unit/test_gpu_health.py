@@ -203,19 +203,16 @@ def test_the_recovery_action_is_asked_from_driver_570_on(driver, tells):
     assert reports_recovery(driver) is tells
 
 
-def test_what_an_older_driver_says_in_that_field_is_not_taken_for_it(looked):
-    assert {gpu.recovery_action for gpu in looked("recovery-older-driver").gpus} == {None}
-
-
-def test_a_gpu_that_needs_a_reset_says_so_in_its_codes(looked):
-    look = looked("reset-required")
-    assert [gpu.broken for gpu in look.gpus] == [None] * 5 + [BrokenState.RESET_REQUIRED] + [None] * 2
-
-
-def test_a_lost_gpu_does_not_hide_the_others(looked):
-    look = looked("lost")
-    assert [gpu.error for gpu in look.gpus] == [None] * 5 + ["GPU is lost"] + [None] * 2
-    assert findings(look) == []  # GPU001 names it.
+@pytest.mark.parametrize(
+    ("name", "field", "of_fifth"),
+    [
+        ("recovery-older-driver", "recovery_action", None),
+        ("reset-required", "broken", BrokenState.RESET_REQUIRED),
+        ("lost", "error", "GPU is lost"),
+    ],
+)
+def test_a_state_of_one_gpu_is_read_of_that_gpu_alone(looked, name, field, of_fifth):
+    assert [getattr(gpu, field) for gpu in looked(name).gpus] == [None] * 5 + [of_fifth] + [None] * 2
 
 
 @pytest.mark.parametrize("name", ["later-ecc", "later-gone", "later-links"])

@@ -68,8 +68,7 @@ def report(left_bytes: int) -> Report:
     data = memory.Data(available_bytes=left_bytes, left_bytes=None, oom_kills=0)
     seen = seen_of(memory.CHECK, {0: data}, size=1, options=RunOptions(alone=True))
     header = structs.replace(seen.recording.header, launcher=ALONE, checks=("HST002",), options=RunOptions(alone=True))
-    recording = structs.replace(seen.recording, header=header, end=End(seconds=0.1))
-    return judge(recording, all_checks())
+    return judge(structs.replace(seen.recording, header=header, end=End(seconds=0.1)), all_checks())
 
 
 def test_the_sentence_speaks_of_the_host(golden):

@@ -52,5 +52,4 @@ def test_a_host_with_too_few_cores_is_one_finding(golden, host):
 
 
 def test_a_rank_that_did_not_answer_is_left_out():
-    seen = seen_of(CHECK, {1: rank(0)}, statuses={0: Status.HUNG})
-    assert list(CHECK.judge(seen)) == []
+    assert list(CHECK.judge(seen_of(CHECK, {1: rank(0)}, statuses={0: Status.HUNG}))) == []

@@ -57,8 +57,7 @@ def judged(before, after, *, seconds=30.0, chosen=None, **world):
 
 
 def looked_twice(begun, later, chosen, place):
-    own = seen_of(CHECK, begun, **place)
-    seen = together(own, seen_of(CHECK, later, **place))
+    seen = together(seen_of(CHECK, begun, **place), seen_of(CHECK, later, **place))
     return together(seen, seen_of(interfaces.CHECK, chosen, **place)) if chosen else seen
 
 
@@ -214,9 +213,8 @@ def test_loss_that_rdz004_measured_is_its_finding():
 
 
 COUNTS = st.dictionaries(st.sampled_from([*RDMA_COUNTERS, *ETHERNET_COUNTERS, "rx_dropped"]), st.integers(0, 1 << 40))
-NAMES = st.sampled_from(["eth0", "docker0", "mlx5_0:1"])
 PORTS = st.lists(
-    st.builds(PortCounters, name=NAMES, rdma=st.booleans(), counters=COUNTS),
+    st.builds(PortCounters, name=st.sampled_from(["eth0", "docker0", "mlx5_0:1"]), rdma=st.booleans(), counters=COUNTS),
     max_size=3,
     unique_by=lambda port: port.name,
 ).map(tuple)

@@ -48,8 +48,7 @@ def test_the_control_register_is_found_or_not_known(space, control):
 def test_any_chain_ends_in_an_answer(space, data):
     chained = bytearray(space)
     for offset in range(0x100, len(chained) - 8, 0x40):
-        following = data.draw(st.integers(0, 0xFFF))
-        struct.pack_into("<I", chained, offset, AER | following << 20)
+        struct.pack_into("<I", chained, offset, AER | data.draw(st.integers(0, 0xFFF)) << 20)
     assert iommu.acs_control(bytes(chained)) in (None, 0)
 
 

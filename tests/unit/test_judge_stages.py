@@ -75,8 +75,7 @@ def test_a_stage_in_which_a_rank_was_lost_has_failed() -> None:
 def test_the_launch_has_failed_of_which_ranks_never_came_and_took_as_long_as_they_were_waited_for(golden) -> None:
     run = recording(events=(Event(kind=EventKind.ABSENT, rank=2, seconds=15.0),), size=3)
     came = {rank: run.arrivals[rank] for rank in (0, 1)}
-    judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
-    launch = stage(judged, "launch")
+    launch = stage(report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2])), "launch")
     assert (launch.status, launch.severity, launch.seconds) == ("error", Severity.ERROR, 15.0)
     golden(launch.detail)
 

@@ -43,8 +43,7 @@ def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize("module", ["torch", "torch.distributed", "numpy", "pynvml"])
 def test_the_block_blocks(blocked, module):
-    tried = python("-c", f"import {module}", **blocked)
-    assert "Tried" in tried.stderr
+    assert "Tried" in python("-c", f"import {module}", **blocked).stderr
 
 
 @pytest.mark.parametrize(

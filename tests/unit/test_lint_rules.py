@@ -144,8 +144,7 @@ def test_several_changes_are_one_fault_or_none(code, changes):
 
 
 def test_shards_without_join_are_uneven():
-    text = changed("shards_with_join.py", "with model.join():", "if True:")
-    assert codes(text) == {"LNT014"}
+    assert codes(changed("shards_with_join.py", "with model.join():", "if True:")) == {"LNT014"}
 
 
 # How the model of a training loop that calls `model` may be wrapped, in place of two lines.

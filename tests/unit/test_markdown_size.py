@@ -16,7 +16,6 @@ from ddpdiag.render.markup import Piece, byte_size, escape_and_cut, fit_pieces
 
 # GitHub: "body is too long (maximum is 65536 characters)".
 GITHUB_TAKES = 65_536
-relaxed = settings(deadline=None, max_examples=5)
 nasty = st.text(alphabet="a @#`|!&\n\x1b\u20ac\U0001f600/:<", min_size=1, max_size=4)
 
 
@@ -67,7 +66,7 @@ def benched_with(text: str, number: int):
     return structs.replace(bench, rows=rows, ranks=ranks, series=series, omissions=(text,) * number)
 
 
-@relaxed
+@settings(deadline=None, max_examples=5)
 @given(nasty, st.integers(1, 4_000), st.integers(0, 25))
 @example("@", 40_000, 20)
 @example("`", 4_000, 1)
@@ -116,5 +115,4 @@ def test_what_does_not_fit_is_named(golden) -> None:
 
 @given(st.text(max_size=300), st.integers(1, 200))
 def test_a_sentence_is_as_long_as_it_may_be_and_says_what_is_missing(text: str, most: int) -> None:
-    shown = escape_and_cut(text, most)
-    assert byte_size((shown.partition(" ... (")[0],)) <= most + 1
+    assert byte_size((escape_and_cut(text, most).partition(" ... (")[0],)) <= most + 1

@@ -47,8 +47,7 @@ def noted(*said: Said, world_size: int = 2) -> tuple[Counter[EventKind], StandIn
     header = Header(
         run_id="r", world_size=world_size, launcher="hand", options=RunOptions(), created="", version="0.1.0"
     )
-    membership = Membership(channel, header, lambda: None, Patience(), lines.append)
-    membership.attend(0.0)
+    Membership(channel, header, lambda: None, Patience(), lines.append).attend(0.0)
     return Counter(line.kind for line in lines if isinstance(line, Event)), channel
 
 

@@ -97,8 +97,7 @@ def test_only_the_start_of_a_huge_log_is_read(tmp_path: Path) -> None:
         + b" " * MAX_BYTES
         + b"\nx NCCL INFO NCCL_ALGO set to Ring\n"
     )
-    found = read_log(path)
-    assert found == NcclLog(sockets=("eth0",))
+    assert read_log(path) == NcclLog(sockets=("eth0",))
 
 
 def test_many_warnings_are_cut() -> None:

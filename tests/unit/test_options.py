@@ -26,14 +26,13 @@ from ddpdiag.model.train import TrainRequest
 from ddpdiag.runtime.launchers.launch import ThisHost, requested_rank_count
 from ddpdiag.watch import WatchArgs
 
-ROOT = Path(__file__).parents[2]
 KINDS = (LaunchArgs, CheckArgs, HostArgs, Outputs, BenchRequest, BenchOutputs, TrainRequest, WatchArgs)
 VARIABLES = {variable_of(each) for kind in KINDS for each in fields(kind)} - {None}
 # What the product, the recipes and the tests read besides.
 RESERVED = {
     name
     for folder in ("ddpdiag", "recipes", "tests/inject")
-    for path in (ROOT / folder).rglob("*")
+    for path in (Path(__file__).parents[2] / folder).rglob("*")
     if path.suffix in (".py", ".sh", ".yaml", ".sbatch", ".conf") and path.is_file()
     for name in re.findall(r"\bDDPDIAG_[A-Z_]+\b", path.read_text())
 } - {"DDPDIAG_BUDGET"}

@@ -88,7 +88,6 @@ def all_of(index, value, count=4):
 
 
 PAIRS = set(permutations(range(4), 2))
-BRIDGED = {(0, 1), (1, 0), (2, 3), (3, 2)}
 CLOSED = {link for link in PAIRS if 3 in link}
 TWO_SOCKETS = {(a, b) for a, b in permutations(range(8), 2) if (a < 4) is not (b < 4)}
 HALF = {"to_bytes_per_s": 25 * GB}
@@ -101,7 +100,7 @@ DISTANT = {"to_bytes_per_s": 27 * GB, "from_bytes_per_s": 27 * GB}
         pytest.param(4, {}, id="healthy"),
         pytest.param(2, {"rates": {(1, 0): 28.1 * GB}}, id="a path somewhat slower than the path back"),
         pytest.param(8, {"rates": dict.fromkeys(TWO_SOCKETS, 15 * GB)}, id="two sockets"),
-        pytest.param(4, {"rates": dict.fromkeys(BRIDGED, 200 * GB)}, id="bridges"),
+        pytest.param(4, {"rates": dict.fromkeys({(0, 1), (1, 0), (2, 3), (3, 2)}, 200 * GB)}, id="bridges"),
         pytest.param(4, {"closed": CLOSED, "rates": dict.fromkeys(CLOSED, 8 * GB)}, id="some without peer access"),
         pytest.param(4, {"closed": PAIRS, "rates": dict.fromkeys(PAIRS, 10 * GB)}, id="all without peer access"),
         pytest.param(2, {"rates": {(0, 1): 20 * GB, (1, 0): 20 * GB}}, id="two GPUs, neither of which is usual"),

@@ -86,8 +86,7 @@ def test_blamed_ranks_say_so_and_come_first():
 
 
 def test_of_many_findings_of_one_code_the_last_box_counts_the_others():
-    many = tuple(finding_of(ranks=(rank,)) for rank in range(40))
-    boxes = built(unfit(findings=many)).findings
+    boxes = built(unfit(findings=tuple(finding_of(ranks=(rank,)) for rank in range(40)))).findings
     assert [box.blocks[-1].text for box in boxes if getattr(box.blocks[-1], "text", "").startswith("37 more")] == [
         "37 more like these, in all: ranks 0-39."
     ]

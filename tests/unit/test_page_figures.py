@@ -50,5 +50,4 @@ def test_slow_links_have_the_most_colour_and_failed_ones_say_so():
 
 
 def test_no_finding_of_the_run_is_lost_without_a_timeline():
-    report = fit(findings=(finding_of(code="RUN003.hung", evidence={"trial": 3}),))
-    assert "run" in stages(report)
+    assert "run" in stages(fit(findings=(finding_of(code="RUN003.hung", evidence={"trial": 3}),)))

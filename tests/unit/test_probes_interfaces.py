@@ -25,7 +25,6 @@ ETH1 = Interface(name="eth1", addresses=("192.168.0.1",))
 IB0 = Interface(name="ib0", addresses=("10.1.0.1",))
 DOCKER0 = Interface(name="docker0", addresses=("172.17.0.1",))
 BARE = Interface(name="eth2")
-DOWN = Interface(name="eth3", addresses=("10.3.0.1",), running=False)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +51,12 @@ def test_nccl_takes_prefixes_exact_names_and_exclusions(rule, taken):
         (None, (LO, DOCKER0, ETH0, ETH1), (ETH0, ETH1)),
         (None, (LO, DOCKER0), (DOCKER0,)),
         (None, (LO,), (LO,)),
-        ("eth", (DOWN, BARE), ()),
+        ("eth", (Interface(name="eth3", addresses=("10.3.0.1",), running=False), BARE), ()),
     ],
     ids=["InfiniBand", "all others", "docker", "loopback", "down or without address"],
 )
 def test_nccl_prefers_infiniband_and_leaves_docker_and_loopback_for_the_end(rule, known, chosen):
     assert nccl_interfaces(rule, known) == chosen
-
-
-LOCAL = Interface(name="eth4", addresses=("fe80::4%eth4",))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +73,7 @@ LOCAL = Interface(name="eth4", addresses=("fe80::4%eth4",))
     ids=["first exact name", "a prefix", "no address", "its name", "loopback", "loopback by name", "link-local"],
 )
 def test_gloo_offers_the_first_address_of_the_first_exact_name_that_others_can_use(rule, own, chosen, offered):
-    known = (LO, ETH0, ETH1, BARE, LOCAL)
+    known = (LO, ETH0, ETH1, BARE, Interface(name="eth4", addresses=("fe80::4%eth4",)))
     assert chosen_address("gloo", Ifnames(rule, None), own, known) == chosen
     assert offered_address("gloo", Ifnames(rule, None), own, known) == offered
     assert chosen_address("nccl", Ifnames(rule, "eth0"), own, known) == "10.0.0.1"

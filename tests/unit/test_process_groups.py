@@ -13,11 +13,9 @@ from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Recording
 
-RECORDINGS = Path(__file__).parents[1] / "recordings" / "process_groups"
-
 
 def recorded(name: str) -> Recording:
-    return read_recording([RECORDINGS / f"{name}.jsonl"])
+    return read_recording([Path(__file__).parents[1] / "recordings" / "process_groups" / f"{name}.jsonl"])
 
 
 def failure(name: str) -> Finding:

@@ -210,8 +210,7 @@ def test_a_rate_that_a_cancelled_run_measured_once_is_no_finding():
     once = meshed(3, {(0, 1): slow(0.2e9), (1, 2): losing(0.05)})
     assert [finding.code for finding in judged(once)] == ["RDZ004.slow", "RDZ004.loss"]
     told = Event(seconds=9.0, kind=EventKind.SIGNAL, rank=0, detail="15")
-    cancelled = structs.replace(once.recording, events=(told,))
-    assert judged(Seen(once.world, mesh.CHECK, cancelled)) == []
+    assert judged(Seen(once.world, mesh.CHECK, structs.replace(once.recording, events=(told,)))) == []
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ def matrix(host="n0", *, size=8, what="p2p.topology", cell="NV18", title="ways b
 
 
 def rates(host="n0", size=8):
-    title = "copies between GPUs"
-    own = matrix(host, size=size, what="p2p.copy", title=title, unit="bytes_per_s")
+    own = matrix(host, size=size, what="p2p.copy", title="copies between GPUs", unit="bytes_per_s")
     cells = tuple(tuple(RATES[(row + column) % 5] for column in range(size)) for row in range(size))
     return structs.replace(own, cells=cells)
 

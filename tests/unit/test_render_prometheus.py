@@ -53,8 +53,7 @@ def test_a_degraded_job_is_fit_and_a_metric_of_its_own() -> None:
 
 
 def test_ranks_are_told_by_host_and_gpu() -> None:
-    row = rank_row(3, gpu_uuid="GPU-1234", pcie_share=0.5)
-    found = read(fit(ranks=(row,)))
+    found = read(fit(ranks=(rank_row(3, gpu_uuid="GPU-1234", pcie_share=0.5),)))
     who = {"rank": "3", "local_rank": "1", "host": "n1", "gpu_uuid": "GPU-1234"}
     assert found["ddpdiag_rank_busbw_bytes_per_second"] == [(who, 1.079e9)]
     assert found["ddpdiag_rank_forward_seconds"] == [(who, 0.0113)]

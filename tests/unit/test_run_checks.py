@@ -187,12 +187,11 @@ def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) ->
 
 
 BYSTANDER = ProcessState(pid=78, state="D", survived=True)
-AT_A_GPU = ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True)
 SURVIVED = {
     "a bystander's": (outcome(2, DIED), outcome(1, HUNG, interrupted=True, process=BYSTANDER)),
     "reported by a later trial": (
         outcome(1, HUNG, process=ProcessState(pid=79)),
-        outcome(1, DONE, survivors=(AT_A_GPU,)),
+        outcome(1, DONE, survivors=(ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True),)),
     ),
 }
 

@@ -6,8 +6,6 @@ from xml.etree import ElementTree
 import pytest
 from make_screenshots import FOLDER, SHOTS, draw
 
-README = Path(__file__).parents[2] / "README.md"
-
 
 @pytest.mark.parametrize("name", SHOTS)
 def test_a_picture_is_not_stale(name):
@@ -18,5 +16,5 @@ def test_a_picture_is_not_stale(name):
 
 
 def test_the_readme_shows_them():
-    text = README.read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert [name for name in SHOTS if f"tests/screenshots/{name}.svg" not in text] == []

@@ -143,8 +143,7 @@ def test_the_same_seed_is_the_same_report(tmp_path):
 def test_judging_the_recording_gives_the_same_report(tmp_path):
     record = tmp_path / "run.jsonl"
     done = simulated(tmp_path, *MIXED, "--record", str(record))
-    again = ran(tmp_path, "judge", str(record))
-    assert again == done
+    assert ran(tmp_path, "judge", str(record)) == done
 
 
 def test_the_run_lasts_as_long_as_its_trials(tmp_path):

@@ -102,8 +102,7 @@ def test_ranks_that_are_more_than_the_cores_and_much_else() -> None:
 
 
 def test_supervisors_and_ranks_of_other_containers_are_no_others() -> None:
-    uses = core_uses(others=0.66, processes=(structs.replace(HOG, pid=1000),))
-    assert judged(uses) == []
+    assert judged(core_uses(others=0.66, processes=(structs.replace(HOG, pid=1000),))) == []
     rows = {rank: mnist.Data(training=GOOD) for rank in range(2)}
     seen = seen_of(mnist.CHECK, rows, ranks_per_node=1)
     one_boot = {rank: structs.replace(own, cpu_mask="3", host_id="boot") for rank, own in seen.world.arrivals.items()}

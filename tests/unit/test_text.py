@@ -102,8 +102,7 @@ def test_a_column_has_one_unit():
 
 @given(st.floats(min_value=1e-8, max_value=1e15))
 def test_what_is_shown_is_what_was_measured(value):
-    text = units.bytes_per_s(value)
-    number, symbol = text.split(" ")
+    number, symbol = units.bytes_per_s(value).split(" ")
     size = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12}[symbol]
     assert float(number.replace(",", "")) * size == pytest.approx(value, rel=0.006)
 

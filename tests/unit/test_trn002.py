@@ -22,12 +22,11 @@ from ddpdiag.strategies.trainings import Data, batch_size_of, devices_of, hidden
 DONE, RAISED = Status.DONE, Status.RAISED
 STEPS = 4
 CURVE = (2.3, 2.0, 1.5, 1.0)
-ALL = tuple(Strategy)
 S = Strategy
 
 
 def options(*strategies: Strategy, backend: str = "auto", **more) -> RunOptions:
-    asked = TrainRequest(strategy=strategies or ALL, steps=STEPS, **more)
+    asked = TrainRequest(strategy=strategies or tuple(Strategy), steps=STEPS, **more)
     return RunOptions(train=asked, backend=backend, select=("TRN002",), budget_seconds=120.0)
 
 

@@ -15,8 +15,6 @@ from ddpdiag.checks.training.stragglers import Reason, find_stragglers
 from ddpdiag.model import Finding, RunOptions, Severity
 from ddpdiag.model.measurements import Proof, Steps, Window
 
-WEIGHTS = "a" * 64
-
 
 def sketch_of(rank: int) -> tuple[float, ...]:
     chance = random.Random(rank)
@@ -29,7 +27,7 @@ def proofs(ranks: int) -> dict[int, Proof]:
     for rank in range(ranks):
         others = {(rank + way) % ranks for way in (1, 2)} - {rank}
         found[rank] = Proof(
-            first_weights=WEIGHTS, dtype="float32", gradient_error=7e-6, gradient_norm=10.0,
+            first_weights="a" * 64, dtype="float32", gradient_error=7e-6, gradient_norm=10.0,
             input_sketch=sketch_of(rank),
             expected_sketches={other: sketch_of(other) for other in others},
         )  # fmt: skip
@@ -173,8 +171,7 @@ def test_any_figures_are_judged_and_no_more_than_half_of_the_ranks_are_named(ran
         )
         for rank in range(ranks)
     }  # fmt: skip
-    found = find_stragglers(rows, *LIMITS)
-    assert 2 * len(found) <= ranks
+    assert 2 * len(find_stragglers(rows, *LIMITS)) <= ranks
 
 
 def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):

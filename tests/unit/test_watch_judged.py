@@ -202,10 +202,9 @@ def test_those_who_are_done_are_not_to_blame_for_a_last_save(golden):
     golden(words(look))
 
 
-_STACKS = st.sampled_from([(), WAITS, BARRIER, COMPUTES, SAVES, BACKWARD, LOADS, IMPORTS])
 _RANKS = st.lists(
     st.tuples(
-        _STACKS,
+        st.sampled_from([(), WAITS, BARRIER, COMPUTES, SAVES, BACKWARD, LOADS, IMPORTS]),
         st.sampled_from(["R", "S", "D", "T", "Z", None]),
         st.sampled_from([0.0, 0.4, 1.0]),
         st.sampled_from([True, False, None]),
@@ -226,8 +225,7 @@ def test_any_look_is_judged_and_shown(rows, more_ranks):
     finding = judge(stall)
     assert set(finding.ranks) <= set(range(len(ranks)))
     assert sorted(rank for group, _ in rank_groups(stall, finding.ranks) for rank in group) == list(range(len(ranks)))
-    text = render(stall, finding, missing_evidence(stall), color=False, width=80)
-    assert text.isascii()
+    assert render(stall, finding, missing_evidence(stall), color=False, width=80).isascii()
 
 
 @given(st.lists(st.sampled_from([WAITS, BARRIER]), min_size=2, max_size=5))

@@ -51,8 +51,7 @@ def env(rank: int | None = None, **more: str) -> dict[str, str]:
 
 def test_of_what_a_rank_started_the_topmost_is_the_rank():
     tasks = [task(1, 0), task(2, 1), task(3, 1), task(4, 2), task(5, 3)]
-    environs = {1: env(), 2: env(0), 3: env(1), 4: env(0), 5: env(1)}
-    assert ranks_of(tasks, environs) == {0: 2, 1: 3}
+    assert ranks_of(tasks, {1: env(), 2: env(0), 3: env(1), 4: env(0), 5: env(1)}) == {0: 2, 1: 3}
 
 
 def test_torchrun_below_a_launcher_that_gives_ranks_itself():
@@ -60,8 +59,7 @@ def test_torchrun_below_a_launcher_that_gives_ranks_itself():
     tasks = [task(1, 0), task(2, 1), task(3, 1)]
     assert ranks_of(tasks, {1: slurm, 2: env(0, **slurm), 3: env(1, **slurm)}) == {0: 2, 1: 3}
     # PyTorchJob of Kubernetes gives each pod a RANK, and torchrun in it is none.
-    pod = {"RANK": "1", "WORLD_SIZE": "2"}
-    assert ranks_of(tasks, {1: pod, 2: env(8), 3: env(9)}) == {8: 2, 9: 3}
+    assert ranks_of(tasks, {1: {"RANK": "1", "WORLD_SIZE": "2"}, 2: env(8), 3: env(9)}) == {8: 2, 9: 3}
 
 
 def test_a_shell_in_front_of_the_training_is_not_it():
