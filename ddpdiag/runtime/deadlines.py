@@ -1,6 +1,6 @@
 """The time-outs of a run, with their reasons. `membership.Patience` holds those of rank 0 for other ranks.
 
-None of them can extend a run beyond its budget, or a trial beyond its deadline.
+Waits within a run end with its budget. Only the time for evidence, for a report and for the end of processes is added.
 """
 
 import os
@@ -17,8 +17,8 @@ class Deadlines:
     import_torch: float = 30.0
     # No trial begins with less time left.
     min_trial: float = 1.0
-    # A trial that the budget cuts short may go on this long after its deadline.
-    cut_short: float = 1.5
+    # Replaces `late_outcome` for a trial that the budget cuts short.
+    outcome_after_budget: float = 1.5
     # From a trial's deadline until rank 0 has its outcome: 0.6 s for evidence, 2 s for the kill, the rest is slack.
     late_outcome: float = 6.5
     # No group counts as late before this time, however fast the other groups are.
@@ -53,14 +53,14 @@ class Deadlines:
     single_rank_hello: float = 1.0
     # Reserved at the end of the budget for judgement, report and shutdown.
     reserve: float = 3.0
-    # To judge a large world and to write its report takes a few seconds.
+    # Limit of judging and writing the report, which take a few seconds for a large world: a disk may not answer.
     write_report: float = 30.0
-    # Rank 0's supervisor needs less time to kill its children, unless they survive SIGKILL.
-    rank_0_supervisor: float = 3.0
+    # At the end rank 0 waits for its supervisor. It needs less to kill its children, unless they survive SIGKILL.
+    end_of_supervisor: float = 3.0
     # Rank 0 exits last, within a second or two of the others; a rank that stays longer is stopped or stuck.
     straggler: float = 3.0
-    # Added to the budget and to the wait for ranks (--join-timeout): time to judge, to report and to exit.
-    beyond_budget: float = 30.0
+    # The process that started the ranks kills them this long after the budget and the wait for ranks (--join-timeout).
+    kill_after_budget: float = 30.0
     # A rank that got a signal to end waits this long for rank 0 to end the run.
     end_after_signal: float = 2.0
 

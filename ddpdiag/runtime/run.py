@@ -247,7 +247,7 @@ class Leader:
             self._end = (error.exit_code, str(error))
         self.shutdown = self._coordinator.membership.shut_down(*self._end)
         # The verdict does not depend on the supervisor's end; but an exception in the supervisor is a bug of ddpdiag.
-        wait([self._supervisor_end], timeout=DEADLINES.rank_0_supervisor)
+        wait([self._supervisor_end], timeout=DEADLINES.end_of_supervisor)
         if error is None and self._supervisor_end.done():
             bug = self._supervisor_end.exception()
             if bug is not None and not isinstance(bug, RunLost):
@@ -349,7 +349,7 @@ def start_ranks(run: Run, run_rank: Callable[[Place], int]) -> int:
 
 def _wait_for_ranks(run: Run, children: ForkedChildren) -> dict[int, int]:
     """Wait for all ranks, and kill those that run too long. Returns the exit codes by rank, negative for a signal."""
-    end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + DEADLINES.beyond_budget
+    end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + DEADLINES.kill_after_budget
     while children.running:
         begin, ended = time.monotonic(), len(children.exit_codes)
         children.wait(0.5)

@@ -1,6 +1,7 @@
 """RDZ004's links between hosts as a matrix of cells, and the hosts or links to name in findings on bad links.
 
-A link is (rank from, rank to), with one rank of each host. If a link was measured twice, the better result counts.
+A link is (rank from, rank to), with one rank of each host. If a link was measured twice, the better result counts,
+unless the link failed at the end of the run.
 """
 
 from collections import defaultdict
@@ -178,8 +179,8 @@ def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
 
 def reached_offers(mesh_seen: Seen[Data]) -> dict[tuple[int, str], bool]:
     """Whether other hosts reached the address that a rank offered, by rank and address. Offers that only some hosts
-    reached, or that no host tried, are left out. A host that reached only another address of the rank's host did not
-    reach the offer. A host that reached no address is ignored. If a link was measured twice, the better result counts.
+    reached, or that no host tried, are left out. A connection to another address of the offering host does not
+    count. A host that reached no address is ignored. If a link was measured twice, the better result counts.
     """
     offers = {rank: data.offered_address for rank, data in mesh_seen.by_rank.items()}
     # By the rank that offers, and the rank that connects: whether the offer was reached.

@@ -39,7 +39,8 @@ class Endpoint:
 
 
 class Rank0Endpoint(NamedTuple):
-    """The wire that authenticates rank 0, and its port, or None if all ports of the endpoint must be tried."""
+    """How to speak to rank 0: `wire` encodes messages with the run id and holds the keys of the run's secret. `port` is
+    that of rank 0; None: all ports of the endpoint must be tried."""
 
     wire: Wire
     port: int | None = None
@@ -233,7 +234,8 @@ class OtherRun(Exception):
 
 
 def refusal_error(message: Refused) -> RunLost:
-    """The error for a refused process. Its exit code is never 0: without a secret any process may have refused it."""
+    """The error with which a refused process ends. An exit code that rank 0 never sends, such as 0, becomes UNKNOWN:
+    without a secret any process may have sent the refusal."""
     return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
 
 

@@ -230,7 +230,7 @@ class Coordinator:
         planned_trial = self._open_group.prepare(planned_trial)
         trial = numbered_trial(planned_trial, number, wanted_seconds, left_seconds, self.membership.now())
         self._write_line(trial)
-        slack = min(DEADLINES.late_outcome, left_seconds - trial.limit_seconds + DEADLINES.cut_short)
+        slack = min(DEADLINES.late_outcome, left_seconds - trial.limit_seconds + DEADLINES.outcome_after_budget)
         dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self.membership.clock)
         for rank in trial.ranks:
             self.membership.send(rank, dispatched.trial_message(rank))

@@ -210,7 +210,9 @@ class BudgetSpent(Exception):
 
 def seconds_for_last_checks(budget_seconds: float, estimates: Sequence[float]) -> float:
     """Seconds of the budget to reserve for the checks that run last. `estimates` are the seconds that each takes."""
-    wanted = sum(_RESERVE_FACTOR * max(DEADLINES.min_trial, seconds) + DEADLINES.cut_short for seconds in estimates)
+    wanted = sum(
+        _RESERVE_FACTOR * max(DEADLINES.min_trial, seconds) + DEADLINES.outcome_after_budget for seconds in estimates
+    )
     return min(_MAX_RESERVED_SHARE * budget_seconds, wanted)
 
 
