@@ -1,6 +1,6 @@
 """The comparison of launchers: what each rank measured, a row for each launcher, and the report with its verdict.
 
-Times are in seconds. None is a time that was not measured.
+Times are in seconds. A time that was not measured is None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
 
 class LaunchersReport(Struct, frozen=True, kw_only=True):
-    """The rows and the verdict. `setting` names the backend, the device and torch's version; empty if none works."""
+    """The rows and the verdict. `setting` names the backend, the device and torch's version; empty if no launcher works."""
 
     training: Training
     host: str

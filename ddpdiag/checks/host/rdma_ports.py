@@ -336,8 +336,8 @@ def _values_text(prop: Property, host: HostPorts) -> str:
 
 
 def _worse_ports(values: Mapping[Port, PortValue], usual: Mapping[Port, PortValue]) -> dict[Port, PortValue]:
-    """The ports of a host that are worse than those of a usual host, each with the expected value. Values are compared
-    by number, not by port: a value counts as missing if the usual host has more ports with it."""
+    """The ports of a host that are worse than those of a usual host, each with the expected value. Not the
+    ports are compared, but how many have each value: a value is missing if more ports of the usual host have it."""
     counts, usual_counts = (Counter(value[:2] for value in ports.values()) for ports in (values, usual))
     missing_values = [value for value in usual.values() if (usual_counts - counts)[value[:2]]]
     worse: dict[Port, PortValue] = {}

@@ -12,7 +12,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 
 
 class Hello(Struct, frozen=True, tag=True):
-    """The first message of a rank, with its version of ddpdiag."""
+    """The first message of a rank: who it is (place, host, address, GPUs), in `arrival`, and its version of ddpdiag."""
 
     arrival: Arrival
     version: str = __version__
@@ -27,7 +27,8 @@ class OtherVersionHello(Struct, frozen=True, tag="Hello"):
 class BarrierReached(Struct, frozen=True, tag=True):
     """The sender's worker has reached the barrier of this trial.
 
-    Every rank of the group receives the `offer` of the group's first rank or, with `is_exchange`, the offers of all.
+    `offer` is a text for other ranks, such as the port of a store. Every rank of the group receives that of the group's
+    first rank or, with `is_exchange`, those of all.
     """
 
     trial: int

@@ -27,7 +27,8 @@ _SEPARATOR = ", "
 
 
 class SearchOrder(NamedTuple):
-    """The names of overrides in the order in which they are tried. Those in `named_in_errors` are first tried alone."""
+    """The names of overrides in the order in which they are set, each in addition to those before it. First, each of
+    `named_in_errors` is tried without the others."""
 
     names: tuple[str, ...]
     named_in_errors: tuple[str, ...] = ()
