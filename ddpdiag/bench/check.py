@@ -1,14 +1,16 @@
 """Benchmark of the collectives: every size, every rank, and an interpretation.
 
 `ddpdiag allreduce-bench` runs this check; `ddpdiag check` runs it only by name (`--select COL002`). Sizes, calls and
-columns are those of nccl-tests: algbw is size over time, busbw is algbw x 2(n-1)/n for an all-reduce, which a link's
-rate bounds whatever the number of ranks. Each rank keeps its own times: since all ranks finish a collective together,
-the rank with the shortest time started it last. At some moments all ranks copy in their own memory at once, so that a
-slow rank and a slow memory can be distinguished. `ddpdiag check` finds slow links.
+columns are those of nccl-tests: algbw is size over time. For an all-reduce, busbw is algbw x 2(n-1)/n; the rate of a
+link limits it, whatever the number of ranks. Each rank keeps its own times: since all ranks finish a collective
+together, the rank with the shortest time started it last. At some moments all ranks copy in their own memory at once:
+if one copies slower than the others, that rank is slow; if all are slow, the memory is. `ddpdiag check` finds slow
+links.
 
 Findings and their causes:
 
-Fix: remove the bottleneck that the closing sentence names; `ddpdiag check` finds the cause of a slow host, GPU or link.
+Fix: remove the bottleneck that the report's sentence on the benchmark names; `ddpdiag check` finds the cause of a slow
+host, GPU or link.
 
 Confirm by hand: Run nccl-tests' `all_reduce_perf` with the same -b, -e, -f, -n and -w under the same launcher, and
 compare the columns.
@@ -108,9 +110,9 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The highest bus bandwidth of each collective and backend (of several dtypes, of the first), and the section.
+    """The highest bus bandwidth of each collective and backend, and for `ddpdiag allreduce-bench` its section.
 
-    Only a run of `ddpdiag allreduce-bench` has the section about the benchmark.
+    If several dtypes were measured, the bandwidth is that of the first.
     """
     bench = bench_report(seen)
     rates: dict[str, Scalar] = {}

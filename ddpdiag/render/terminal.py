@@ -135,7 +135,7 @@ def write_file_problems(page: Page, problems: Sequence[str]) -> None:
 
 
 def write_verdict(page: Page, report: Report) -> None:
-    """Write the last paragraph: the verdict and its sentence."""
+    """Write the verdict and its sentence."""
     page.write(one_line(report.sentence), lead=f"{report.verdict_text}: ", lead_style=_verdict_style(report))
 
 
@@ -144,7 +144,7 @@ def _verdict_style(report: Report) -> str:
 
 
 def _write_first_fix(page: Page, report: Report) -> None:
-    """Write the fix of the error in the verdict once more, if the page is longer than a screen."""
+    """Write once more the fix of the error that the verdict's sentence names, if the page is longer than a screen."""
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     first = next((finding for finding in errors if finding.ranks or finding.hosts or finding.links), None)
     first = first or next(iter(errors), None)
@@ -153,8 +153,8 @@ def _write_first_fix(page: Page, report: Report) -> None:
     hosts_of_code = {host for finding in errors if finding.code == first.code for host in finding.hosts}
     fix = first.fix
     if not hosts_of_code.issubset(first.hosts) and exclude_lines(report):
-        bad_hosts = count(len(report.hosts.failing), "bad host")
-        fix = f"Leave the {bad_hosts} out (see above). For each, as for the first: {fix}"
+        failing_hosts = count(len(report.hosts.failing), "failing host")
+        fix = f"Leave the {failing_hosts} out (see above). For each, as for the first: {fix}"
     page.write(fix, lead="Fix: ", lead_style="bold")
     for line in shell_lines(first.env):
         page.write_verbatim(line, indent=4)

@@ -66,7 +66,7 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
 
 class LaunchersReport(Struct, frozen=True, kw_only=True):
-    """The rows and the verdict. `setting` names the backend, the device and torch's version; empty if no launcher works."""
+    """The rows and the verdict. `setting` names backend, device and version of torch; empty if no launcher works."""
 
     training: Training
     host: str

@@ -20,7 +20,7 @@ from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.probes.gpu.visibility import holds_gpu, openable_gpus
 from ddpdiag.probes.host.kernel import cpu_ticks, proc_root, process_state, runnable_seconds
 from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
-from ddpdiag.runtime.supervisor.hang_evidence import MAX_FRAMES, MAX_THREAD_FRAMES, MAX_THREADS, first_frames
+from ddpdiag.runtime.supervisor.hang_evidence import MAX_MAIN_FRAMES, MAX_OTHER_FRAMES, MAX_THREADS, first_frames
 from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
 from ddpdiag.watch.look import Helper, Look, RankState
 from ddpdiag.watch.processes import KnownProcesses, Process, RankProcesses, descendants, find_ranks, read_process
@@ -141,8 +141,8 @@ class Observer:
             pid=process.pid,
             state=state,
             wchan=wchan,
-            stack=first_frames(stacks.main, MAX_FRAMES),
-            threads=tuple(first_frames(frames, MAX_THREAD_FRAMES) for frames in stacks.others[:MAX_THREADS]),
+            stack=first_frames(stacks.main, MAX_MAIN_FRAMES),
+            threads=tuple(first_frames(frames, MAX_OTHER_FRAMES) for frames in stacks.others[:MAX_THREADS]),
         )
         posted = None if isinstance(trace, str) else trace.newest_unix_seconds
         children = [child for child in self._processes if child.parent == process.pid][:_MAX_HELPERS]

@@ -33,7 +33,7 @@ def test_other_threads_are_kept_but_for_the_recorder_reader() -> None:
 
 def test_a_deep_stack_says_how_much_was_left_out(golden) -> None:
     main = hang_evidence.read_stacks(thread(100)).main
-    assert len(main) == hang_evidence.MAX_FRAMES + 1
+    assert len(main) == hang_evidence.MAX_MAIN_FRAMES + 1
     golden(main[-1])
     assert hang_evidence.first_frames(("a", "b"), 2) == ("a", "b")
 
@@ -41,7 +41,7 @@ def test_a_deep_stack_says_how_much_was_left_out(golden) -> None:
 def test_a_bundle_stays_small_however_many_threads_there_are() -> None:
     stacks = hang_evidence.read_stacks(thread(100) * 200)
     assert len(stacks.others) == hang_evidence.MAX_THREADS
-    assert {len(frames) for frames in stacks.others} == {hang_evidence.MAX_THREAD_FRAMES + 1}
+    assert {len(frames) for frames in stacks.others} == {hang_evidence.MAX_OTHER_FRAMES + 1}
     long = hang_evidence.read_stacks(thread(100).replace("deep", "d" * 4000) * 200)
     assert sum(len(frame) for frames in (long.main, *long.others) for frame in frames) < 60_000
 

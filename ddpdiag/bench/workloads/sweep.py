@@ -1,7 +1,7 @@
 """Run a sweep: all ranks of the open group measure one collective at one size after the other.
 
 Calls are timed by a monotonic clock on a CPU, and by CUDA events on a GPU. If time is short, a sweep makes fewer calls
-or leaves out sizes. In this module, `ahead_ratio` is the sum of this size and all later ones, divided by this size.
+or leaves out sizes.
 """
 
 import gc
@@ -133,8 +133,8 @@ class _SweepRun:
             self._add_note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
         sizes = [each.size_bytes for each in wanted[:fit_count]]
         for number, each in enumerate(wanted[:fit_count]):
-            ahead_ratio = sum(sizes[number:]) + (dtypes_left - 1) * sum(sizes)
-            row = self._measure_size(dtype, each, ahead_ratio / each.size_bytes)
+            bytes_left = sum(sizes[number:]) + (dtypes_left - 1) * sum(sizes)
+            row = self._measure_size(dtype, each, each.size_bytes / bytes_left)
             if row is None:
                 self._add_note(f"the time was over before {size_text(each.size_bytes)} could be measured")
                 return False
@@ -142,7 +142,7 @@ class _SweepRun:
             context.on_row(row)
         return True
 
-    def _measure_size(self, dtype: str, counts_of_size: MessageSize, ahead_ratio: float) -> RankRow | None:
+    def _measure_size(self, dtype: str, counts_of_size: MessageSize, time_share: float) -> RankRow | None:
         """Check the values of one size, agree on the number of calls, and time these; None if there is no time."""
         context, bench, size_bytes = self._context, self._context.bench, counts_of_size.size_bytes
         label = f"{context.collective} {size_bytes} B {dtype}"
@@ -161,7 +161,7 @@ class _SweepRun:
         self._last_call = (size_bytes, seconds)
         context.announce_step(f"{label}: agree on the number of calls")
         left_seconds = max(0.0, context.end - time.monotonic())
-        warmup, calls = self._minimum_over_ranks([*affordable_calls(bench, seconds, left_seconds, ahead_ratio)])
+        warmup, calls = self._minimum_over_ranks([*affordable_calls(bench, seconds, left_seconds, time_share)])
         if calls < min(MIN_CALLS, bench.iters):
             return None
         if calls < bench.iters:
@@ -227,9 +227,9 @@ def has_time(size_bytes: int, last: tuple[int, float] | None, left_seconds: floa
     return left_seconds > seconds * max(1.0, size_bytes / size) * (_FIRST_CALL_FACTOR + MIN_CALLS)
 
 
-def affordable_calls(bench: BenchRequest, seconds: float, left_seconds: float, ahead_ratio: float) -> tuple[int, int]:
+def affordable_calls(bench: BenchRequest, seconds: float, left_seconds: float, time_share: float) -> tuple[int, int]:
     """The numbers of untimed and of timed calls, of `seconds` each, that fit into a size's share of the time left."""
-    affordable = math.floor(left_seconds / max(seconds, 1e-9) * max(1 / max(ahead_ratio, 1.0), _MIN_TIME_SHARE))
+    affordable = math.floor(left_seconds / max(seconds, 1e-9) * max(time_share, _MIN_TIME_SHARE))
     if affordable >= bench.warmup_iters + bench.iters:
         return bench.warmup_iters, bench.iters
     warmup = min(bench.warmup_iters, affordable // 5)

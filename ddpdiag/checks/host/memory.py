@@ -110,7 +110,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """Contribute to the report each host's memory, and the control group's limit if it is lower ("16 GiB of 64 GiB")."""
+    """Add each host's memory to the report, with the control group's limit if it is lower ("16 GiB of 64 GiB")."""
     inventory = {}
     for host, rows in data_by_host(seen):
         row = next(iter(rows.values()))

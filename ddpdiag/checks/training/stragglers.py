@@ -68,7 +68,7 @@ class Straggler(NamedTuple):
 
     @property
     def slower_share(self) -> float:
-        """The largest share of the job's speed that the rank may cost."""
+        """The share of the job's speed that is lost because of the rank, at most."""
         return 1 - self.usual_seconds / self.own_seconds if self.own_seconds > 0 else 0.0
 
 

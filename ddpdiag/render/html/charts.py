@@ -13,7 +13,7 @@ from ddpdiag.text import column_unit, count, label, quantity
 
 _COLORS, _LINES_SHOWN, _NAME_LETTERS = 8, 8, 40
 # On a phone with 360 pixels a chart has 302 pixels. Letters of 11.5 pixels are then still larger than 10 pixels.
-_WIDTH, _HEIGHT, _LETTERS = 330, 190, 11.5
+_WIDTH, _HEIGHT, _FONT_SIZE = 330, 190, 11.5
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 18, 34
 _TICKS, _LINE_HEIGHT = 5, 16
 _DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
@@ -35,7 +35,7 @@ def svg_of(chart: Chart) -> str:
         return ""
     height = _HEIGHT + _LINE_HEIGHT * len(lines)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-size="{_LETTERS}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-size="{_FONT_SIZE}" '
         'fill="currentColor" font-family="var(--font)">'
     )
     return "".join((head, *_axes_and_lines(chart, lines), *_legend(lines), "</svg>"))

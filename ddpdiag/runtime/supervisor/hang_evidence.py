@@ -19,7 +19,7 @@ from ddpdiag.probes.collectives import posted_collectives, why_unreadable
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, decode_recorder_answer
 
-THREAD_FILE = os.path.basename(__file__)
+RECORDER_READER_FILE = os.path.basename(__file__)
 _QUESTION = b"?"
 _POLL_SECONDS = 0.02
 
@@ -67,9 +67,9 @@ def wait_for_answer(channel: socket.socket, end: float, is_alive: Callable[[], b
         time.sleep(_POLL_SECONDS)
 
 
-MAX_FRAMES = 64
+MAX_MAIN_FRAMES = 64
 MAX_THREADS = 16
-MAX_THREAD_FRAMES = 16
+MAX_OTHER_FRAMES = 16
 _MAX_FRAME_CHARACTERS = 160
 # faulthandler writes these in place of further lines, after 100 frames of a thread and after 100 threads.
 _FRAMES_CUT, _THREADS_CUT = "  ...", "..."
@@ -88,9 +88,11 @@ def read_stacks(dump: str) -> Stacks:
     if not threads:
         return Stacks()
     *others, main = [*threads, []] if _THREADS_CUT in dump.splitlines() else threads
-    foreign = [frames for frames in others if frames and not any(f"({THREAD_FILE}:" in frame for frame in frames)]
-    other_stacks = tuple(first_frames(frames, MAX_THREAD_FRAMES) for frames in foreign[:MAX_THREADS])
-    return Stacks(first_frames(main, MAX_FRAMES), other_stacks)
+    foreign = [
+        frames for frames in others if frames and not any(f"({RECORDER_READER_FILE}:" in frame for frame in frames)
+    ]
+    other_stacks = tuple(first_frames(frames, MAX_OTHER_FRAMES) for frames in foreign[:MAX_THREADS])
+    return Stacks(first_frames(main, MAX_MAIN_FRAMES), other_stacks)
 
 
 def first_frames(frames: Sequence[str], max_frames: int) -> tuple[str, ...]:
