@@ -1,7 +1,6 @@
 """The pure parts of the field run. No GPU is needed for this."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -150,7 +149,7 @@ def test_the_archive_has_recordings_that_are_judged_logs_and_what_was_unexpected
     run.keep_text("logs/check-cold.txt", "x" * 1_000_000)
     run.steps.append(Step("1 check", 12.3, {"cold": "fit in 12.3 s"}, ["warning GPU005.slowdown: said"]))
     run.write_archive(tmp_path / "field.tar.gz", {"torch": "2.15.0"})
-    shutil.unpack_archive(tmp_path / "field.tar.gz", tmp_path, filter="data")
+    subprocess.run(["tar", "xzf", tmp_path / "field.tar.gz", "-C", tmp_path], check=True)
     folder = tmp_path / NAME
     assert [path.name for path in (folder / "recordings").iterdir()] == ["check-cold.jsonl"]
     assert len((folder / "logs" / "check-cold.txt").read_text()) < 500_000
