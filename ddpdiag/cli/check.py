@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
-from ddpdiag.cli.edge import complain, guarded, too_many_files
+from ddpdiag.cli.edge import complain, guarded, too_many_files_text
 from ddpdiag.cli.options import CheckArgs
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
@@ -59,7 +59,7 @@ def run(
     validate(options, all_checks())
     if launch.place.rank == 0:
         outputs.check([path for path in (check_args.baseline, check_args.topology) if path is not None])
-        for sentence in () if outputs.quiet else (launch.notice, nccl_without_gpus(check_args.backend)):
+        for sentence in () if outputs.quiet else (launch.notice, why_no_nccl(check_args.backend)):
             if sentence:
                 complain(sentence)
     prepared = prepare(
@@ -91,8 +91,8 @@ def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
 def _display(place: Place, outputs: Outputs, *, is_whole_world: bool) -> Listener:
     """Start the display of a rank's progress. It starts a thread, so call this in the process of the rank.
 
-    Rank 0 shows the run. Other ranks show that they look for rank 0. They share logs and terminals, so only one of
-    them (on a terminal, one per host) prints, and none if one process started all ranks (`is_whole_world`).
+    Rank 0 shows the run. Other ranks show that they look for rank 0. They share logs and terminals, so only rank 1 (on
+    a terminal, one rank per host) does so, and none if one process started all ranks (`is_whole_world`).
     """
     if display_of(sys.stderr, os.environ) is Display.LIVE:
         prints = place.rank == 0 or not (is_whole_world or place.local_rank)
@@ -109,7 +109,7 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)
     except (OutputNotWritten, OSError, ValueError) as error:
-        sentence = too_many_files(error) or str(error)
+        sentence = too_many_files_text(error) or str(error)
         complain(sentence)  # the verdict does not change, and all ranks still receive it
         # The code must not be 0, because a script may need the file.
         return report.exit_code or int(ExitCode.UNKNOWN), report.sentence
@@ -117,7 +117,7 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
 
 
 def read_own_launch(args: LaunchArgs) -> Launch:
-    """Find out how this process was launched, from the command line or, without it, from the launcher's variables."""
+    """Return how this process was launched, from the command line or, without it, from the launcher's variables."""
     return read_launch(
         os.environ,
         args,
@@ -133,7 +133,7 @@ def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs,
     budget = check_args.budget if check_args.budget is not None else _default_budget(launch, gpus=gpus)
     is_rank_0 = launch.place.rank == 0
     # Only rank 0 queries the scheduler for the remaining time of the job.
-    left = job_left_seconds(os.environ) if is_rank_0 else None
+    left_seconds = job_left_seconds(os.environ) if is_rank_0 else None
     return RunOptions(
         depth=check_args.depth,
         stages=check_args.stage,
@@ -142,9 +142,9 @@ def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs,
         ignore=check_args.ignore,
         backend=check_args.backend.strip().lower(),  # as torch does
         expect_gpus=check_args.expect_gpus,
-        budget_seconds=cut_budget(budget, left),
-        job_left_seconds=left,
-        wanted_budget_seconds=budget if cut_budget(budget, left) < budget else None,
+        budget_seconds=cut_budget(budget, left_seconds),
+        job_left_seconds=left_seconds,
+        wanted_budget_seconds=budget if cut_budget(budget, left_seconds) < budget else None,
         shared_dir=_shared_directory("--shared-dir", check_args.shared_dir, launch),
         strict=outputs.strict,
         port_range=launch_args.port_range,
@@ -172,7 +172,7 @@ _CROWDED_BUDGET = 8.0
 def _default_budget(launch: Launch, *, gpus: int) -> float:
     """The default of --budget in seconds. `gpus` is the number of GPUs of this host that NCCL may use.
 
-    It begins with 60 if all ranks are on one host, else with 120. Time is added for many ranks on several hosts, for
+    The budget is 60 if all ranks are on one host, else 120. Time is added for many ranks on several hosts, for
     NCCL, and if many ranks share a core. Ranks that this process starts share its cores. Other ranks may each be bound
     to some cores of the host, so all cores of the host count.
     """
@@ -202,7 +202,7 @@ def _absolute_path(option: str, path: str | None) -> str | None:
 
 
 def _shared_directory(option: str, path: str | None, launch: Launch) -> str | None:
-    """The absolute path. UsageError if all ranks are here and the directory is missing; else RDZ006 tests it later."""
+    """Make the path absolute. UsageError if this process starts all ranks and no such directory exists."""
     absolute = _absolute_path(option, path)
     if launch.starts_all_ranks and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
@@ -216,32 +216,32 @@ _BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2", "nccl-legacy
 
 
 def check_backend(name: str) -> None:
-    """Raise UsageError for a backend that torch cannot know.
+    """Raise UsageError if no version of torch has a backend with this name.
 
-    If a package declares an entry point "torch.backends", any name is accepted, since torch loads this package, which
-    may register a backend (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
+    If an installed package declares an entry point "torch.backends", any name is accepted: torch loads the package,
+    and the package may register a backend (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
     """
-    wanted = name.strip().lower()
-    if wanted in _BACKENDS or (wanted and ":" in wanted) or (wanted and entry_points(group="torch.backends")):
+    backend = name.strip().lower()
+    if backend in _BACKENDS or (backend and ":" in backend) or (backend and entry_points(group="torch.backends")):
         return
-    near = did_you_mean(wanted, _BACKENDS)
-    raise UsageError(f"--backend {name}: expected a backend that torch knows, such as nccl or gloo{near}")
+    suggestion = did_you_mean(backend, _BACKENDS)
+    raise UsageError(f"--backend {name}: expected a backend that torch knows, such as nccl or gloo{suggestion}")
 
 
 def refuse_nccl_without_gpus(backend: str) -> None:
     """Raise UsageError if `backend` is nccl and this host has no visible GPU, before any rank fails."""
-    if (reason := nccl_without_gpus(backend)) is not None:
+    if (reason := why_no_nccl(backend)) is not None:
         raise UsageError(reason)
 
 
-def nccl_without_gpus(backend: str) -> str | None:
-    """The reason why nccl cannot run on this host, with a fix. None for another backend, or if a GPU is visible."""
+def why_no_nccl(backend: str) -> str | None:
+    """The reason why nccl cannot run on this host, with a fix; None if a GPU is visible or `backend` is not nccl."""
     if backend.strip().lower() != "nccl" or visible_gpu_count(os.environ, proc_root(os.environ)):
         return None
-    build = torch_version()
-    if build is not None and build.endswith("+cpu"):
+    torch_build = torch_version()
+    if torch_build is not None and torch_build.endswith("+cpu"):
         return (
-            f"--backend nccl: no GPU is visible on this host, and torch {build} is a CPU build; "
+            f"--backend nccl: no GPU is visible on this host, and torch {torch_build} is a CPU build; "
             "install a CUDA build on a host with GPUs, or use --backend gloo"
         )
     return (

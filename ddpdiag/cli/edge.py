@@ -33,7 +33,7 @@ def guarded(call: Callable[[], int | None]) -> int:
     except SystemExit as exit_error:
         if isinstance(exit_error.code, int | None):
             return exit_error.code or 0
-        complain(str(exit_error.code))  # from a module here with the name of one of Python's modules
+        complain(str(exit_error.code))  # from a script in this directory that has the name of a module of Python
         return ExitCode.BUG
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -45,7 +45,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
             return ExitCode.USAGE
-        if (sentence := too_many_files(error)) is not None:
+        if (sentence := too_many_files_text(error)) is not None:
             complain(sentence)
             return ExitCode.UNKNOWN
         complain("this is a bug in ddpdiag; please report it with the following traceback:\n" + traceback.format_exc())
@@ -54,7 +54,7 @@ def guarded(call: Callable[[], int | None]) -> int:
 
 
 def with_variable(sentence: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """If a variable, not `words` (the command line), set the option at the sentence's start, put its name before it."""
+    """Put the name of a variable before a sentence that begins with an option, if it set this option, not `words`."""
     option = re.match(r"--[a-z-]+", sentence)
     variable = f"DDPDIAG_{option[0][2:].replace('-', '_').upper()}" if option is not None else ""
     if option is None or variable not in environment:
@@ -63,7 +63,7 @@ def with_variable(sentence: str, words: Sequence[str], environment: Mapping[str,
     return sentence if is_typed else f"{variable}: {sentence}"
 
 
-def too_many_files(error: Exception) -> str | None:
+def too_many_files_text(error: Exception) -> str | None:
     """A sentence if an error of Python or ZeroMQ means that the limit of open files is reached, else None."""
     if getattr(error, "errno", None) not in _TOO_MANY_FILES:
         return None
@@ -87,7 +87,7 @@ def complain(sentence: str) -> None:
 
 
 def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
-    """Return standard input, to read a `kind` of file. Prints a hint for a terminal; UsageError if it is closed."""
+    """Return standard input, which has a `kind` such as "log". Prints a hint on a terminal. UsageError if closed."""
     if sys.stdin is None:
         raise UsageError(f"standard input is closed; give the {kind}'s name, or pipe the {kind} in")
     if sys.stdin.isatty() and not quiet:
@@ -114,7 +114,7 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def _flush() -> None:
-    """Flush standard output. Raises BrokenPipeError if the reader closed the pipe. Others were reported before."""
+    """Flush standard output. BrokenPipeError if the reader closed the pipe. Other errors were reported by `show`."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -33,7 +33,7 @@ WITHOUT_TORCH = (
 )
 # GPU010 and HST006 compare counters before and after the run. Without torch a run is too short, and loads no GPU.
 WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010", "GPU012")
-# The codes of the checks of the run.
+# The codes of the checks that judge the run itself (Stage.RUN).
 _RUN_CHECKS = ("RUN001", "RUN002", "RUN003", "RUN004")
 
 
@@ -48,7 +48,7 @@ def run(args: HostArgs, outputs: Outputs) -> int:
 
 
 def codes(*, torch: bool) -> tuple[str, ...]:
-    """The codes of the checks that run, in the order in which `ddpdiag checks` lists them."""
+    """The codes of the checks of `ddpdiag host`, with --torch or without, in the order of `ddpdiag checks`."""
     stages = list(Stage)
     wanted = (*WITHOUT_TORCH, *(WITH_TORCH if torch else ()))
     return tuple(sorted(wanted, key=lambda code: (stages.index(check_by_code(code).stage), code)))
@@ -73,8 +73,8 @@ def _test_host(args: HostArgs, options: RunOptions, outputs: Outputs, announce: 
     # This process is the only rank, whatever the variables of a launcher say.
     host = node_name(os.environ, readable(socket.gethostname()))
     place = Place(rank=0, world_size=1, host=host, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
-    names = codes(torch=args.torch)
-    checks = tuple(map(check_by_code, (*names, *_RUN_CHECKS)))
+    header_codes = codes(torch=args.torch)
+    checks = tuple(map(check_by_code, (*header_codes, *_RUN_CHECKS)))
     announce("count the GPUs")
     arrival = own_arrival(place)
     announce("test the host")
@@ -87,13 +87,13 @@ def _test_host(args: HostArgs, options: RunOptions, outputs: Outputs, announce: 
         options=options,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         version=ddpdiag.__version__,
-        checks=names,
+        checks=header_codes,
     )
     lines = run_alone(arrival, header, selected_checks, SilentListener(), signals)
-    signalled_before = signals.received is not None
+    was_signalled = signals.received is not None
     announce("judge")
     report = judge(assemble(lines), checks)
-    if not signalled_before:
+    if not was_signalled:
         report = with_signal(report, signals.received)
     announce("write the report")
     publish(report, lines, outputs, sys.stdout, sys.stderr)

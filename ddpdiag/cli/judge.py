@@ -30,12 +30,12 @@ def run(files: Sequence[str], outputs: Outputs) -> int:
 
 def _show(report: Report, path: str, outputs: Outputs) -> int:
     """Show a JSON report with its own verdict and findings, and return its exit code."""
-    kind = f"{readable(path)} is a JSON report, which has no measurements"
+    reason = f"{readable(path)} is a JSON report, which has no measurements"
     for each in fields(outputs):
         if each.name in _NEED_RECORDING and getattr(outputs, each.name) != each.default:
-            raise UsageError(f"{option_name(each.name)}: {kind} to judge again; give the run's recording (--record)")
+            raise UsageError(f"{option_name(each.name)}: {reason} to judge again; give the run's recording (--record)")
     if not outputs.quiet:
-        complain(f"{kind}: this is its own verdict; the run's recording (--record) can be judged again")
+        complain(f"{reason}: this is its own verdict; the run's recording (--record) can be judged again")
     publish(report, (), outputs, sys.stdout, sys.stderr)
     return report.exit_code
 

@@ -40,7 +40,7 @@ class Page(NamedTuple):
 
 
 def page_text(page: Page, *, finding_text: str = "", width: int, color: bool) -> str:
-    """The page as text for a terminal. `finding_text`, which explains one finding, is the first paragraph."""
+    """The page as text for a terminal. If `finding_text` explains one finding, it is the first paragraph."""
     width = max(width, _MIN_WIDTH)
     paragraphs = page.paragraphs
     if page.settings:
@@ -50,10 +50,10 @@ def page_text(page: Page, *, finding_text: str = "", width: int, color: bool) ->
         paragraph if _is_preformatted(paragraph) else "\n".join(_fill(part, width) for part in _split_items(paragraph))
         for paragraph in paragraphs
     ]
-    head = [f"{page.code} {page.name} (stage: {page.stage})", cleandoc(page.manual).partition("\n")[0]]
-    head = [f"\x1b[1m{line}\x1b[0m" for line in head] if color else head
-    first = [_fill(finding_text, width)] if finding_text else []
-    return "\n\n".join([*head, *first, *body]) + "\n"
+    head_lines = [f"{page.code} {page.name} (stage: {page.stage})", cleandoc(page.manual).partition("\n")[0]]
+    head_lines = [f"\x1b[1m{line}\x1b[0m" for line in head_lines] if color else head_lines
+    finding_paragraphs = [_fill(finding_text, width)] if finding_text else []
+    return "\n\n".join([*head_lines, *finding_paragraphs, *body]) + "\n"
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -137,7 +137,7 @@ def code_of(name: str) -> str | None:
 
 
 def manual_page(code: str, *, width: int, color: bool) -> str:
-    """The page of a check, of a finding's check (`TRN001.diverged`) or of a rule. UsageError for an unknown code."""
+    """The text of the page of a check, a finding (`TRN001.diverged`) or a rule. UsageError for an unknown code."""
     if code.upper().startswith("LNT"):
         from ddpdiag.lint.rules import rule_of
 
@@ -166,8 +166,8 @@ def _page_of_rule(rule: "Rule") -> Page:
 def manual_with_findings(check: "Check[Any]") -> str:
     """The check's manual text, with a list of its findings added to the paragraph that begins with "Findings"."""
     items = "".join(
-        f"{' ' if explained.same_item else f'{chr(10)}- '}{', '.join(word for word, _ in group)}: {explained.text}"
-        for explained, group in groupby(check.findings.items(), key=lambda item: item[1])
+        f"{' ' if spec.same_item else f'{chr(10)}- '}{', '.join(word for word, _ in group)}: {spec.text}"
+        for spec, group in groupby(check.findings.items(), key=lambda item: item[1])
     )
     paragraphs = check.manual.split("\n\n")
     return "\n\n".join(part + items if part.startswith("Findings") else part for part in paragraphs)

@@ -1,4 +1,4 @@
-"""The options of `check` and `host`, and options of several commands. `ddpdiag.cli.outputs` has those of reports."""
+"""The options of `check` and `host`, and those that commands share. `ddpdiag.cli.outputs` has those of reports."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def variable_of(declared: "Field[Any]") -> str | None:
     return f"DDPDIAG_{declared.name.rstrip('_').upper()}" if declared.metadata["variable"] else None
 
 
-TESTS, VERDICT, FILES, DISPLAY = "What is checked", "Verdict", "Files to write", "Display"
+TESTS, VERDICT, FILES, DISPLAY = "What is checked", "Verdict", "Files to write", "Display"  # headings in --help
 
 
 class Color(StrEnum):
@@ -36,7 +36,7 @@ class Color(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DisplayArgs:
-    """The options on the amount of text and on colours."""
+    """The options for the amount of text and for colours."""
 
     quiet: bool = option(False, "Print the verdict and what is wrong, nothing else.", "-q", panel=DISPLAY)
     color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=DISPLAY)
@@ -69,7 +69,7 @@ def backends() -> tuple[str, ...]:
 
 
 def split_at_commas(values: Sequence[str]) -> tuple[str, ...]:
-    """Parse the values of a repeatable option. Each value may be a list, as in `--stage gpu,collective`."""
+    """Split the values of a repeatable option. Each may be a list, as in `--stage gpu,collective`."""
     return tuple(part.strip() for value in values for part in value.split(","))
 
 
@@ -103,7 +103,7 @@ _SET = "A threshold of a check (repeatable)."
 
 @dataclass(frozen=True, kw_only=True)
 class CheckArgs:
-    """The command line of `ddpdiag check`. A run turns it into RunOptions: it reads the files, and sets defaults."""
+    """The options of `ddpdiag check`. RunOptions are made of them: files are read, and defaults are computed."""
 
     stage: tuple[str, ...] = option(
         (), "Only these stages (a,b).", metavar="NAME", panel=TESTS, words=stages, parse=split_at_commas
@@ -156,7 +156,7 @@ class CheckArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class HostArgs:
-    """The command line of `ddpdiag host`."""
+    """The options of `ddpdiag host`."""
 
     torch: bool = option(False, "Also import torch, and compute on each GPU (or the CPU).", panel=TESTS)
     expect_gpus: int | None = option(None, "Number of GPUs expected on this host.", metavar="N", panel=TESTS, min=0)

@@ -48,7 +48,7 @@ def as_json(report: "Report", _lines: "Iterable[Line]", _path: str) -> str:
     return indented_json(report)
 
 
-def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
+def as_recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
     from ddpdiag.codec import encode_line
 
     return b"".join(map(encode_line, lines))
@@ -62,7 +62,7 @@ class Outputs(DisplayArgs):
     markdown: str | None = file_option(
         content_by("ddpdiag.render.markdown", features=True), "The report as Markdown, for tickets.", advanced=True
     )
-    record: str | None = file_option(recording, "The recording, for `ddpdiag judge`.")
+    record: str | None = file_option(as_recording, "The recording, for `ddpdiag judge`.")
     html: str | None = file_option(
         content_by("ddpdiag.render.html", features=True), "The report as one HTML page, for tickets."
     )
@@ -109,7 +109,7 @@ class Outputs(DisplayArgs):
 
     @property
     def _files(self) -> dict[str, str]:
-        """For each file option that was typed, the path of its file."""
+        """The path of the file for each option that names one, such as "--json"."""
         options = (each.name for each in fields(self) if "content" in each.metadata)
         paths = {option_name(name): getattr(self, name) for name in options}
         return {option: path for option, path in paths.items() if path is not None}
@@ -120,8 +120,8 @@ class Outputs(DisplayArgs):
             from msgspec import structs
 
             # The user asked for lists of hosts, so the sentences about these lists are shown as well.
-            new = (sentence for sentence in report.hosts.caveats if sentence not in report.recording_problems)
-            report = structs.replace(report, recording_problems=(*report.recording_problems, *new))
+            caveats = (sentence for sentence in report.hosts.caveats if sentence not in report.recording_problems)
+            report = structs.replace(report, recording_problems=(*report.recording_problems, *caveats))
         from ddpdiag.render import terminal
 
         if self.quiet:
@@ -146,9 +146,6 @@ class Outputs(DisplayArgs):
         return "-" in self._files.values()
 
 
-# Options of single commands ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompareOutputs(Outputs):
     json: str | None = option(
@@ -158,7 +155,7 @@ class CompareOutputs(Outputs):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOutputs(Outputs):
-    record: str | None = file_option(recording, "Write the parts as one recording.")
+    record: str | None = file_option(as_recording, "Write the parts as one recording.")
 
 
 def rules() -> list[str]:
@@ -207,11 +204,11 @@ def is_one_file(path: str, other: str) -> bool:
         return False
 
 
-def terminal_style(stream: TextIO | None, when: Color = Color.AUTO) -> tuple[int, bool]:
+def terminal_style(stream: TextIO | None, color_option: Color = Color.AUTO) -> tuple[int, bool]:
     """The columns of the terminal (80 without a terminal), and whether to use colours (https://no-color.org)."""
     tty = is_terminal(stream)
-    auto = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    color = when is Color.ALWAYS or (when is Color.AUTO and auto)
+    is_colored_by_default = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    color = color_option is Color.ALWAYS or (color_option is Color.AUTO and is_colored_by_default)
     return (shutil.get_terminal_size().columns if tty else 80), color
 
 
@@ -221,8 +218,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 @contextmanager
-def progress_counter(*, quiet: bool) -> "Iterator[ProgressLine]":
-    """Context manager: a progress display on standard error for work that has no stages. With `quiet` it is silent."""
+def progress_line(*, quiet: bool) -> "Iterator[ProgressLine]":
+    """Context manager: a line on standard error for the progress of work without stages; empty with `quiet`."""
     from ddpdiag.render.files import Display, display_of
     from ddpdiag.render.progress import ProgressLine
 
@@ -238,13 +235,13 @@ def write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> 
     """Write the files that options name, and return a sentence for each file that could not be written."""
     from ddpdiag.render import files
 
-    failed: list[str] = []
+    errors: list[str] = []
     for path, content in outputs.contents(report, lines):
         try:
             files.write(path, content())
         except (UsageError, OSError, ValueError) as error:
-            failed.append(str(error))
-    return failed
+            errors.append(str(error))
+    return errors
 
 
 def publish(
@@ -252,18 +249,18 @@ def publish(
 ) -> None:
     """Write the files, then show the report. A stream is None if it was closed before the start.
 
-    Raises Unwritten, but only after all outputs were tried, if one could not be written.
+    Raises OutputNotWritten, but only after all outputs were tried, if at least one could not be written.
     """
-    failed = write_files(report, lines, outputs)
+    errors = write_files(report, lines, outputs)
     stream = stderr if outputs.writes_to_stdout else stdout
     width, color = terminal_style(stream, outputs.color)
     try:
         if not (outputs.quiet and outputs.writes_to_stdout):  # a quiet run writes only errors to standard error
             show(outputs.page(report, color=color, width=width), stream)
     except UsageError as error:
-        failed.append(str(error))
-    if failed:
-        raise OutputNotWritten("; ".join(failed), report.exit_code)
+        errors.append(str(error))
+    if errors:
+        raise OutputNotWritten("; ".join(errors), report.exit_code)
 
 
 def show(text: str, stream: TextIO | None) -> None:

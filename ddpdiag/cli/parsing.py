@@ -69,7 +69,7 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
     hints = get_type_hints(body, include_extras=True)
     groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_without_annotation(hint))}
     arguments = {name: hints[name] for name in signature(body).parameters if name not in groups}
-    has_advanced = any(each.metadata["shown"]["hidden"] for group in groups.values() for each in group.fields)
+    has_advanced = any(each.metadata["typer"]["hidden"] for group in groups.values() for each in group.fields)
     parameters = [
         *([_keyword_only("help_all", Annotated[bool, _HELP_ALL], False)] if has_advanced else ()),
         *(_keyword_only(name, hint) for name, hint in ({"context": typer.Context} | arguments).items()),
@@ -117,18 +117,18 @@ def _keyword_only(name: str, hint: object, default: object = Parameter.empty) ->
 
 
 def _parameter(declared: "Field[Any]") -> Parameter:
-    shown = typer.Option(
+    typer_option = typer.Option(
         ...,
         option_name(declared.name),
         *declared.metadata["names"],
-        **declared.metadata["shown"],
+        **declared.metadata["typer"],
         envvar=variable_of(declared),
         show_envvar=False,
     )
     if get_origin(declared.type) is tuple:
-        return _keyword_only(declared.name, Annotated[list[str] | None, shown], None)
+        return _keyword_only(declared.name, Annotated[list[str] | None, typer_option], None)
     kind: Any = declared.type if declared.metadata["parse"] is None else str | None
-    return _keyword_only(declared.name, Annotated[kind, shown], declared.default)
+    return _keyword_only(declared.name, Annotated[kind, typer_option], declared.default)
 
 
 def _value(declared: "Field[Any]", value: object, typed_before: Mapping[str, object]) -> object:
@@ -160,10 +160,10 @@ def usage_sentence(error: Exception, program: str) -> str:
     if unknown in _UNSUPPORTED_FLAGS and context and any("--minbytes" in p.opts for p in context.command.params):
         return f"{unknown}: ddpdiag does not have this flag of nccl-tests: {_UNSUPPORTED_FLAGS[unknown]}"
     if unknown and context and hasattr(error, "possibilities"):  # click sorts the possibilities, the nearest first
-        known = {name for parameter in context.command.params for name in parameter.opts}
-        similar = [name for name in (_EQUIVALENTS.get(unknown), *(error.possibilities or ())) if name in known]
+        known_options = {name for parameter in context.command.params for name in parameter.opts}
+        similar = [name for name in (_EQUIVALENTS.get(unknown), *(error.possibilities or ())) if name in known_options]
         message = f"no such option: {unknown}" + (f"; did you mean {similar[0]}?" if similar else "")
     path = context.command_path if context is not None else program
     message = re.sub(r"^Invalid value for '(-[\w-]+)'", r"\1", message)
-    see = " See" if message.endswith("?") else "; see"
-    return f"{message[:1].lower()}{message[1:]}{see} `{path} --help`"
+    link = " See" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:]}{link} `{path} --help`"

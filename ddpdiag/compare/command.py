@@ -81,9 +81,9 @@ def _verdict(comparison: Comparison) -> Text:
 
 
 def _runs(comparison: Comparison) -> Iterator[Block]:
-    for lead, side in (("old", comparison.old), ("new", comparison.new)):
+    for label, side in (("old", comparison.old), ("new", comparison.new)):
         run = f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})"
-        yield Text(f"{run}: {side.verdict_text}: {side.sentence}", lead)
+        yield Text(f"{run}: {side.verdict_text}: {side.sentence}", label)
 
 
 def _changes(comparison: Comparison) -> Iterator[Block]:

@@ -1,6 +1,6 @@
 """Compare two reports: their verdicts, findings, figures, hosts and versions.
 
-Findings of one code that blame the same (such as one finding for each variable) are distinguished by their titles.
+Findings with the same code, ranks, hosts, GPUs and links (such as one for each variable) are distinguished by titles.
 Numbers in the titles are ignored, because they differ from run to run.
 
 A finding is new or gone only if its check is conclusive in the run without the finding. A check with trials is
@@ -20,7 +20,7 @@ from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict
 
 SCHEMA = "ddpdiag.comparison/1"
-_VERDICTS = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
+_BEST_FIRST = (Verdict.FIT, Verdict.UNKNOWN, Verdict.UNFIT)
 _ORDER = tuple(Direction)
 _WORDS = {direction: direction.value for direction in Direction} | {
     Direction.NEUTRAL: "other change",
@@ -29,7 +29,7 @@ _WORDS = {direction: direction.value for direction in Direction} | {
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One of the two runs. `source` is the name of its file, `sentence` that of its verdict."""
+    """One of the two runs. `source` is the name of its file, `sentence` the sentence of its verdict."""
 
     source: str
     run_id: str
@@ -56,15 +56,15 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:
-    """Compare two reports. The sources are the names of their files."""
-    count, figures = _figures(old, new)
-    changes = [*_verdict(old, new), *changed_findings(old, new), *figures]
-    for name, was, now in (
+    """Compare two reports. `old_source` and `new_source` are the names of their files."""
+    count, figures = _figure_changes(old, new)
+    changes = [*_verdict_change(old, new), *changed_findings(old, new), *figures]
+    for name, old_text, new_text in (
         ("launcher", old.world.launcher, new.world.launcher),
         ("hosts", ", ".join(sorted(old.world.hosts)), ", ".join(sorted(new.world.hosts))),
     ):
-        if was != now:
-            changes.append(Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}"))
+        if old_text != new_text:
+            changes.append(Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {old_text} -> {new_text}"))
     if old.snapshot is not None and new.snapshot is not None:
         changes += compare_facts(old.snapshot.facts, new.snapshot.facts)
     changes.sort(key=lambda change: _ORDER.index(change.direction))
@@ -97,20 +97,20 @@ def _sentence(changes: list[Change], count: int) -> str:
     numbers = {direction: sum(change.direction is direction for change in changes) for direction in _ORDER}
     parts = [_counted(number, _WORDS[direction]) for direction, number in numbers.items() if number]
     changed = any(change.direction is not Direction.UNJUDGED for change in changes)
-    none = "nothing changed" if count else "no change was seen"
-    of = f"{_counted(count, 'figure')} compared" if count else "no figure was compared"
-    return f"{', '.join(parts if changed else [none, *parts])}; {of}."
+    nothing_text = "nothing changed" if count else "no change was seen"
+    figures_text = f"{_counted(count, 'figure')} compared" if count else "no figure was compared"
+    return f"{', '.join(parts if changed else [nothing_text, *parts])}; {figures_text}."
 
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _verdict(old: Report, new: Report) -> Iterator[Change]:
+def _verdict_change(old: Report, new: Report) -> Iterator[Change]:
     """Yield the change of the verdict, if any. UNKNOWN is worse than FIT. UNKNOWN after UNFIT is a neutral change."""
     if old.verdict_text == new.verdict_text:
         return
-    is_better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
+    is_better = _BEST_FIRST.index(new.verdict) < _BEST_FIRST.index(old.verdict)
     better_direction = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
     direction = better_direction if is_better else Direction.REGRESSION
     if old.verdict is new.verdict:
@@ -119,7 +119,7 @@ def _verdict(old: Report, new: Report) -> Iterator[Change]:
     yield Change(direction=direction, name="verdict", text=text)
 
 
-def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
+def _figure_changes(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
     if old.snapshot is None or new.snapshot is None:
         which = "first" if old.snapshot is None else "second"
         text = f"figures were not compared: the {which} report has none"
@@ -142,24 +142,25 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
     # False also if no check measured whether the ranks of both runs had enough of their cores.
     times_are_comparable = lowest_core_share(old.snapshot, new.snapshot) >= MIN_CORE_SHARE
     neutral_codes = _NEUTRAL_CODES if times_are_comparable else (*_NEUTRAL_CODES, *_TIMING_CODES)
-    conclusive_in_old, conclusive_in_new = _conclusive(old, new), _conclusive(new, old)
+    conclusive_in_old, conclusive_in_new = _conclusive_codes(old, new), _conclusive_codes(new, old)
     pairs = list(_pairs(old.findings, new.findings))
-    for was, now in pairs:
-        if was is None and now is not None:
-            if _check_code(now) in conclusive_in_old:
-                yield _change(now, "new", Direction.REGRESSION, neutral_codes)
+    for before, after in pairs:
+        if before is None and after is not None:
+            if _check_code(after) in conclusive_in_old:
+                yield _change(after, "new", Direction.REGRESSION, neutral_codes)
             else:
-                yield _change(now, "not checked in the old run", Direction.NEUTRAL, neutral_codes)
-        elif was is not None and now is not None and was.severity is not now.severity:
-            direction = Direction.REGRESSION if _severity_index(now) > _severity_index(was) else Direction.IMPROVEMENT
-            yield _change(now, f"changed from {was.severity.value}", direction, neutral_codes)
-    for was in (was for was, now in pairs if was is not None and now is None):
-        if _check_code(was) not in conclusive_in_new:
-            yield _change(was, "not checked in the new run", Direction.NEUTRAL, neutral_codes)
+                yield _change(after, "not checked in the old run", Direction.NEUTRAL, neutral_codes)
+        elif before is not None and after is not None and before.severity is not after.severity:
+            is_worse = _severity_index(after) > _severity_index(before)
+            direction = Direction.REGRESSION if is_worse else Direction.IMPROVEMENT
+            yield _change(after, f"changed from {before.severity.value}", direction, neutral_codes)
+    for before in (before for before, after in pairs if before is not None and after is None):
+        if _check_code(before) not in conclusive_in_new:
+            yield _change(before, "not checked in the new run", Direction.NEUTRAL, neutral_codes)
         elif new.verdict is Verdict.UNKNOWN:
-            yield _change(was, "not seen again", Direction.NEUTRAL, neutral_codes)
+            yield _change(before, "not seen again", Direction.NEUTRAL, neutral_codes)
         else:
-            yield _change(was, "gone", Direction.IMPROVEMENT, neutral_codes)
+            yield _change(before, "gone", Direction.IMPROVEMENT, neutral_codes)
 
 
 def _change(finding: Finding, word: str, direction: Direction, neutral_codes: tuple[str, ...]) -> Change:
@@ -174,21 +175,21 @@ def _change(finding: Finding, word: str, direction: Direction, neutral_codes: tu
     )
 
 
-def _conclusive(report: Report, other: Report) -> frozenset[str]:
+def _conclusive_codes(report: Report, other: Report) -> frozenset[str]:
     """The codes of the checks that are conclusive in `report`, compared with `other` (see the module's docstring)."""
-    measured, measured_in_other = _measured(report), _measured(other)
+    measured, measured_in_other = _measured_codes(report), _measured_codes(other)
     missed_stages = {check.stage for check in report.checks if check.code in measured_in_other - measured}
     failed = {check.code for check in other.checks if check.statuses.keys() - {Status.DONE.value}}
-    ran_failed = not failed or any(check.code in failed for check in report.checks if check.statuses)
-    judging = (check for check in report.checks if not check.measures and check.skipped_because is None)
+    is_run003_conclusive = not failed or any(check.code in failed for check in report.checks if check.statuses)
+    judging_checks = (check for check in report.checks if not check.measures and check.skipped_because is None)
     return measured | {
         check.code
-        for check in judging
-        if (ran_failed if check.code == _TRIALS_CHECK else check.stage not in missed_stages)
+        for check in judging_checks
+        if (is_run003_conclusive if check.code == _TRIALS_CHECK else check.stage not in missed_stages)
     }
 
 
-def _measured(report: Report) -> frozenset[str]:
+def _measured_codes(report: Report) -> frozenset[str]:
     """The codes of the checks that had trials, all of which were done on all ranks."""
     ran = (check for check in report.checks if check.measures and check.skipped_because is None and check.statuses)
     return frozenset(check.code for check in ran if check.statuses.keys() == {Status.DONE.value})
@@ -199,13 +200,13 @@ def _check_code(finding: Finding) -> str:
 
 
 def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:
-    """Pair the same findings of both runs, the gravest first. None stands for a finding that one run lacks."""
-    for was, now in _grouped(old, new, lambda each: (each.code, each.ranks, each.hosts, each.gpus, each.links)):
-        if len(was) <= 1 and len(now) <= 1:
-            yield from zip_longest(was, now)
+    """Pair each finding of a run with the same finding of the other run, or with None if the other run lacks it."""
+    for before, after in _grouped(old, new, lambda each: (each.code, each.ranks, each.hosts, each.gpus, each.links)):
+        if len(before) <= 1 and len(after) <= 1:
+            yield from zip_longest(before, after)
             continue
-        was, now = (sorted(each, key=_severity_index, reverse=True) for each in (was, now))
-        for same_old, same_new in _grouped(was, now, lambda each: _NUMBER.sub("#", each.title)):
+        before, after = (sorted(each, key=_severity_index, reverse=True) for each in (before, after))
+        for same_old, same_new in _grouped(before, after, lambda each: _NUMBER.sub("#", each.title)):
             yield from zip_longest(same_old, same_new)
 
 

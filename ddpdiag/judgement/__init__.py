@@ -23,7 +23,7 @@ from ddpdiag.model import EventKind, Recording, Report, Scalar, Severity, WorldS
 from ddpdiag.model.options import Snapshot
 from ddpdiag.model.report import INVENTORY, UNKNOWN, HostKind
 
-_ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
 
 def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
@@ -61,7 +61,7 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
         stages=summaries.stages,
         checks=summaries.checks,
         findings=tuple(
-            sorted((f for each in judgements for f in each.findings), key=lambda f: _ORDER.index(f.severity))
+            sorted((f for each in judgements for f in each.findings), key=lambda f: _WORST_FIRST.index(f.severity))
         ),
         measurements={name: value for each in judgements for name, value in each.contribution.figures.items()},
         recording_problems=(

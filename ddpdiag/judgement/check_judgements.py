@@ -14,7 +14,7 @@ from ddpdiag.model import Finding, Severity, Skip
 
 
 class CheckJudgement(Struct, frozen=True, kw_only=True):
-    """The judgement of one check. `unreadable` is a sentence, if this version cannot read the recorded data."""
+    """The judgement of one check. `unreadable` says that this version cannot read the recorded data; else empty."""
 
     check: Check[Any]
     findings: tuple[Finding, ...] = ()
@@ -22,7 +22,7 @@ class CheckJudgement(Struct, frozen=True, kw_only=True):
     skip: Skip | None = None
     unreadable: str = ""
 
-    def not_seen_findings(self) -> Iterator[Finding]:
+    def unchecked_findings(self) -> Iterator[Finding]:
         """The findings about something that could not be checked. With such a finding the verdict is never FIT."""
         return (finding for finding in self.findings if self.effect_of(finding) is Effect.UNCHECKED)
 
@@ -45,17 +45,18 @@ Judgements = Sequence[CheckJudgement]
 def judge_checks(world: World, forms: RecordingForms, checks: Sequence[Check[Any]]) -> tuple[CheckJudgement, ...]:
     """Judge each check that was selected for the run, and the checks of the run as a whole (Stage.RUN)."""
     header = forms.recording.header
-    known = header.checks or [check.code for check in checks]
-    chosen = [
+    known_codes = header.checks or [check.code for check in checks]
+    selected_checks = [
         check
         for check in checks
-        if check.stage is Stage.RUN or (check.code in known and is_selected(check, header.options))
+        if check.stage is Stage.RUN or (check.code in known_codes and is_selected(check, header.options))
     ]
-    kept: dict[str, tuple[Finding, ...]] = {}
+    findings_by_code: dict[str, tuple[Finding, ...]] = {}
     judgements: list[CheckJudgement] = []
-    for check in chosen:
+    for check in selected_checks:
         sections = tuple(each.contribution.section for each in judgements if each.contribution.section is not None)
-        judgements.append(_judge_check(Seen(world, check, forms.established, findings_by_code=kept, sections=sections)))
+        seen = Seen(world, check, forms.established, findings_by_code=findings_by_code, sections=sections)
+        judgements.append(_judge_check(seen))
     return _with_excuses(judgements)
 
 
@@ -80,7 +81,7 @@ def _map_findings(judgement: CheckJudgement, change: Callable[[Finding], Finding
 
 
 def _with_excuses(judgements: Judgements) -> tuple[CheckJudgement, ...]:
-    """Turn each error into a warning if the `excuse` of a check says that the error does not concern the job."""
+    """Turn each error into a warning if the `excuse` of any check says that the error does not concern the job."""
     excuses = [each.contribution.excuse for each in judgements if each.contribution.excuse is not None]
 
     def downgrade(finding: Finding) -> Finding:
@@ -102,7 +103,7 @@ def _excuse_text(excuse: Callable[[Finding], str | None], finding: Finding) -> s
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:
-    """The skip of the check, or None. It is recorded, except for a check that measures nothing, which decides now."""
+    """The recorded skip of the check, or None. A check that measures nothing first decides whether to skip itself."""
     check = seen.check
     reason = check.skip(seen) if check.measure is None else None
     if reason is not None:

@@ -28,15 +28,15 @@ def _interruption(world: World, recording: Recording, judgements: Judgements, st
     seconds = ctrl_c_seconds(recording)
     if seconds is None:
         return ""
-    cut = {outcome.code for outcome in recording.outcomes if outcome.interrupted and outcome.status is Status.SKIPPED}
-    check = next((each.check for each in judgements if each.check.code in cut), None)
+    codes = {outcome.code for outcome in recording.outcomes if outcome.interrupted and outcome.status is Status.SKIPPED}
+    check = next((each.check for each in judgements if each.check.code in codes), None)
     joined = f"{len(world.arrivals):,} of {count(world.size, 'rank')} had joined"
-    place = (
+    position = (
         f", in {check.code} ({check.name})" if check else "" if recording.trials else f", before any check: {joined}"
     )
     passed = [stage.name for stage in stages if stage.status == "done" and stage.severity in (None, Severity.NOTE)]
     passed_text = f"; no problems found in {', '.join(passed)}" if passed else ""
-    return f"the run was interrupted after {seconds:.1f} s{place}{passed_text}"
+    return f"the run was interrupted after {seconds:.1f} s{position}{passed_text}"
 
 
 def _missing_evidence(world: World, recording: Recording, judgements: Judgements) -> str:
@@ -48,7 +48,7 @@ def _missing_evidence(world: World, recording: Recording, judgements: Judgements
             return f"{each.check.code} ({each.check.name}) could not run: {each.skip.reason}{fix}"
         if each.unreadable:
             return f"this version of ddpdiag cannot read the recorded data of {each.check.code}"
-        for finding in each.not_seen_findings():
+        for finding in each.unchecked_findings():
             return finding.title
     if recording.end is None:
         return "the recording has no end"
@@ -62,14 +62,14 @@ def _missing_evidence(world: World, recording: Recording, judgements: Judgements
 
 
 def _ranks_without_lines(world: World, recording: Recording) -> Sequence[int]:
-    """The ranks without any line or, if there are none, the ranks without an outcome in one of their trials."""
-    known = world.arrivals.keys() | {event.rank for event in recording.events}
-    if unknown := list(islice((rank for rank in range(world.size) if rank not in known), _MAX_LISTED_RANKS)):
-        return unknown
-    ranks: dict[int, set[int]] = {}
+    """The ranks without any line or, if every rank has lines, the ranks without an outcome in one of their trials."""
+    recorded = world.arrivals.keys() | {event.rank for event in recording.events}
+    if silent := list(islice((rank for rank in range(world.size) if rank not in recorded), _MAX_LISTED_RANKS)):
+        return silent
+    ranks_of: dict[int, set[int]] = {}
     for outcome in recording.outcomes:
-        ranks.setdefault(outcome.trial, set()).add(outcome.rank)
-    return sorted({rank for trial in recording.trials for rank in {*trial.ranks} - ranks.get(trial.number, set())})
+        ranks_of.setdefault(outcome.trial, set()).add(outcome.rank)
+    return sorted({rank for trial in recording.trials for rank in {*trial.ranks} - ranks_of.get(trial.number, set())})
 
 
 def tested_stages(recording: Recording, judgements: Judgements) -> tuple[str, ...]:

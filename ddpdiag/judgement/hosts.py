@@ -26,35 +26,35 @@ def sort_hosts(world: World, recording: Recording, judgements: Judgements, doubt
     """
     findings = [finding for each in judgements for finding in each.findings]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    warned = _warned_hosts(world, findings)
+    warned_hosts = _warned_hosts(world, findings)
     blamed = [host for finding in errors for host in _hosts_of(world, finding)]
-    failing = dict.fromkeys([*blamed, *(warned if world.options.strict else ())])
+    failing = dict.fromkeys([*blamed, *(warned_hosts if world.options.strict else ())])
     unchecked = (
-        host for each in judgements for finding in each.not_seen_findings() for host in _hosts_of(world, finding)
+        host for each in judgements for finding in each.unchecked_findings() for host in _hosts_of(world, finding)
     )
     link_ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
     # A host took part to the end if all its ranks did. If two hosts have the same name, the ranks of both must.
     ended_ranks = world.inactive_ranks | {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
     ended_early = {name for (name, _), ranks in world.hosts.items() if not ended_ranks.isdisjoint(ranks)}
-    not_healthy = {*failing, *warned, *link_ends, *unchecked, *ended_early}
+    not_healthy = {*failing, *warned_hosts, *link_ends, *unchecked, *ended_early}
     reason = _why_none_healthy(recording, errors, doubt)
     names = dict.fromkeys(name for name, _ in world.hosts if _HOST_NAME.fullmatch(name))
     healthy = () if reason else tuple(name for name in names if name not in not_healthy)
     unlisted = [name for name, _ in world.hosts if name not in {*failing, *healthy}]
     # After Ctrl-C the user needs no sentence about hosts in neither list.
     unlisted_text = "" if ctrl_c_seconds(recording) is not None else reason or _unlisted_text(unlisted)
-    codes = [skip.code for skip in recording.skips if not skip.is_inapplicable]
-    untested = f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run"
-    absent = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
+    skipped_codes = [skip.code for skip in recording.skips if not skip.is_inapplicable]
+    untested_text = f"hosts are listed as healthy after the checks that ran: {', '.join(skipped_codes)} could not run"
+    absent_ranks = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
     blamed_ranks = {rank for finding in errors if not finding.hosts for rank in finding.ranks}
-    without_host = sorted(blamed_ranks & absent - world.arrivals.keys())
+    without_host = sorted(blamed_ranks & absent_ranks - world.arrivals.keys())
     unknown = f"the host of {ranks_text(without_host)} is not known, so it cannot be excluded" if without_host else ""
     return HostLists(
         failing=tuple(failing),
         healthy=healthy,
         # On a single host a slow rank is compared with ranks of this host, and no other host is left for the job.
         slow=slow_hosts(findings) if len(world.hosts) > 1 else {},
-        caveats=tuple(filter(None, (unknown, unlisted_text, untested if healthy and codes else ""))),
+        caveats=tuple(filter(None, (unknown, unlisted_text, untested_text if healthy and skipped_codes else ""))),
     )
 
 
@@ -76,12 +76,12 @@ def slower_share(finding: Finding) -> float | None:
 
 def fastest_first(hosts: HostLists, rows: Sequence[Mapping[str, Scalar]]) -> HostLists:
     """Sort the healthy hosts by the best rate that each reached with another host; hosts without a rate are last."""
-    best: dict[Scalar, float] = {}
+    rate_by_host: dict[Scalar, float] = {}
     for row in rows:
         rate = row.get("host_busbw_bytes_per_s")
         if isinstance(rate, int | float):
-            best[row["host"]] = rate
-    return structs.replace(hosts, healthy=tuple(sorted(hosts.healthy, key=lambda name: -best.get(name, 0.0))))
+            rate_by_host[row["host"]] = rate
+    return structs.replace(hosts, healthy=tuple(sorted(hosts.healthy, key=lambda name: -rate_by_host.get(name, 0.0))))
 
 
 def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
@@ -128,6 +128,6 @@ def _unlisted_text(names: Sequence[str]) -> str:
     """The sentence about hosts that are neither in the healthy nor in the failing list; empty without such hosts."""
     if not names:
         return ""
-    are = "is" if len(names) == 1 else "are"
+    verb = "is" if len(names) == 1 else "are"
     why = "a warning or an error about links concerns them, ranks ended early, or not everything could be checked"
-    return f"{names_text(names)} {are} listed neither as healthy nor as failing: {why}"
+    return f"{names_text(names)} {verb} listed neither as healthy nor as failing: {why}"

@@ -14,7 +14,7 @@ _MAX_LISTED = 12
 
 
 def is_selected(check: Check[Any], options: RunOptions) -> bool:
-    """Whether the run includes the check. A check that both `--select` and `--ignore` name is not included."""
+    """Whether the run includes the check. `--ignore` and `--skip-stage` exclude even checks that `--select` names."""
     if check.code.startswith(options.ignore) and options.ignore:
         return False
     if check.code in ONLY_BY_WHOLE_CODE and not options.alone and check.code not in options.select:
@@ -46,17 +46,17 @@ def validate(options: RunOptions, checks: Iterable[Check[Any]]) -> None:
             raise UsageError(f"--set {name}={value}: a deadline must be more than 0 seconds")
 
 
-def _require_known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
+def _require_known(option: str, names: Iterable[str], known: Sequence[str], kind: str) -> None:
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} {name}: unknown {word}; {_expected(name, known, word)}")
+            raise UsageError(f"{option} {name}: unknown {kind}; {_expected(name, known, kind)}")
 
 
-def _expected(name: str, known: Sequence[str], word: str) -> str:
+def _expected(name: str, known: Sequence[str], kind: str) -> str:
     """The end of an error message: all known names if there are few, else those similar to `name`."""
     if len(known) <= _MAX_LISTED:
-        near = did_you_mean(name, known) if len(known) > 1 else ""
-        return f"expected {', '.join(known)}{near}" if known else "there is none"
+        suggestion = did_you_mean(name, known) if len(known) > 1 else ""
+        return f"expected {', '.join(known)}{suggestion}" if known else "there is none"
     similar = get_close_matches(name, known, n=3)
-    meant = f"did you mean {', '.join(similar)}? " if similar else ""
-    return f"{meant}`ddpdiag checks` lists the {word}s"
+    question = f"did you mean {', '.join(similar)}? " if similar else ""
+    return f"{question}`ddpdiag checks` lists the {kind}s"

@@ -31,17 +31,17 @@ def summaries_of(recording: Recording, judgements: Judgements) -> Summaries:
     outcomes: dict[str, list[Outcome]] = {}
     for outcome in recording.outcomes:
         outcomes.setdefault(outcome.code, []).append(outcome)
-    concerns = [concern for each in judgements for concern in each.contribution.moved_findings]
-    run_findings = _run_findings(judgements, concerns)
-    waited = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
+    moved_findings = [moved for each in judgements for moved in each.contribution.moved_findings]
+    run_findings = _run_findings(judgements, moved_findings)
+    wait_seconds = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
     stages = tuple(
-        _stage_summary(stage, members, recording, outcomes, run_findings.get(stage, ()), waited)
+        _stage_summary(stage, members, recording, outcomes, run_findings.get(stage, ()), wait_seconds)
         for stage in Stage
         if (members := [each for each in judgements if each.check.stage is stage and each.check.measure is not None])
     )
     affected: dict[str, Counter[str]] = {}
-    for concern in concerns:
-        affected.setdefault(str(concern.shown_under), Counter()).update(concern.affected_counts)
+    for moved in moved_findings:
+        affected.setdefault(str(moved.shown_under), Counter()).update(moved.affected_counts)
     checks = (
         _check_summary(each, outcomes.get(each.check.code, ()), affected.get(each.check.code, {}))
         for each in judgements
@@ -55,23 +55,23 @@ def _stage_summary(
     recording: Recording,
     outcomes: OutcomesByCode,
     run_findings: Sequence[Finding],
-    waited: float,
+    wait_seconds: float,
 ) -> StageSummary:
-    """Summarize a stage. `waited` is the time in seconds for which the run waited for ranks that never joined."""
+    """Summarize a stage. `wait_seconds` is the time for which the run waited for ranks that never joined."""
     status, detail = _status(judgements, recording, outcomes), ""
     findings = [*(finding for each in judgements for finding in each.findings), *run_findings]
     severities = {finding.severity for finding in findings}
     if stage is Stage.LAUNCH and (errors := [f.title for f in run_findings if f.severity is Severity.ERROR]):
         status, detail = "error", errors[0]
     if status == "interrupted":
-        truncated = next(each.check for each in judgements if _is_truncated(outcomes.get(each.check.code, ())))
-        detail = f"interrupted in {truncated.code} ({truncated.name})"
+        check = next(each.check for each in judgements if _is_interrupted(outcomes.get(each.check.code, ())))
+        detail = f"interrupted in {check.code} ({check.name})"
     return StageSummary(
         name=stage.value,
         status=status,
         # The launch includes the time for which ranks waited for ranks that never joined.
         seconds=sum(trials_seconds(outcomes.get(each.check.code, ())) for each in judgements)
-        + (waited if stage is Stage.LAUNCH else 0.0),
+        + (wait_seconds if stage is Stage.LAUNCH else 0.0),
         severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
         codes=tuple(dict.fromkeys(finding.code for finding in findings)),
         detail=detail,
@@ -87,7 +87,7 @@ def trials_seconds(outcomes: Iterable[Outcome]) -> float:
 
 
 def _status(judgements: Judgements, recording: Recording, outcomes: OutcomesByCode) -> str:
-    """The first to apply: error, a trial's failure, interrupted, warning, part (some did not run), done, skipped."""
+    """The worst status: error, a trial's failure, interrupted, warning, part (some checks not run), done, skipped."""
     severities = {f.severity for each in judgements for f in each.findings}
     if Severity.ERROR in severities:
         return "error"
@@ -98,7 +98,7 @@ def _status(judgements: Judgements, recording: Recording, outcomes: OutcomesByCo
     for status in _FAILED:
         if status in statuses:
             return str(status.value)
-    if _is_truncated(stage_outcomes) and any(event.kind in SIGNAL_EVENTS for event in recording.events):
+    if _is_interrupted(stage_outcomes) and any(event.kind in SIGNAL_EVENTS for event in recording.events):
         return "interrupted"
     if Severity.WARNING in severities:
         return "warning"
@@ -107,19 +107,19 @@ def _status(judgements: Judgements, recording: Recording, outcomes: OutcomesByCo
     return "done" if Status.DONE in statuses else "skipped"
 
 
-def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
+def _is_interrupted(outcomes: Sequence[Outcome]) -> bool:
     """Whether the end of the run interrupted a rank in the trials of these outcomes."""
     return any(outcome.interrupted and outcome.status is Status.SKIPPED for outcome in outcomes)
 
 
-def _run_findings(judgements: Judgements, concerns: Sequence[MovedFinding]) -> dict[Stage, list[Finding]]:
+def _run_findings(judgements: Judgements, moved_findings: Sequence[MovedFinding]) -> dict[Stage, list[Finding]]:
     """The findings of RUN001 to RUN004, by the stage that they are about."""
-    stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
-    stages |= {each.check.code: each.check.stage for each in judgements}
+    stage_of: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
+    stage_of |= {each.check.code: each.check.stage for each in judgements}
     run_findings: dict[Stage, list[Finding]] = {}
-    for concern in concerns:
-        if (stage := stages.get(concern.shown_under)) is not None:
-            run_findings.setdefault(stage, []).append(concern.finding)
+    for moved in moved_findings:
+        if (stage := stage_of.get(moved.shown_under)) is not None:
+            run_findings.setdefault(stage, []).append(moved.finding)
     return run_findings
 
 

@@ -254,7 +254,7 @@ class RankRow(Struct, frozen=True, kw_only=True, gc=False):
     ranks finish a call together, so the rank that starts a call last spends least time in it. The lag in a call is the
     longest time of any rank minus the time of this rank. `lag_seconds` is the median lag. `calls_started_last` is the
     number of calls in which this rank's time was the shortest. `transfer_seconds` is the median of the shortest times,
-    equal on all ranks. These three are None if ranks may finish apart (broadcast, reduce). `wrong` is the number of
+    equal on all ranks. All three are None if ranks may finish apart (broadcast, reduce). `wrong` is the number of
     wrong elements (None: not checked).
     """
 

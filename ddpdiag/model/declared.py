@@ -22,7 +22,7 @@ def option(
     show_default: bool = True,
     **metadata: object,
 ) -> T:
-    """Declare a dataclass field as an option. Its name is that of the field (`set_`: --set); `more_names` are added.
+    """Declare a dataclass field as an option, named after the field (`set_`: --set). `more_names` are other names.
 
     An option whose type is a tuple may be typed several times, and --help does not show its default. `panel` is the
     heading in --help, `metavar` the word for the value. Only --help-all shows an `advanced` option. With `variable` the
@@ -30,7 +30,7 @@ def option(
     `parse` makes the field's value from the typed text (for a tuple, from all texts). If it raises UsageError
     ("expected ..."), the message follows the option and the text. `metadata` is added to the field's metadata.
     """
-    shown = {
+    typer_settings = {
         "help": help,
         "metavar": metavar,
         "rich_help_panel": panel,
@@ -40,7 +40,7 @@ def option(
         "show_default": show_default,
         "autocompletion": None if words is None else completion(words),
     }
-    common = {"names": more_names, "shown": shown, "variable": variable, "parse": parse}
+    common = {"names": more_names, "typer": typer_settings, "variable": variable, "parse": parse}
     return field(default=default, metadata={**common, **metadata})
 
 

@@ -84,7 +84,6 @@ class Steps(Struct, frozen=True, kw_only=True):
 # In GpuCopies and PairCopies a rate is bytes per second in one direction, in the fastest of several batches of calls
 # (None: not measured). `wrong` counts 32-bit words that differed on arrival.
 
-
 # CUDA's text for cudaErrorTooManyPeers. A GPU has 8 peers at most (CUDA C++ programming guide, peer-to-peer memory
 # access), unless NVSwitches join them, and torch never releases a peer.
 NO_PEERS_LEFT = "peer mapping resources exhausted"
@@ -121,9 +120,9 @@ class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The copies that one process measured: the first `done` of its `jobs`. Their order depends only on the GPU count.
+    """The copies that one process measured. `jobs` is their planned number; the first `done` of them were measured.
 
-    `refused` are the pairs (source, target) for which CUDA had no peer mappings left.
+    Their order depends only on the GPU count. `refused`: pairs (source, target) for which CUDA had no mappings left.
     """
 
     gpus: tuple[GpuCopies, ...] = ()
@@ -146,7 +145,7 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `index` is torch's index. `flop_per_s` are the rates of matrix products in `dtype`. `copy_bytes_per_s` are the rates
     of copies in the device's memory: bytes read plus bytes written. `processors` is the number of the GPU's
-    multiprocessors. `loads` are states of the GPU while it computed. `pid` is this process. `pids` are the processes
+    multiprocessors. `loads` are states of the GPU while it computed. Process `pid` measured. `pids` are the processes
     that NVML shows on the GPU (None: not shown). `why_unmeasured` is the reason if there are no rates.
     """
 

@@ -67,7 +67,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     Empty `stages` and `select` mean all. `select` and `ignore` have codes or prefixes of codes, `settings` the values
     of `--set CODE.name=value`. `budget_seconds` limits the whole run. `port_range` is LOW-HIGH, the ports on which
     stores may listen. `uses_workarounds`: the job will set the variables that avoid the faults found. `topology` maps
-    each host whose leaf switch (or rack) is known to it. `job_left_seconds` is the time that the batch system left to
+    each host to its leaf switch (or rack), if known. `job_left_seconds` is the time that the batch system left to
     the job when this run began (None: not known). If this time was too short, `wanted_budget_seconds` is the budget
     that was requested. `bench` requests a benchmark, `train` a training by strategies. `baseline` has the figures of an
     earlier run. `alone`: one process tests its own host, without other hosts, with the checks that the header names.

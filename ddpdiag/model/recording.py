@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 from ddpdiag.model.options import RunOptions
 from ddpdiag.model.trial import Arrival, Outcome, Trial
 
-# History: 1 = first.
+# The number is the version of the format: 1 is the first.
 SCHEMA = "ddpdiag.recording/1"
 # `ddpdiag simulate` has at most this many ranks. A header that claims more would make lists that fill the memory.
 MAX_RANKS = 1 << 23

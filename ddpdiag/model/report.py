@@ -11,8 +11,8 @@ from ddpdiag.model.train import TrainReport
 Scalar = str | int | float | bool | None
 
 SCHEMA = "ddpdiag.report/1"
-# A finding that a card of known errors explains has the card's title, message and fix. Most readers need no more. Its
-# evidence has the name of the card under this key.
+# A finding that a card of known errors explains has the card's title, message and fix. Under this key, the evidence of
+# the finding has the name of the card.
 KNOWN_ERROR = "known_error"
 
 

@@ -164,7 +164,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     """A collective that a rank posted, as torch's flight recorder recorded it.
 
     `seq` counts the collectives of `group` from 1. All ranks that follow the same path through the code have the same
-    number for the same collective. `name` is such as "gloo:all_reduce". `elements` is the number of elements of all
+    number for the same collective. `name` has the form "gloo:all_reduce". `elements` is the number of elements of all
     inputs. Point-to-point operations (`p2p`) are counted apart, and their numbers cannot be compared between ranks.
     """
 

@@ -1,4 +1,4 @@
-"""The command line of `ddpdiag simulate`, which plans and judges runs of invented fleets as it does real runs."""
+"""The options of `ddpdiag simulate`, which plans and judges a run of an invented fleet like a real run."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _FAULTS = ("slow-host", "slow-inside", "dead-host", "hang", "slow-link", "uplink
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateArgs:
-    """The command line of `ddpdiag simulate`."""
+    """The options of `ddpdiag simulate`."""
 
     hosts: int = option(16, "Hosts of the fleet.", metavar="N", min=2, max=131_072)
     ranks_per_host: int = option(8, "Ranks of each host.", metavar="G", min=1, max=64)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.cli.outputs import Outputs, progress_counter, publish
+from ddpdiag.cli.outputs import Outputs, progress_line, publish
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import UsageError, did_you_mean
 from ddpdiag.judgement import judge
@@ -24,7 +24,7 @@ def run(args: SimulateArgs, outputs: Outputs) -> int:
     faults = Faults(tuple(_parse_faults(args.fault)), args.slower)
     outputs.check()
     gc.disable()  # a run makes no reference cycles; the search for cycles takes a tenth of a large fleet's time
-    with progress_counter(quiet=outputs.quiet) as progress:
+    with progress_line(quiet=outputs.quiet) as progress:
         progress.tell(f"simulating {count(args.hosts, 'host')} ...")
         recording = _simulate_run(args, faults)
         progress.tell(f"judging {count(args.hosts, 'host')} ...")
@@ -35,7 +35,7 @@ def run(args: SimulateArgs, outputs: Outputs) -> int:
 
 def _simulate_run(args: SimulateArgs, faults: Faults) -> Recording:
     """Simulate a run of the fleet that the command line describes, and return its recording."""
-    noise = Noise(sigma=args.noise, transients=args.transients, congested=args.congestion)
+    noise = Noise(sigma=args.noise, transients=args.transients, congestion=args.congestion)
     fleet = Fleet(args.hosts, faults, noise, seed=args.seed, hosts_per_leaf=args.hosts_per_leaf)
     leaves = {host_name(host): f"leaf{fleet.leaf_of(host)}" for host in range(args.hosts)}
     options = RunOptions(stages=("fabric",), backend="nccl", topology=leaves)
@@ -43,7 +43,7 @@ def _simulate_run(args: SimulateArgs, faults: Faults) -> Recording:
 
 
 def _parse_faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
-    """Parse each word of the form KIND or KIND:COUNT into a fault and its number. UsageError for any other word."""
+    """Parse each word of the form KIND or KIND:COUNT into a fault and its count. UsageError for any other word."""
     known = [fault.value for fault in Fault]
     for word in words:
         kind, colon, count = word.partition(":")

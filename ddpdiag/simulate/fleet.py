@@ -49,7 +49,7 @@ class Fault(Enum):
 
 
 class Faults(NamedTuple):
-    """Each fault with its number. `slowdown` is the share by which slow hosts, GPUs and links are slower."""
+    """Each kind of fault with its count. `slowdown` is the share by which slow hosts, GPUs and links are slower."""
 
     counts: tuple[tuple[Fault, int], ...] = ()
     slowdown: float = 0.25
@@ -59,14 +59,14 @@ class Noise(NamedTuple):
     """The noise of tests.
 
     `sigma` is the standard deviation of a rate, as a share of the rate. `transients` is the share of tests that are
-    slow at random. `congested` is the share of leaves on which congestion begins in a round. With the probability
-    `lasting` a congestion continues in the next round.
+    slow at random. `congestion` is the share of leaves on which congestion begins in a round. With the probability
+    `persistence` a congestion continues in the next round.
     """
 
     sigma: float = 0.02
     transients: float = 0.01
-    congested: float = 0.0
-    lasting: float = 0.5
+    congestion: float = 0.0
+    persistence: float = 0.5
 
 
 HEALTHY = Faults()
@@ -74,7 +74,7 @@ USUAL_NOISE = Noise()
 
 
 class Fleet:
-    """Hosts, numbered from 0, with their faults. `healthy_bytes_per_s` is the bus bandwidth of healthy hosts."""
+    """Hosts, numbered from 0, with faults. `hosts` is their number, `healthy_bytes_per_s` their rate without faults."""
 
     def __init__(
         self,
@@ -102,22 +102,22 @@ class Fleet:
         self._congested: set[int] = set()
         self._loads: Counter[int] = Counter()  # for each narrow leaf, the groups that use its uplinks in this round
         for kind, count in faults.counts:
-            self._break(kind, count)
+            self._add_fault(kind, count)
 
     @property
     def failing(self) -> frozenset[int]:
         """The hosts that a correct judgement would blame."""
         return frozenset(self.slow_hosts | self.hosts_with_slow_gpu | self.hanging_hosts | self.dead_hosts)
 
-    def _break(self, kind: Fault, count: int) -> None:
-        hosts = {
+    def _add_fault(self, kind: Fault, count: int) -> None:
+        hosts_by_fault = {
             Fault.SLOW_HOST: self.slow_hosts,
             Fault.SLOW_INSIDE: self.hosts_with_slow_gpu,
             Fault.HANG: self.hanging_hosts,
             Fault.DEAD_HOST: self.dead_hosts,
         }
-        if kind in hosts:
-            hosts[kind].update(self._choose(count))
+        if kind in hosts_by_fault:
+            hosts_by_fault[kind].update(self._choose_healthy_hosts(count))
             return
         match kind:
             case Fault.SLOW_LINK:
@@ -132,19 +132,19 @@ class Fleet:
             case Fault.UPLINK:
                 self.narrow_leaves.update(self._choose_leaves(count))
 
-    def _choose(self, count: int) -> list[int]:
+    def _choose_healthy_hosts(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
         if count > len(free):
             raise UsageError(f"{count} failing hosts were asked for, and {len(free)} of {self.hosts} hosts are left")
         return self._random.sample(free, count)
 
     def _choose_leaves(self, count: int) -> list[int]:
-        if count > self._leaves:
-            raise UsageError(f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}")
-        return self._random.sample(range(self._leaves), count)
+        if count > self._leaf_count:
+            raise UsageError(f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaf_count}")
+        return self._random.sample(range(self._leaf_count), count)
 
     @property
-    def _leaves(self) -> int:
+    def _leaf_count(self) -> int:
         return -(-self.hosts // self.hosts_per_leaf)
 
     def leaf_of(self, host: int) -> int:
@@ -154,16 +154,16 @@ class Fleet:
     def next_round(self, groups: Sequence[Sequence[int]] = ()) -> None:
         """Begin a round in which these groups of hosts communicate, and choose the leaves that are congested."""
         if self.narrow_leaves:
-            self._loads = Counter(leaf for group in groups for leaf in self._narrow_leaves(group))
-        if not self.noise.congested:
+            self._loads = Counter(leaf for group in groups for leaf in self._used_uplinks(group))
+        if not self.noise.congestion:
             return
         self._congested = {
             leaf
-            for leaf in range(self._leaves)
-            if self._random.random() < (self.noise.lasting if leaf in self._congested else self.noise.congested)
+            for leaf in range(self._leaf_count)
+            if self._random.random() < (self.noise.persistence if leaf in self._congested else self.noise.congestion)
         }
 
-    def _narrow_leaves(self, group: Sequence[int]) -> set[int]:
+    def _used_uplinks(self, group: Sequence[int]) -> set[int]:
         """The narrow leaves whose uplinks a group uses. The ring of an all-reduce uses each once."""
         leaves = set(map(self.leaf_of, group))
         return leaves & self.narrow_leaves if len(leaves) > 1 else set()
@@ -188,14 +188,14 @@ class Fleet:
         if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
             rate *= _CONGESTED_SHARE
         if self.narrow_leaves:
-            carried = self.hosts_per_leaf * _NARROW_SHARE
-            rate *= min((carried / max(carried, self._loads[leaf]) for leaf in self._narrow_leaves(group)), default=1.0)
+            limit = self.hosts_per_leaf * _NARROW_SHARE
+            rate *= min((limit / max(limit, self._loads[leaf]) for leaf in self._used_uplinks(group)), default=1.0)
         if self._random.random() < self.noise.transients:
             rate *= _TRANSIENT_SHARE
         return rate * max(0.01, 1 + self.noise.sigma * self._random.gauss(0, 1))
 
 
-_BYTES = 64 << 20
+_SIZE_BYTES = 64 << 20
 # The seconds in which the ranks of a test start, open a group and connect. The calls themselves add no time.
 _ROUND_SECONDS = 3.0
 _HANG_SECONDS = 10.0
@@ -210,32 +210,32 @@ def simulate(
     header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=run_options, created="", version="")
     arrivals = dict(_arrivals(fleet, ranks_per_host))
     world = World(size=ranks, launcher="simulated", options=run_options, arrivals=arrivals)
-    known, seconds = Recording(header=header, arrivals=arrivals), 0.0
+    recording, seconds = Recording(header=header, arrivals=arrivals), 0.0
     for check in (fab001.CHECK, gpus.CHECK):
-        if reason := check.skip(Seen(world, check, known)):
-            known = structs.replace(
-                known, skips=(*known.skips, Skip(code=check.code, reason=reason.text, is_inapplicable=True))
+        if reason := check.skip(Seen(world, check, recording)):
+            recording = structs.replace(
+                recording, skips=(*recording.skips, Skip(code=check.code, reason=reason.text, is_inapplicable=True))
             )
             continue
-        while planned := check.plan(Seen(world, check, known)):
-            known, seconds = _with_trials(fleet, known, planned, ranks_per_host, seconds)
+        while planned := check.plan(Seen(world, check, recording)):
+            recording, seconds = _with_trials(fleet, recording, planned, ranks_per_host, seconds)
     # The simulation ignores the budget. The recording gets one that covers the simulated seconds.
     final_options = structs.replace(run_options, budget_seconds=max(run_options.budget_seconds, seconds))
-    return structs.replace(known, header=structs.replace(header, options=final_options), end=End(seconds=seconds))
+    return structs.replace(recording, header=structs.replace(header, options=final_options), end=End(seconds=seconds))
 
 
 def _with_trials(
-    fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int, begin: float
+    fleet: Fleet, recording: Recording, planned: Sequence[Trial], ranks_per_host: int, begin_seconds: float
 ) -> tuple[Recording, float]:
     """Simulate trials from the time `begin` on. Returns the recording with them, and the time at which they end."""
-    trials, outcomes = [*known.trials], [*known.outcomes]
+    trials, outcomes = [*recording.trials], [*recording.outcomes]
     for trial in planned:
-        numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
+        numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin_seconds)
         trials.append(numbered)
         new_outcomes = [*outcomes_of(fleet, numbered, ranks_per_host)]
         outcomes += new_outcomes
-        begin += max(outcome.seconds for outcome in new_outcomes)
-    return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes)), begin
+        begin_seconds += max(outcome.seconds for outcome in new_outcomes)
+    return structs.replace(recording, trials=tuple(trials), outcomes=tuple(outcomes)), begin_seconds
 
 
 def host_name(host: int) -> str:
@@ -279,10 +279,10 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
                 )
             continue
         local_ranks = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
-        seconds = _BYTES * busbw_factor("all_reduce", len(group)) / fleet.rate(hosts, local_ranks)
+        seconds = _SIZE_BYTES * busbw_factor("all_reduce", len(group)) / fleet.rate(hosts, local_ranks)
         samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
         # msgspec's encode is faster than the codec's, which is needed only for nan and infinity.
-        data = Raw(json.encode(Data(len(group), _BYTES, samples)))
+        data = Raw(json.encode(Data(len(group), _SIZE_BYTES, samples)))
         for rank in group:
             yield Outcome(
                 trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data, seconds=_ROUND_SECONDS

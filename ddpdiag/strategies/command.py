@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from ddpdiag.cli import check
 from ddpdiag.cli.check import check_backend, refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckArgs
-from ddpdiag.cli.outputs import Outputs, progress_counter, show, terminal_style
+from ddpdiag.cli.outputs import Outputs, progress_line, show, terminal_style
 from ddpdiag.codec import indented_json
 from ddpdiag.errors import UsageError
 from ddpdiag.model.launch import LaunchArgs
@@ -51,7 +51,7 @@ def compare_launchers(launch_args: LaunchArgs, train: TrainRequest, options: Che
     signals = Signals(children=True)
     # Only this user may read the folder. It is removed afterwards with all files that launchers left in it.
     with (
-        progress_counter(quiet=outputs.quiet) as progress,
+        progress_line(quiet=outputs.quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
     ):
         comparison = LauncherComparison(training, folder, signals, train.budget)

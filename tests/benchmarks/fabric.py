@@ -62,7 +62,7 @@ class Condition(NamedTuple):
             random = Random(seed)
             hosts = round(math.exp(random.uniform(math.log(FEWEST_HOSTS), math.log(hosts))))
             count = random.randint(0, hosts // 4)
-        noise = Noise(sigma=0.02, transients=0.01, congested=self.congested, lasting=self.lasting)
+        noise = Noise(sigma=0.02, transients=0.01, congestion=self.congested, persistence=self.lasting)
         kinds = [(Fault.SLOW_HOST, count)]
         if self.narrow:
             kinds.append((Fault.UPLINK, max(1, round(self.narrow * hosts / HOSTS_PER_LEAF))))

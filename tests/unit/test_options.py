@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli import check
 from ddpdiag.cli.app import app
-from ddpdiag.cli.check import check_backend, nccl_without_gpus
+from ddpdiag.cli.check import check_backend, why_no_nccl
 from ddpdiag.cli.edge import with_variable
 from ddpdiag.cli.options import CheckArgs, HostArgs, variable_of
 from ddpdiag.cli.outputs import Outputs
@@ -99,8 +99,8 @@ def test_a_backend_that_torch_or_a_package_declares_is_taken(name):
 def test_nccl_without_a_gpu_has_a_fix(golden, monkeypatch, version):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("ddpdiag.cli.check.torch_version", lambda: version)
-    assert nccl_without_gpus("gloo") is None
-    golden(nccl_without_gpus(" NCCL "))
+    assert why_no_nccl("gloo") is None
+    golden(why_no_nccl(" NCCL "))
 
 
 # Each is one line on standard error, and nothing else.
