@@ -27,7 +27,7 @@ from ddpdiag.bench.data import Data
 from ddpdiag.bench.judge import bench_report, curves_of, findings
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import Effect, FindingSpec, Section
-from ddpdiag.checks.world import ONE_RANK
+from ddpdiag.checks.world import ONE_RANK_REASON
 from ddpdiag.model import Finding, Kind, RunOptions, Scalar, Trial
 from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.trial import Context
@@ -106,7 +106,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """The reason to skip the benchmark in a run of one rank, which sends nothing; else None."""
-    return inapplicable(ONE_RANK if seen.world.size == 1 else None)
+    return inapplicable(ONE_RANK_REASON if seen.world.size == 1 else None)
 
 
 def report(seen: Seen[Data]) -> Contribution:

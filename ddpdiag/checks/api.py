@@ -308,14 +308,14 @@ def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
 
 
 def plan_one_trial(seen: Seen[D]) -> Sequence[Trial]:
-    """Plan one trial of all ranks in scope, as most checks do; none for a check without `measure`."""
+    """Plan one trial of all ranks in scope, as most checks do; none if it has run, or without `measure`."""
     return () if seen.trials or seen.check.measure is None else (new_trial(seen),)
 
 
 # Time to connect one more rank. gloo connects each rank to all others: 128 ranks on 2 cores took 17 s (torch 2.13).
 CONNECT_SECONDS_PER_RANK = 0.15
-# NCCL's first communicator took 55 s on a healthy machine, 52 s of this to load kernels (NCCL issue 1646). Without
-# persistence mode the driver takes 25 to 35 s to start eight GPUs (Azure/AgentBaker pull request 2829).
+# Time for the first use of GPU and NCCL. A healthy machine took 55 s for NCCL's first communicator, 52 s of this to
+# load kernels (NCCL issue 1646), and 25 to 35 s to start eight GPUs without persistence mode (Azure/AgentBaker 2829).
 FIRST_USE_SECONDS = 60.0
 
 
@@ -358,9 +358,9 @@ def new_trial(
 
 @dataclass(frozen=True)
 class Check(Generic[D]):
-    """One check. It is a module that contains `CHECK: Check[Data] = Check(__name__, "HST008", "name", ...)`.
+    """One check. Its module declares it with `CHECK: Check[Data] = Check(__name__, "HST008", "name", ...)`.
 
-    All other parts of the check are looked up in this module by name. The module must have a docstring (the manual
+    All other parts of the check are looked up in that module by name. The module must have a docstring (the manual
     page), FINDINGS (the declaration of each finding, by the word in its code) and judge(seen). These are optional:
 
     - SETTINGS: the thresholds that `--set` can change, with their defaults.

@@ -3,7 +3,7 @@
 The rank that reports an error is seldom at fault: after a crash the other ranks print "Connection closed by peer", and
 in a hang all ranks wait.
 
-One kind of evidence are the collectives that ranks posted. A rank may have posted a different collective than most
+One kind of evidence is the collectives that ranks posted. A rank may have posted a different collective than most
 ranks, or fewer. Each rank numbers the collectives of a process group, and ranks must post equal calls under equal
 numbers. Only numbers, names and sizes are compared, because a flight recorder's state of a collective is unreliable.
 """
@@ -79,13 +79,13 @@ def is_echo(outcome: Outcome) -> bool:
     if outcome.interrupted:
         return True
     if outcome.status is Status.RAISED:
-        return _echoes(outcome.error)
+        return _contains_echo(outcome.error)
     # NCCL's watchdog aborts the process of a rank whose peer has ended. Any other signal is this rank's failure.
-    aborted = "SIGABRT" in outcome.error and _echoes(outcome.detail)
-    return outcome.status is Status.DIED and (aborted or _echoes(outcome.error))
+    aborted = "SIGABRT" in outcome.error and _contains_echo(outcome.detail)
+    return outcome.status is Status.DIED and (aborted or _contains_echo(outcome.error))
 
 
-def _echoes(text: str) -> bool:
+def _contains_echo(text: str) -> bool:
     return any(echo in text for echo in ECHOES) or known_errors.is_echo(text)
 
 
@@ -135,7 +135,7 @@ class _Case:
 def find_blame(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     """Find the ranks that stopped a group, by the first of `_RULES` that returns a blame; None if no rank failed.
 
-    `cause` says why messages between the ranks do not arrive (empty: not known). A rank's step then proves nothing.
+    `cause` says why messages between the ranks do not arrive (empty: not known). Given a cause, steps prove nothing.
     """
     failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
     if not failed:

@@ -48,7 +48,7 @@ def crash_line(output: str) -> str:
 
 
 def waiting_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
-    """Say in which collective ranks wait, and which one the blamed ranks posted last. Empty if it is not known."""
+    """Say in which collective ranks wait and what blamed ranks posted last, or how collectives differ. May be empty."""
     if blame.variants:
         parts = [
             f"{ranks_text(ranks)} posted {collective_text(collective)}" for collective, ranks in blame.variants[:4]

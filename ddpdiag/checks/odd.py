@@ -10,7 +10,7 @@ from ddpdiag.stats import OddRanks
 
 
 def no_majority(blamed: Sequence[object], subject: str = "rank") -> str:
-    """Return the sentence that no value has a majority, with a space before it; empty if a subject is `blamed`."""
+    """Return the sentence that no value has a majority, with a space before it; empty if something is `blamed`."""
     return "" if blamed else f" There is no majority, so no {subject} is blamed."
 
 

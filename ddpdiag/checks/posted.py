@@ -13,7 +13,6 @@ Traces = Mapping[int, Sequence[Collective]]
 # All ranks must pass equally many elements to these operations. In gather, scatter and all-to-all they may differ.
 _EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
 
-
 # By a type's name in torch's flight recorder (c10/core/ScalarType.h): its name in Python, and the bytes per element.
 DTYPES = {
     "Float": ("float32", 4),

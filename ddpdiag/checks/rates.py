@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Severity
 
-# A rate below this share is an error. AzNHC fails a host below 76 to 87 % of its rates; 80 % is called good (stas00,
-# ml-engineering). A wrong network has a tenth (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
+# A lower share of the expected rate is an error. AzNHC fails a host below 76 to 87 % of its rates; 80 % is called good
+# (stas00, ml-engineering). A wrong network has a tenth (NCCL over TCP is 5 to 20 times slower than over InfiniBand).
 FAR_BELOW_SHARE = 0.1
 
 

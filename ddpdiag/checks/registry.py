@@ -70,7 +70,7 @@ def all_checks() -> "tuple[Check[Any], ...]":
 
 
 def check_by_code(code: str) -> "Check[Any]":
-    """Return the check with this code, or of this finding's code. Imports its module. UsageError if there is none."""
+    """Return the check with this code (or finding's code), and import its module. UsageError if there is none."""
     check_code = code.split(".")[0].upper()
     if check_code not in MODULES:
         raise UsageError(f"no check has the code {code!r}; `ddpdiag checks` lists them")

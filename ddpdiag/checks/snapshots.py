@@ -81,7 +81,7 @@ def _training_speed(seen: Seen[Any]) -> Iterator[Figure]:
 
 
 def _all_reduce_times(seen: Seen[Any]) -> Iterator[Figure]:
-    """Yield the times of each backend's all-reduces from the rank with the median time: all ranks end together."""
+    """Yield the times of each backend's small and large all-reduces, as the rank with the median time measured them."""
     by_backend: dict[str, list[all_reduce.Data]] = {}
     for row in seen.of(all_reduce.CHECK).rows:
         if "round" not in row.trial.params:

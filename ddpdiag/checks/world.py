@@ -95,8 +95,7 @@ def extra_deadline_seconds(ranks_per_core: float) -> float:
     return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
 
 
-# Several checks are skipped for this reason.
-ONE_RANK = "one rank alone has no other rank to communicate with"
+ONE_RANK_REASON = "one rank alone has no other rank to communicate with"
 
 
 def no_gpu_reason(world: World) -> str | None:

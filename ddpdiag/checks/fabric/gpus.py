@@ -121,7 +121,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     params = {"backend": seen.world.backend, "phase": "inside"}
     env = fallback.job_workarounds(seen)
-    return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_factor=fab001.LATE_AFTER),)
+    return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_factor=fab001.LATE_FACTOR),)
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
@@ -172,20 +172,20 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def _host_findings(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iterator[Finding]:
-    host, usual = seen.world.host_name(ranks[0]), found.bar.usual
-    if found.systemic:
+def _host_findings(seen: Seen[Data], ranks: tuple[int, ...], diagnosis: Diagnosis) -> Iterator[Finding]:
+    host, usual = seen.world.host_name(ranks[0]), diagnosis.bar.usual
+    if diagnosis.systemic:
         yield seen.finding(
             "systemic",
             f"no single rank of {host} is at fault",
-            f"{begun(found.systemic.reason)}. So the cause is the host or a setting, not one of its {len(ranks)} "
+            f"{begun(diagnosis.systemic.reason)}. So the cause is the host or a setting, not one of its {len(ranks)} "
             "ranks.",
             hosts=(),
             fix=f"{begun(leave_out([host]))}, and run `ddpdiag check` on {host} alone: it tests the driver, GPUs and "
             "P2P there.",
         )
         return
-    for bad in found.bad:
+    for bad in diagnosis.bad:
         gpus, partners = devices.uuids_of(seen, (bad.unit,)), tuple(dict.fromkeys(bad.partners))
         gpu = f" ({gpus[0]})" if gpus else ""
         yield unit_finding(
@@ -194,7 +194,7 @@ def _host_findings(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -
             f"rank {bad.unit} on {host}{gpu}",
             f"{count(len(partners), 'partner')} there ({ranks_text(partners)})",
             bad,
-            found.bar,
+            diagnosis.bar,
             ranks=(bad.unit,),
             gpus=gpus,
             fix=f"Run `ddpdiag check --select GPU` on {host}, which tests clocks, links and memory of this GPU. Leave "
@@ -209,7 +209,7 @@ def _host_findings(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -
             f"On {host} run `nvidia-smi topo -m` for what connects the two GPUs, and `nvidia-smi nvlink -s`. Findings "
             "P2P001, P2P002 and GPU006 of this report have more."
         )
-    for path in found.paths:
+    for path in diagnosis.paths:
         one, other = path.pair
         yield path_finding(seen, (f"rank {one}", f"rank {other}"), f" on {host}", path, usual, fix=fix)
 

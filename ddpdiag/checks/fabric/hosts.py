@@ -107,7 +107,7 @@ _SMALL_BYTES = 64 << 10
 # A test should send enough to be bound by bandwidth, and end soon on a slow link as well.
 _LARGE_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _CALL_SECONDS = 0.1
-_CALLS = 6
+_MAX_CALLS = 6
 # A smaller slowdown is harmless, although in a quiet fleet 2 % may be many standard deviations.
 FLOOR, _FLOOR_ON_CPU = 0.05, 0.4
 # A quick check does not search among so few hosts.
@@ -117,7 +117,7 @@ _ONE_HOST = "there is one host only"
 # With two ranks it cannot be decided which of them is at fault.
 MIN_RANKS_ON_HOST = 3
 # A pair that takes so many times as long as half of the pairs did is ended.
-LATE_AFTER = 4.0
+LATE_FACTOR = 4.0
 # Cluster checks as a rule warn below 80 % of the usual rate and fail below 50 %.
 _ERROR_SHARE = 0.5
 
@@ -137,7 +137,7 @@ def measure(ctx: Context) -> Data:
         if is_true_on_any_rank(ctx, wrong > 0):
             wrong = max(wrong, 1)
         else:
-            calls = affordable_calls(1, _CALLS, large.seconds, ctx.end - time.monotonic())
+            calls = affordable_calls(1, _MAX_CALLS, large.seconds, ctx.end - time.monotonic())
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
     return Data(len(ctx.group), large.bytes, samples(seconds), wrong)
 
@@ -160,7 +160,7 @@ def floor_of(world: World) -> float:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    if _why_not(seen) is not None:
+    if _no_search_reason(seen) is not None:
         return ()
     fabric = _fabric(seen)
     step = fabric.state
@@ -170,11 +170,11 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if fabric.absent_hosts:
         params["absent"] = " ".join(map(str, sorted(fabric.absent_hosts)))
     env = fallback.job_workarounds(seen)
-    late = LATE_AFTER if step.phase is not Phase.VERIFY else None
+    late = LATE_FACTOR if step.phase is not Phase.VERIFY else None
     return (new_trial(seen, groups=fabric.runnable(step), params=params, env=env, may_fail=True, late_factor=late),)
 
 
-def _why_not(seen: Seen[Data]) -> str | None:
+def _no_search_reason(seen: Seen[Data]) -> str | None:
     """Return why this check does not search, or None. A quick check of a few hosts relies on RDZ004's test of links."""
     is_requested = "fabric" in seen.options.stages or any(code.startswith("FAB") for code in seen.options.select)
     hosts = len(seen.world.hosts)
@@ -190,7 +190,7 @@ def _why_not(seen: Seen[Data]) -> str | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip if no two hosts can take part, if nccl has no GPU, or for the reason that `_why_not` returns."""
+    """Skip if no two hosts can take part, if nccl has no GPU, or for the reason that `_no_search_reason` returns."""
     world, living = seen.world, frozenset(seen.world.living_ranks)
     left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
     if len(world.hosts) > 1 and left < _MIN_HOSTS_TO_PAIR:
@@ -199,7 +199,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
     named = any("FAB001".startswith(code) for code in world.options.select)
     if len(world.hosts) == 1 and (named or max(map(len, world.hosts.values())) < MIN_RANKS_ON_HOST):
         return inapplicable(_ONE_HOST)
-    return inapplicable(no_gpu_reason(world)) or unneeded(_why_not(seen))
+    return inapplicable(no_gpu_reason(world)) or unneeded(_no_search_reason(seen))
 
 
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
@@ -299,12 +299,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for part in found.congested:
         yield _congested_finding(seen, fabric, part, found.bar)
     yield from (_host_finding(seen, fabric, bad, found.bar) for bad in found.bad)
-    yield from (_host_path(seen, fabric, path, found.bar.usual) for path in found.paths)
+    yield from (_host_path_finding(seen, fabric, path, found.bar.usual) for path in found.paths)
     yield from _final_findings(seen, fabric, state)
 
 
 def _congested_finding(seen: Seen[D], fabric: FabricState, part: CongestedPart, bar: Bar) -> Finding:
-    """Create the finding on a part of the network that slows down several hosts."""
     names = [fabric.fleet.names[unit] for unit in part.units]
     where = f"{'between' if part.is_between else 'behind'} {names_text(names)}"
     loaded, quiet = median_rate(part.loaded_tests), median_rate(part.quiet_tests)
@@ -339,8 +338,7 @@ def _alone_finding(seen: Seen[D], fabric: FabricState, alone: BadAlone) -> Findi
         "alone",
         f"{name} {'fails' if slower_share(alone.tests, alone.usual) is None else 'is slow'} when tested alone",
         f"{name} was tested alone {count(len(alone.tests), 'time')}, by an all-reduce among its "
-        f"{count(len(ranks), 'rank')}. "
-        f"Test by test: {tests_text(alone.tests)}."
+        f"{count(len(ranks), 'rank')}. Test by test: {tests_text(alone.tests)}."
         + (f" Other hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
         severity=severity_of_tests(alone.tests, alone.usual),
         hosts=(name,),
@@ -403,7 +401,7 @@ def tests_evidence(tests: Sequence[Result], usual: float) -> dict[str, Scalar | 
     return {"rates_bytes_per_s": rates, "usual_bytes_per_s": usual, **slower}
 
 
-def _host_path(seen: Seen[D], fabric: FabricState, path: BadPath, usual: float) -> Finding:
+def _host_path_finding(seen: Seen[D], fabric: FabricState, path: BadPath, usual: float) -> Finding:
     one, other = (fabric.fleet.names[unit] for unit in path.pair)
     fix = f"Ask the network team about switches and cables between {one} and {other}. Until then {leave_out([other])}."
     return path_finding(seen, (one, other), "", path, usual, fix=fix)
@@ -442,7 +440,7 @@ def _systemic_finding(seen: Seen[D], fabric: FabricState, systemic: SystemicFaul
         "most pairs of hosts are slow or fail: no host is blamed",
         f"{begun(systemic.reason)}{usual}. So many failures have a cause that the hosts share, such as a setting, "
         "the wrong interface, a fallback to TCP sockets, or a switch.",
-        severity=Severity.ERROR if systemic.too_slow or bar.usual < bar.least else Severity.WARNING,
+        severity=Severity.ERROR if systemic.most_failed or bar.usual < bar.least else Severity.WARNING,
         evidence={"usual_bytes_per_s": bar.usual} if bar.usual else {},
         fix="Run `ddpdiag check --select RDZ003,P2P004`, which shows the interface and the transport in use. Set "
         "NCCL_SOCKET_IFNAME (gloo: GLOO_SOCKET_IFNAME) or NCCL_IB_HCA to the fast network, then run again.",
@@ -494,7 +492,6 @@ def _final_findings(seen: Seen[D], fabric: FabricState, state: SearchResult) -> 
 
 
 def _topology_finding(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
-    """Yield the finding that the file of `--topology` does not name all hosts of this run."""
     names, known = fabric.fleet.names, fabric.user_domains
     missing = [name for unit, name in enumerate(names) if unit not in known]
     if not seen.options.topology or not missing:

@@ -22,7 +22,7 @@ _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.
 
 
 class Data(Struct, frozen=True, gc=False):
-    """The seconds that a rank's all-reduces of `bytes` among the `ranks` of its group took, and the wrong elements."""
+    """The number of ranks in a group, the bytes and seconds of its all-reduces, and this rank's wrong elements."""
 
     ranks: int
     bytes: int
@@ -120,7 +120,7 @@ class FabricState:
         return replay(search_all(self.search_input), self.results, self.runnable)
 
     def runnable(self, step: Round) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of each group that lost no rank. In the final proof the group is all hosts that are left."""
+        """Return the ranks of each group that lost no rank. The final proof has one group: all hosts that are left."""
         living = frozenset(self._seen.world.living_ranks)
         if step.phase is Phase.VERIFY:
             left = [host for host in step.groups[0] if living.issuperset(self.fleet.ranks[host])]

@@ -56,13 +56,13 @@ FEW_UNITS, SOME_UNITS, OPENING_ROUNDS = 8, 128, 3
 MAX_ROUNDS = 10
 # The number of last quiet rounds, which have all remaining suspects. A suspect that never passes is blamed.
 FINAL_ROUNDS = 2
-# Fewer slow units than these may be slow independently of each other.
+# Fewer slow units than this may be slow independently of each other.
 _MIN_GROUP = 3
 # The sizes of the clusters of slow units that are searched for. At most as many other units may be among them.
 _ROW_SIZES = (3, 4, 5, 6, 8, 12, 16, 24, 32)
 # Each of so many rounds has a quarter of the suspects: the uplinks of a leaf carry a quarter of its hosts' traffic.
 _PARTS = 4
-# Offsets of a suspect's witnesses in the order of units. At an end there are three: four slow in a row are no chance.
+# Offsets of a suspect's witnesses in the order of units. At an end there are three. Four slow in a row are no accident.
 _NEIGHBOURS = (1, -1, 2, -2, 3, -3)
 # Suspects and witnesses are at most this share of the units. With their partners a quarter of the units communicates.
 _QUIET_SHARE = 1 / 8
@@ -186,7 +186,7 @@ def _congested_part(state: SearchState, units: Sequence[int]) -> CongestedPart:
 
 
 def clusters(members: Sequence[int], units: Sequence[int], alpha: float) -> list[list[int]]:
-    """Group members that are so close together in `units` that chance forms such a group in less than `alpha` runs."""
+    """Group members so close in `units` that chance forms such a group in less than a share `alpha` of all runs."""
     place = {unit: at for at, unit in enumerate(units)}
     at = [place[unit] for unit in members]
     share = len(at) / len(units) if units else 0.0
@@ -280,12 +280,12 @@ class SearchResult(NamedTuple):
     proof: Result | None
 
 
-def search_all(ground: SearchInput) -> Generator[Round, Results, SearchResult]:
+def search_all(search_input: SearchInput) -> Generator[Round, Results, SearchResult]:
     """Find the bad units: test units alone, then pairs of the units that passed, then all cleared units together."""
-    alone = yield from _test_alone(ground)
+    alone = yield from _test_alone(search_input)
     out = {each.unit for each in alone}
-    rest = tuple(unit for unit in ground.units if unit not in out)
-    diagnosis = yield from search_pairs(rest, ground.domains, ground.rules, ground.seed)
+    rest = tuple(unit for unit in search_input.units if unit not in out)
+    diagnosis = yield from search_pairs(rest, search_input.domains, search_input.rules, search_input.seed)
     good = tuple(unit for unit in rest if unit in diagnosis.cleared)
     proof = None
     # If a unit is lost during the test of all cleared units, the others are tested once more.
@@ -296,14 +296,14 @@ def search_all(ground: SearchInput) -> Generator[Round, Results, SearchResult]:
     return SearchResult(alone, diagnosis, proof)
 
 
-def _test_alone(ground: SearchInput) -> Generator[Round, Results, tuple[BadAlone, ...]]:
+def _test_alone(search_input: SearchInput) -> Generator[Round, Results, tuple[BadAlone, ...]]:
     """Test each unit alone, and failing units again, as often as pairs. Return the units that failed each time."""
-    units = [(unit,) for unit in ground.testable_alone]
+    units = [(unit,) for unit in search_input.testable_alone]
     if not units:
         return ()
     results = yield Round(Phase.LOCAL, tuple(units))
     rates = [tested.rate for tested in results.values() if tested.rate is not None]
-    rules, bar = ground.rules._replace(least=0.0), Bar(0.0, 0.0, 0.0)
+    rules, bar = search_input.rules._replace(least=0.0), Bar(0.0, 0.0, 0.0)
     if len(rates) >= _MIN_UNITS_TO_COMPARE:
         spread = max(tested.spread for tested in results.values())
         bar = bar_of(rates, len(rates), rules, spread)
@@ -324,16 +324,16 @@ def _test_alone(ground: SearchInput) -> Generator[Round, Results, tuple[BadAlone
 
 def replay(
     search: Generator[Round, Results, T],
-    answers: Sequence[Results],
-    possible: Callable[[Round], object] = lambda _: True,
+    recorded_results: Sequence[Results],
+    runnable_groups: Callable[[Round], object] = lambda _: True,
 ) -> Round | T:
-    """Run a search with the results recorded so far (`answers`). Return its next round, or its result if it ends.
+    """Run a search with the results recorded so far, and return its next round, or its result if it ends.
 
     The search starts anew in each call, so that planning needs no state. A group that is missing in the results of its
-    round had lost a unit, and counts as LOST. All groups of a round count as LOST if none is `possible`, or none is in
-    the next results. The proof ran with the cleared units that were left.
+    round had lost a unit, and counts as LOST. So do all groups of a round if `runnable_groups` returns none, or if
+    none is in the next results. The proof (VERIFY) counts for all cleared units, although lost ones did not run it.
     """
-    unused = deque(answers)
+    unused = deque(recorded_results)
     try:
         step = next(search)
         while True:
@@ -342,7 +342,7 @@ def replay(
                 known = dict(zip(step.groups, unused.popleft().values(), strict=True))
             elif unused and any(group in unused[0] for group in step.groups):
                 known = unused.popleft()
-            elif not unused and possible(step):
+            elif not unused and runnable_groups(step):
                 return step
             step = search.send({group: known.get(group, Result(None, LOST)) for group in step.groups})
     except StopIteration as end:
@@ -357,12 +357,12 @@ def search_pairs(
     state = SearchState(units, domains or {}, rules or Rules(), seed)
     if len(units) < 2:
         return Diagnosis(state.bar, 0, cleared=frozenset(units))
-    first: list[Results] = []
+    opening_results: list[Results] = []
     for pairs in _opening_rounds(state):
-        first.append((yield Round(Phase.PAIR, pairs)))
-    tests = [tested for results in first for tested in results.values()]
-    state.bar = _bar(state, first)
-    for results in first:
+        opening_results.append((yield Round(Phase.PAIR, pairs)))
+    tests = [tested for results in opening_results for tested in results.values()]
+    state.bar = _bar(state, opening_results)
+    for results in opening_results:
         state.record(results)
     if reason := _find_systemic(state, tests):
         return _diagnose(state, systemic=reason)
@@ -375,18 +375,19 @@ def search_pairs(
     return _diagnose(state)
 
 
-def _bar(state: SearchState, first: Sequence[Results]) -> Bar:
+def _bar(state: SearchState, opening_results: Sequence[Results]) -> Bar:
     """Derive the bar from the best rate of each unit; after only one round, from the rates of all pairs."""
-    ended = [(pair, own, own.rate) for results in first for pair, own in results.items() if own.rate is not None]
+    pairs = (item for results in opening_results for item in results.items())
+    ended = [(pair, own, own.rate) for pair, own in pairs if own.rate is not None]
     spreads = sorted(own.spread for _, own, _ in ended)
     spread = quantile(spreads, 0.5) if spreads else 0.0
-    if len(first) == 1:
+    if len(opening_results) == 1:
         return bar_of([rate for *_, rate in ended], len(state.units), state.rules, spread)
     best: dict[int, float] = {}
     for pair, _, rate in ended:
         for unit in pair:
             best[unit] = max(best.get(unit, 0.0), rate)
-    return bar_of_best([*best.values()], len(first), state.rules, spread)
+    return bar_of_best([*best.values()], len(opening_results), state.rules, spread)
 
 
 def _opening_rounds(state: SearchState) -> list[tuple[Pair, ...]]:
@@ -408,7 +409,7 @@ def _find_systemic(state: SearchState, tests: Sequence[Result]) -> SystemicFault
     if len(state.units) == 2 and not all(map(state.passes, tests)):
         return SystemicFault("with two alone it cannot be decided which of them is at fault, or the path between them")
     if not ended or (2 * (len(tests) - len(ended)) > len(tests) and not _most_pass(state, 0.0)):
-        return SystemicFault(f"{len(tests) - len(ended)} of {len(tests)} pairs did not end", too_slow=True)
+        return SystemicFault(f"{len(tests) - len(ended)} of {len(tests)} pairs did not end", most_failed=True)
     least = state.rules.least
     below = len(tests) - len(ended) + sum(rate < least for rate in ended)
     if 2 * below >= len(tests) and not _most_pass(state, least):

@@ -91,7 +91,7 @@ def disjoint(pairs: Iterable[Pair], busy: Iterable[int] = ()) -> tuple[Pair, ...
 
 
 def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:
-    """Return round `number` of n - 1 (n if n is odd) in which n units all meet each other once (circle method)."""
+    """Return the pairs of round `number`. In n - 1 rounds (n if odd) n units all meet once (circle method)."""
     circle: list[int | None] = [*units, *([None] if len(units) % 2 else [])]
     turned = circle[:1] + circle[1:][number:] + circle[1:][:number]
     couples = zip(turned, reversed(turned[len(turned) // 2 :]), strict=False)
@@ -131,11 +131,11 @@ class Rules(NamedTuple):
     least: float = 0.0
     has_quiet_rounds: bool = True
 
-    def failures_for(self, units: int) -> int:
+    def failures_for(self, unit_count: int) -> int:
         """Return how many failures make a unit bad: `failures`, else three, or four with many units or transients."""
         if self.failures is not None:
             return self.failures
-        return 4 if units > MANY_UNITS or self.transients > MANY_TRANSIENTS else 3
+        return 4 if unit_count > MANY_UNITS or self.transients > MANY_TRANSIENTS else 3
 
 
 class Bar(NamedTuple):
@@ -154,7 +154,7 @@ class Bar(NamedTuple):
         return 1 - self.least / self.usual if self.usual else 0.0
 
 
-def bar_of(rates: Sequence[float], units: int, rules: Rules, spread: float = 0.0) -> Bar:
+def bar_of(rates: Sequence[float], unit_count: int, rules: Rules, spread: float = 0.0) -> Bar:
     """Derive the bar from the rates of pairs. `spread` is the noise within single tests, as a share of their rates.
 
     The usual rate is the median of the shortest half of all rates. If a quarter of the units is bad, nearly half of the
@@ -165,15 +165,15 @@ def bar_of(rates: Sequence[float], units: int, rules: Rules, spread: float = 0.0
         return Bar(0.0, 0.0, 0.0)
     usual, width = _shortest_half(known)
     sigma = width / _HALF_WIDTH * (1 + _SMALL_SAMPLE / len(known)) / usual if usual >= 1 else 0.0
-    return _bar(usual, max(sigma, spread), units, rules)
+    return _bar(usual, max(sigma, spread), unit_count, rules)
 
 
-def bar_of_best(best: Sequence[float], tests: int, rules: Rules, spread: float = 0.0) -> Bar:
-    """Derive the bar from the best of each unit's `tests` rates. Of these only the rates of bad units are slow."""
+def bar_of_best(best: Sequence[float], test_count: int, rules: Rules, spread: float = 0.0) -> Bar:
+    """Derive the bar from each unit's best rate of `test_count` tests. Of these only rates of bad units are slow."""
     known = sorted(best)
     if not known or known[-1] <= 0:
         return Bar(0.0, 0.0, 0.0)
-    mean, deviation = _LARGEST_OF.get(tests, _LARGEST_OF_MORE)
+    mean, deviation = _LARGEST_OF.get(test_count, _LARGEST_OF_MORE)
     middle = quantile(known, 0.5)
     if middle < 1:  # less than a byte in a second is no rate
         return Bar(0.0, 0.0, rules.least)
@@ -182,8 +182,8 @@ def bar_of_best(best: Sequence[float], tests: int, rules: Rules, spread: float =
     return _bar(middle / (1 + mean * sigma), sigma, len(best), rules)
 
 
-def _bar(usual: float, sigma: float, units: int, rules: Rules) -> Bar:
-    share = max(rules.floor, z_of(units, rules) * sigma)
+def _bar(usual: float, sigma: float, unit_count: int, rules: Rules) -> Bar:
+    share = max(rules.floor, z_of(unit_count, rules) * sigma)
     return Bar(usual, sigma, max(rules.least, usual * (1 - share)))
 
 
@@ -194,20 +194,20 @@ def _shortest_half(known: Sequence[float]) -> tuple[float, float]:
     return quantile(known[at : at + count], 0.5), known[at + count - 1] - known[at]
 
 
-def z_of(units: int, rules: Rules) -> float:
+def z_of(unit_count: int, rules: Rules) -> float:
     """Return the number of standard deviations by which the bar is below the usual rate."""
     # The share of healthy tests that may fail in each round.
-    each = float((rules.alpha / max(1, units)) ** (1 / rules.failures_for(units)))
+    each = float((rules.alpha / max(1, unit_count)) ** (1 / rules.failures_for(unit_count)))
     # Transients use a part of this share; noise may use the rest.
     left = max(each - rules.transients, each / 10)
     return min(_MAX_Z, max(0.0, _NORMAL.inv_cdf(1 - min(left, 0.5))))
 
 
-def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:
-    """Return the smallest slowdown, as a share, that fails in all of `rounds` rounds with the probability `found`."""
+def smallest_slowdown(bar: Bar, rounds: int, *, probability: float = 0.99) -> float:
+    """Return the smallest slowdown, as a share, that fails in all of `rounds` rounds with this `probability`."""
     if not bar.usual:
         return 1.0
-    z = _NORMAL.inv_cdf(found ** (1 / rounds))
+    z = _NORMAL.inv_cdf(probability ** (1 / rounds))
     # A unit that is slower by d has noise of (1 - d) sigma: 1 - d + z (1 - d) sigma must stay below the bar.
     return min(1.0, max(0.0, 1 - (1 - bar.share) / (1 + z * bar.sigma)))
 
@@ -281,10 +281,10 @@ class CongestedPart(NamedTuple):
 
 
 class SystemicFault(NamedTuple):
-    """The reason why no single unit is at fault. `too_slow`: most pairs do not end."""
+    """The reason why no single unit is at fault. `most_failed`: most pairs gave no rate (hung, or failed)."""
 
     reason: str
-    too_slow: bool = False
+    most_failed: bool = False
 
 
 class Diagnosis(NamedTuple):

@@ -4,7 +4,7 @@ A GPU is identified by its UUID and its PCI address. torch (GPU002) lists the UU
 list, CUDA_VISIBLE_DEVICES (recorded by GPU001) is interpreted as CUDA does: it may have indices, UUIDs, abbreviated
 UUIDs and slices of a GPU. An index is the position in NVML's order (that of the PCI bus) only if all GPUs of the rank
 are of one model, because CUDA counts the fastest first. GPUs that no rank may use do not belong to the job and are left
-out. If it is not certain which GPUs these are, a finding about a GPU without a known rank is a warning at most.
+out. If it is not certain which GPUs ranks may use, a finding about a GPU without a known rank is a warning at most.
 """
 
 from collections import defaultdict
@@ -41,9 +41,7 @@ _FIXES = {
     Action.REBOOT: "Reboot {host} (as root), or {leave_out}.",
     Action.ISOLATE: "Ask the administrator to have this GPU repaired or replaced. Until then {leave_out}.",
 }
-
-
-_RESET_ALL = (
+_RESET_ALL_FIX = (
     "Stop all processes on the GPUs of {host}. Then run `nvidia-smi --gpu-reset` as root there, or reboot {host}. If "
     "you cannot, {leave_out}."
 )
@@ -154,7 +152,7 @@ def _usable_uuids(seen: Seen[Any], host: Host, gpus: Sequence[Health]) -> frozen
 
 
 def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
-    """Return the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES names, in its order; None if they are not known."""
+    """Return the UUIDs of the GPUs that CUDA_VISIBLE_DEVICES names, in order (unset: all); None if not known."""
     gpus, value = row.nvml.gpus, row.cuda_visible_devices
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]
     # CUDA leaves out a GPU that cannot be opened, so the indices of later GPUs change.
@@ -173,11 +171,11 @@ def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
 
 
 def cards_of(seen: Seen[Any]) -> tuple[Card, ...]:
-    """Return the GPUs of the job that GPU003 could open, each once, by host and index."""
+    """Return the GPUs of the job that GPU003 could open, each once, in the order of hosts and GPU indices."""
     ranks = ranks_by_uuid(seen)
     cards: dict[str, Card] = {}
-    for host, looks in data_by_host(seen.of(check_by_code("GPU003"))):
-        gpus = [health for look in looks.values() for health in look.gpus if health.error is None]
+    for host, readings in data_by_host(seen.of(check_by_code("GPU003"))):
+        gpus = [health for reading in readings.values() for health in reading.gpus if health.error is None]
         usable = _usable_uuids(seen, host, gpus)
         for health in sorted(gpus, key=lambda health: health.index):
             key = key_of(host.name, health)
@@ -203,11 +201,11 @@ def mode(values: Sequence[float]) -> float | None:
     return max(set(values), key=lambda value: (values.count(value), value), default=None)
 
 
-def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) -> Iterator[Finding]:
-    """Yield the findings about the `faults` of each GPU of the job, at most one for each GPU and fault word."""
+def card_findings(seen: Seen[Any], faults_of: Callable[[Card], Iterable[Fault]]) -> Iterator[Finding]:
+    """Yield findings on the faults that `faults_of` finds on each GPU of the job, at most one for each word."""
     for card in cards_of(seen):
         first: dict[str, Fault] = {}
-        for fault in faults(card):
+        for fault in faults_of(card):
             first.setdefault(fault.word, fault)
         for fault in first.values():
             yield finding_of(seen, card, fault)
@@ -221,7 +219,6 @@ def skip(seen: Seen[Any]) -> SkipReason | None:
 
 
 def finding_of(seen: Seen[Any], card: Card, fault: Fault) -> Finding:
-    """Create the finding about one fault of this GPU."""
     health = card.health
     severity = fault.severity or seen.check.severity_of(fault.word)
     who: dict[str, Scalar | list[Scalar]] = {"index": health.index, "pci": health.pci, "action": fault.action.value}
@@ -245,6 +242,6 @@ def fix_of(host: str, gpu: str | None, fault: Fault) -> str:
 
 def action_text(host: str, gpu: str | None, action: Action, recheck: Recheck = RECHECK_LOG) -> str:
     """Return the sentences that describe an action. `gpu` is the GPU's `smi_id`; None: all GPUs of the host."""
-    text = _RESET_ALL if gpu is None and action is Action.RESET else _FIXES[action]
+    text = _RESET_ALL_FIX if gpu is None and action is Action.RESET else _FIXES[action]
     named = recheck._replace(command=recheck.command.format(gpu=gpu))
     return text.format(host=host, gpu=gpu, leave_out=leave_out([host]), **named._asdict())

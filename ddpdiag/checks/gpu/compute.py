@@ -143,13 +143,13 @@ def other_pids(unit: MeasuredGpu) -> list[int]:
 
 def harmful_events(run: Compute) -> int:
     """Return the bits of the harmful clock events that several readings during the matrix products show."""
-    times = {bit: sum(bool((look.events or 0) & bit) for look in run.loads) for bit in HARMFUL}
+    times = {bit: sum(bool((load.events or 0) & bit) for load in run.loads) for bit in HARMFUL}
     return sum(bit for bit, shown in times.items() if shown >= min(_MIN_READINGS, len(run.loads)) > 0)
 
 
 def _median_load(run: Compute, name: str) -> float | None:
     """Return the median of the field `name` of the readings during the matrix products; None if NVML has no value."""
-    values = [value for look in run.loads if (value := getattr(look, name)) is not None]
+    values = [value for load in run.loads if (value := getattr(load, name)) is not None]
     return median(values) if values else None
 
 
@@ -218,7 +218,10 @@ def _unit_suffix(kind: str) -> str:
 
 
 class Shortfall(NamedTuple):
-    """A rate that is too low in all measurements. `shares` are its shares of the peers' median (the last: `usual`)."""
+    """A rate that is too low in all measurements. `rate` is the last one, and `usual` the median of its peers then.
+
+    `shares` has, for each measurement, the rate as a share of the peers' median.
+    """
 
     kind: str
     rate: float

@@ -25,8 +25,8 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of
 from ddpdiag.checks.gpu.clocks import clock_faults
-from ddpdiag.checks.gpu.nvswitch import REPLACE_LOST, recovery
-from ddpdiag.checks.gpu.signs import numbers_text, rise_faults, state_faults
+from ddpdiag.checks.gpu.nvswitch import REPLACE_LOST, recovery_faults
+from ddpdiag.checks.gpu.signs import nvlink_text, rise_faults, state_faults
 from ddpdiag.checks.hosts import leave_out, ranks_text, xid_fix
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import GpuReading, Health
@@ -65,11 +65,11 @@ def plan(seen: Seen[GpuReading]) -> Sequence[Trial]:
 
 
 def _first_readings(seen: Seen[GpuReading]) -> Mapping[int, GpuReading]:
-    return {rank: look for rank, look in seen.of(memory_errors.CHECK).by_rank.items() if any(_opened_gpus(look))}
+    return {rank: row for rank, row in seen.of(memory_errors.CHECK).by_rank.items() if any(_opened_gpus(row))}
 
 
-def _opened_gpus(look: GpuReading) -> Iterator[Health]:
-    return (health for health in look.gpus if health.error is None)
+def _opened_gpus(reading: GpuReading) -> Iterator[Health]:
+    return (health for health in reading.gpus if health.error is None)
 
 
 def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
@@ -135,7 +135,7 @@ def _new_faults(seen: Seen[GpuReading], card: Card, after: Health, seconds: floa
         yield Fault(
             "nvlink-down",
             "an NVLink of a GPU went down during the run",
-            f"{numbers_text(down)} {'is' if len(down) == 1 else 'are'} down, up at the beginning of the run",
+            f"{nvlink_text(down)} {'is' if len(down) == 1 else 'are'} down, up at the beginning of the run",
             Action.RESET,
             evidence={"links": [*down], "seconds": seconds},
             severity=Severity.ERROR if card.health.fabric.state == FABRIC_JOINED else Severity.WARNING,
@@ -146,7 +146,7 @@ def _new_faults(seen: Seen[GpuReading], card: Card, after: Health, seconds: floa
 def _state_faults(card: Card) -> Iterator[Fault]:
     """Yield the faulty states of a GPU, which may begin during a run."""
     yield from state_faults(card.health)
-    yield from recovery(card)
+    yield from recovery_faults(card)
     yield from clock_faults(card)
 
 

@@ -57,7 +57,7 @@ class TorchGpu(Struct, frozen=True):
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """torch's version and CUDA (None: built without), its GPUs, the index of this rank's GPU, or CUDA's start error."""
+    """torch's version, its CUDA or ROCm (None: CPU build), its GPUs, the rank's GPU index, CUDA's start error."""
 
     torch: str
     cuda: str | None = None
@@ -189,8 +189,8 @@ def _count_findings(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> I
 
 def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
     """Return the names of the hosts that have GPUs split into slices (MIG), which GPU008 reports."""
-    looks = seen.of(check_by_code("GPU003")).by_rank
-    return frozenset(seen.world.host_name(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
+    rows = seen.of(check_by_code("GPU003")).by_rank
+    return frozenset(seen.world.host_name(rank) for rank, row in rows.items() if any(gpu.mig for gpu in row.gpus))
 
 
 def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:

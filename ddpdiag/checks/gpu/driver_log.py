@@ -87,7 +87,7 @@ def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
 
 def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
     errors: dict[str, str] = {}
-    looks = {host.ranks: tuple(found.values()) for host, found in data_by_host(seen.of(memory_errors.CHECK))}
+    readings = {host.ranks: tuple(found.values()) for host, found in data_by_host(seen.of(memory_errors.CHECK))}
     cards: dict[tuple[int, ...], list[Card]] = defaultdict(list)
     for card in cards_of(seen.of(memory_errors.CHECK)):
         cards[card.host.ranks].append(card)
@@ -96,7 +96,7 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
         if log.error is not None:
             errors[host.name] = log.error
         else:
-            yield from _host_findings(seen, host, log, looks.get(host.ranks, ()), cards[host.ranks])
+            yield from _host_findings(seen, host, log, readings.get(host.ranks, ()), cards[host.ranks])
     if errors:
         # Most clusters hide the log from users, so a missing answer matters only if this check was selected by code.
         was_selected = seen.check.code in seen.options.select
@@ -113,13 +113,13 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
 
 
 def _host_findings(
-    seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[GpuReading], cards: Sequence[Card]
+    seen: Seen[KernelLog], host: Host, log: KernelLog, readings: Collection[GpuReading], cards: Sequence[Card]
 ) -> Iterator[Finding]:
     ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 read its GPUs.
-    start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
-    listed = {(gpu.pci or "").rpartition(".")[0] for look in looks for gpu in look.gpus}
-    lost = any(gpu.error is not None for look in looks for gpu in look.gpus)
+    start = min((reading.kernel_line for reading in readings if reading.kernel_line is not None), default=None)
+    listed = {(gpu.pci or "").rpartition(".")[0] for reading in readings for gpu in reading.gpus}
+    lost = any(gpu.error is not None for reading in readings for gpu in reading.gpus)
     # If not all GPUs of the job are known, an address that is not listed may be one of them.
     all_known = bool(cards) and not lost and len(cards) >= host.gpu_count
     for group in _groups(log, start, seen.setting("window_hours") * _HOUR_SECONDS):

@@ -79,16 +79,16 @@ def _reading_ranks(seen: Seen[Any], host: Host) -> Iterator[int]:
 
 
 def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
-    for host, looks in data_by_host(seen):
+    for host, readings in data_by_host(seen):
         # GPUs that cannot be opened are GPU001's findings.
-        if host.gpu_count and not any(gpu.error or gpu.is_known for answer in looks.values() for gpu in answer.gpus):
-            error = next((answer.error for answer in looks.values() if answer.error), "not supported")
+        if host.gpu_count and not any(gpu.error or gpu.is_known for answer in readings.values() for gpu in answer.gpus):
+            error = next((answer.error for answer in readings.values() if answer.error), "not supported")
             yield seen.finding(
                 "unreadable",
                 "the health of GPUs cannot be read",
                 f"{host.name}: the health of its {count(host.gpu_count, 'GPU')} cannot be read (NVML: {error}), so it "
                 "is not known whether they have memory errors or other faults.",
-                ranks=tuple(looks),
+                ranks=tuple(readings),
                 evidence={"error": error, "gpus": host.gpu_count},
                 fix=nvml_fix(host.name),
             )

@@ -24,7 +24,7 @@ from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import cards
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Recheck, by_model, card_findings, cards_of, finding_of, mode
-from ddpdiag.checks.gpu.signs import numbers_text, total_faults
+from ddpdiag.checks.gpu.signs import nvlink_text, total_faults
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.links import FABRIC_JOINED
 
@@ -58,27 +58,27 @@ def _missing_link_findings(seen: Seen[Nothing], siblings: Sequence[Card]) -> Ite
     is_switched = 2 * sum(card.health.fabric.state == FABRIC_JOINED for card in up) > len(up)
     # Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not. Drivers report a
     # fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
-    is_fixed = is_switched or any("SXM" in (card.health.name or "") for card in up)
-    common = {n for n, ups in counts.items() if 2 * ups > len(up) or (is_fixed and 2 * ups == len(up))}
+    needs_links = is_switched or any("SXM" in (card.health.name or "") for card in up)
+    common = {n for n, ups in counts.items() if 2 * ups > len(up) or (needs_links and 2 * ups == len(up))}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
     expected = int(mode([len(numbers) for numbers in up.values()]) or 0)
     for card, numbers in up.items():
         missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
         if missing and len(numbers) < expected:
-            fault = _down_fault(missing, len(numbers), expected, is_switched=is_switched, is_fixed=is_fixed)
+            fault = _down_fault(missing, len(numbers), expected, is_switched=is_switched, needs_links=needs_links)
             yield finding_of(seen, card, fault)
 
 
-def _down_fault(missing: Sequence[int], number: int, expected: int, *, is_switched: bool, is_fixed: bool) -> Fault:
+def _down_fault(missing: Sequence[int], up_count: int, expected: int, *, is_switched: bool, needs_links: bool) -> Fault:
     return Fault(
         "down",
         "NVLinks of a GPU are down",
-        f"down: {numbers_text(missing)} ({number} of {expected} are up). Other GPUs of that model have these links up",
-        Action.RESET if is_fixed else Action.MONITOR,
+        f"down: {nvlink_text(missing)} ({up_count} of {expected} are up). Other GPUs of that model have these links up",
+        Action.RESET if needs_links else Action.MONITOR,
         "If that does not help, have the links inspected."
-        if is_fixed
+        if needs_links
         else "Nothing to do for a card that has no NVLink bridge.",
-        {"links_down": [*missing], "links_up": number, "links_expected": expected},
+        {"links_down": [*missing], "links_up": up_count, "links_expected": expected},
         severity=Severity.ERROR if is_switched else Severity.WARNING,
         recheck=Recheck("nvidia-smi nvlink -s -i {gpu}", "the card has a bridge and a link is still inactive"),
     )

@@ -69,11 +69,15 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
     yield from card_findings(
         seen,
-        lambda card: (*joining(card, started=card.health.uuid in started), *_health(card), *recovery(card)),
+        lambda card: (
+            *joining_faults(card, started=card.health.uuid in started),
+            *_health_faults(card),
+            *recovery_faults(card),
+        ),
     )
 
 
-def recovery(card: Card) -> Iterator[Fault]:
+def recovery_faults(card: Card) -> Iterator[Fault]:
     """Yield a fault if the driver requests a recovery of this GPU, or returns an error code that requires one."""
     wanted, broken, cause = card.health.recovery_action, card.health.broken, xid_fix(card.host.name)
     if wanted:
@@ -95,7 +99,7 @@ def recovery(card: Card) -> Iterator[Fault]:
         yield Fault(word, title, text, action, REPLACE_LOST if broken is BrokenState.LOST else "", prefix=cause)
 
 
-def joining(card: Card, *, started: bool = False) -> Iterator[Fault]:
+def joining_faults(card: Card, *, started: bool = False) -> Iterator[Fault]:
     """Yield a fault if this GPU has not joined its NVSwitch fabric. `started`: torch shows the GPU nevertheless."""
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
@@ -119,7 +123,7 @@ def joining(card: Card, *, started: bool = False) -> Iterator[Fault]:
     )
 
 
-def _health(card: Card) -> Iterator[Fault]:
+def _health_faults(card: Card) -> Iterator[Fault]:
     fabric = card.health.fabric
     if fabric.state != FABRIC_JOINED or fabric.status or fabric.health not in _SUMMARIES:
         return

@@ -43,10 +43,12 @@ _PROHIBITED = 2
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from card_findings(seen, lambda card: (*_usage(seen, card), *_compute_mode(card), *_slices(seen, card)))
+    yield from card_findings(
+        seen, lambda card: (*_usage_faults(seen, card), *_compute_mode_faults(card), *_slice_faults(seen, card))
+    )
 
 
-def _slices(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+def _slice_faults(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     # A single rank has no peer.
     if card.health.mig and seen.world.size > 1:
         yield Fault(
@@ -60,7 +62,7 @@ def _slices(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         )
 
 
-def _compute_mode(card: Card) -> Iterator[Fault]:
+def _compute_mode_faults(card: Card) -> Iterator[Fault]:
     if card.health.compute_mode == _PROHIBITED:
         yield Fault(
             "prohibited",
@@ -81,7 +83,7 @@ def _is_used(seen: Seen[Nothing], card: Card) -> bool:
     return bool(processes) or (used > CONTEXT_BYTES and not card.health.has_graphics)
 
 
-def _usage(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+def _usage_faults(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     if not _is_used(seen, card):
         return
     used, host = card.health.memory_used_bytes or 0, card.host.name

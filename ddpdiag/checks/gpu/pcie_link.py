@@ -40,10 +40,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         for model, cards in by_model(cards_of(seen))
         if len(cards) > 1 and len({card.health.pcie.width for card in cards}) == 1
     }
-    yield from card_findings(seen, lambda card: () if card.health.name in uniform_models else _narrow_fault(card))
+    yield from card_findings(seen, lambda card: () if card.health.name in uniform_models else _narrow_faults(card))
 
 
-def _narrow_fault(card: Card) -> Iterator[Fault]:
+def _narrow_faults(card: Card) -> Iterator[Fault]:
     link = card.health.pcie
     if not link.width or not link.width_max or link.width >= link.width_max:
         return
@@ -55,10 +55,7 @@ def _narrow_fault(card: Card) -> Iterator[Fault]:
         Action.REBOOT,
         f"A reboot trains the link again. If it stays at x{link.width}, ask the administrator to reseat the card and "
         "to check its riser.",
-        {
-            "width": link.width,
-            "width_of_card_and_slot": link.width_max,
-        },
+        {"width": link.width, "width_of_card_and_slot": link.width_max},
     )
 
 

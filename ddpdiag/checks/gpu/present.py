@@ -63,7 +63,6 @@ FINDINGS = {
     "isolated": FindingSpec.warning("ranks of a host cannot open each other's GPUs."),
 }
 
-
 _CPUS_ONLY = "If the job uses CPUs only, pass `--expect-gpus 0`."
 _WITHOUT_PEERS = "If you cannot, set NCCL_P2P_DISABLE=1: NCCL then copies through the host's memory, which is slower."
 
@@ -121,7 +120,7 @@ def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
         promises = [row.promised for row in rows.values() if row.promised is not None]
         # Ranks that name or open different GPUs are bound to them, so their counts add up.
         names = {rank: (row.cuda_visible_devices, *(gpu.uuid for gpu in row.nvml.gpus)) for rank, row in rows.items()}
-        one = HostGpus(
+        gpus = HostGpus(
             name=host.name,
             ranks=host.ranks,
             data_by_rank=rows,
@@ -134,7 +133,7 @@ def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
             # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
             promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
         )
-        hosts.append(one)
+        hosts.append(gpus)
     return hosts
 
 
@@ -156,7 +155,7 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     hosts = host_gpus(seen)
-    most = max(hosts, key=lambda host: len(host.gpus), default=None)
+    largest_host = max(hosts, key=lambda host: len(host.gpus), default=None)
     for host in hosts:
         where = ", ".join(host.unopened_drivers)
         for gpu in host.lost:
@@ -168,7 +167,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 evidence={"index": gpu.index, "error": gpu.error, "pci": where},
                 fix=f"{xid_fix(host.name)} Then reboot {host.name} (as root), or {leave_out([host.name])}.",
             )
-        absent = list(_missing_findings(seen, host, most))
+        absent = list(_missing_findings(seen, host, largest_host))
         yield from absent
         # A GPU that is absent is not reported as hidden, too.
         if not any(finding.severity is Severity.ERROR for finding in absent):
@@ -177,12 +176,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _has_named_gpus(seen: Seen[Data], host: HostGpus) -> bool:
-    """Whether the host has as many GPUs as --expect-gpus or the launcher names. Others on the bus are not the job's."""
+    """Whether the host has as many GPUs as --expect-gpus or the launcher names. More on the bus are not the job's."""
     named = host.promised if seen.options.expect_gpus is None else seen.options.expect_gpus
     return named is not None and len(host.gpus) >= named
 
 
-def _missing_findings(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator[Finding]:
+def _missing_findings(seen: Seen[Data], host: HostGpus, largest_host: HostGpus | None) -> Iterator[Finding]:
     if host.functions is None and not _has_named_gpus(seen, host):
         yield seen.finding(
             "unreadable",
@@ -193,7 +192,7 @@ def _missing_findings(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -
             fix="Mount /sys into the container, or pass the number of GPUs of each host, such as `--expect-gpus 8`.",
         )
     # A GPU that was reported as lost is not reported as missing, too.
-    reasons = _reasons(seen, host, most, len(host.gpus) + len(host.lost))
+    reasons = _reasons_to_expect_more(seen, host, largest_host, len(host.gpus) + len(host.lost))
     if host.trouble is Trouble.MISMATCH:
         yield seen.finding(
             "mismatch",
@@ -206,7 +205,7 @@ def _missing_findings(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -
             f"{leave_out([host.name])}.",
         )
     elif reasons:
-        yield _fewer(seen, host, reasons)
+        yield _fewer_finding(seen, host, reasons)
     elif host.trouble is Trouble.OTHER:
         # The number may be known from another rank's NVML, or from the user.
         known = bool(host.gpus) or seen.options.expect_gpus is not None
@@ -220,7 +219,7 @@ def _missing_findings(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -
         )
 
 
-def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: int) -> list[str]:
+def _reasons_to_expect_more(seen: Seen[Data], host: HostGpus, largest_host: HostGpus | None, present: int) -> list[str]:
     """Return the reasons to expect more GPUs than the `present` ones, as clauses."""
     reasons = []
     expected, promised = seen.options.expect_gpus, host.promised
@@ -238,12 +237,12 @@ def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: i
         reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {names_text(unopened_drivers, 4)})")
     elif not host.functions and promised is None and present < host.visible:
         reasons.append(f"the driver (/proc/driver/nvidia/gpus) or WSL2 shows {host.visible}")
-    if most is not None and present < len(most.gpus):
-        reasons.append(f"{most.name} has {len(most.gpus)}")
+    if largest_host is not None and present < len(largest_host.gpus):
+        reasons.append(f"{largest_host.name} has {len(largest_host.gpus)}")
     return reasons
 
 
-def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
+def _fewer_finding(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
     trouble = f" (NVML: {host.error})" if host.trouble else ""
     ask = f"Ask for GPUs (Slurm: `--gres=gpu:{seen.options.expect_gpus or host.promised or 'N'}`; docker: `--gpus all`)"
     leave = leave_out([host.name])

@@ -12,9 +12,10 @@ from ddpdiag.text import count, fold_ranks
 D = TypeVar("D")
 # Counts of errors, by the number of an NVLink. The key None stands for the GPU itself.
 Counts = Mapping[int | None, int | None]
+Evidence = Mapping[str, Scalar | list[Scalar]]
 
 
-class Counter(NamedTuple):
+class ErrorCounter(NamedTuple):
     """A counter of errors: its name (`noun`), the function that reads it, and the action if its value shows a fault.
 
     `total_code` and `rise_code` are the codes of the findings for too large a total and for a rise during the run
@@ -32,7 +33,7 @@ class Counter(NamedTuple):
     recheck: Recheck = RECHECK_LOG
 
 
-class State(NamedTuple):
+class FaultyState(NamedTuple):
     """A faulty state: the word of its findings (GPU003, GPU010), their text, the function that reads it, the action."""
 
     word: str
@@ -41,7 +42,7 @@ class State(NamedTuple):
     action: Action
 
 
-def _dram(health: Health) -> Counts:
+def _dram_errors(health: Health) -> Counts:
     """Return the uncorrectable errors of DRAM: NVML's total includes those of SRAM, so these are subtracted."""
     total, sram = health.memory.uncorrected, health.memory.sram_uncorrected
     return {None: None if total is None else max(0, total - (sram or 0))}
@@ -49,15 +50,15 @@ def _dram(health: Health) -> Counts:
 
 _REPLACE = "If the errors return, have the GPU replaced."
 COUNTERS = (
-    Counter(
+    ErrorCounter(
         "uncorrectable DRAM error",
-        _dram,
+        _dram_errors,
         Action.RESET,
         total_code="GPU003.uncorrected",
         rise_code="GPU010.uncorrected",
         advice=_REPLACE,
     ),
-    Counter(
+    ErrorCounter(
         "uncorrectable SRAM error",
         lambda health: {None: health.memory.sram_uncorrected},
         Action.RESET,
@@ -65,13 +66,13 @@ COUNTERS = (
         rise_code="GPU010.sram",
         advice=_REPLACE,
     ),
-    Counter(
+    ErrorCounter(
         "uncorrectable row remap",
         lambda health: {None: health.memory.remaps},
         Action.RESET,
         rise_code="GPU010.remapped",
     ),
-    Counter(
+    ErrorCounter(
         "correctable memory error",
         lambda health: {None: health.memory.corrected},
         Action.MONITOR,
@@ -80,7 +81,7 @@ COUNTERS = (
         recheck=Recheck("nvidia-smi -q -d ECC -i {gpu}", "the number of correctable errors has risen"),
     ),
     # Sums of replays and recoveries.
-    Counter(
+    ErrorCounter(
         "NVLink error",
         lambda health: {link.number: link.errors for link in health.nvlinks},
         Action.MONITOR,
@@ -88,7 +89,7 @@ COUNTERS = (
         rise_code="GPU010.nvlink-errors",
         recheck=Recheck("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen"),
     ),
-    Counter(
+    ErrorCounter(
         "PCIe replay",
         lambda health: {None: health.pcie.replays},
         Action.MONITOR,
@@ -99,25 +100,25 @@ COUNTERS = (
     ),
 )
 STATES = (
-    State(
+    FaultyState(
         "sram",
         "its uncorrectable SRAM errors exceed NVIDIA's own limit",
         lambda health: health.memory.sram_threshold_exceeded,
         Action.ISOLATE,
     ),
-    State(
+    FaultyState(
         "remap-failed",
         "a memory row is bad, and no spare row is left",
         lambda health: health.memory.remap_failed,
         Action.ISOLATE,
     ),
-    State(
+    FaultyState(
         "remap-pending",
         "a bad memory row is still in use, because the GPU remaps it only at a reset",
         lambda health: health.memory.remap_pending,
         Action.RESET,
     ),
-    State(
+    FaultyState(
         "retirement-pending",
         "a bad memory page is still in use, because the GPU retires it only at a reset",
         lambda health: health.memory.retirement_pending,
@@ -142,12 +143,12 @@ def total_faults(seen: Seen[D], health: Health) -> Iterator[Fault]:
                 total = sum(number or 0 for number in above.values())
                 expected = f"at most {most:,.0f}" if most else "0"
                 text = f"{count(total, counter.noun)}{_links_text(above)}; {expected} expected"
-                evidence = {"value": total, "limit": most, **_links(above)}
+                evidence = {"value": total, "limit": most, **_links_evidence(above)}
                 yield _fault(counter, counter.total_code, f"a GPU has {counter.noun}s", text, evidence)
 
 
 def rise_faults(seen: Seen[D], before: Health, after: Health, seconds: float | None) -> Iterator[Fault]:
-    """Yield a fault for each counter that rose in `seconds` (None: not known). A counter that fell was reset."""
+    """Yield a fault for each counter that rose in `seconds` (None: not known). Ignores a counter that fell (reset)."""
     span = "" if seconds is None else f" within {seconds:.1f} s"
     for counter in COUNTERS:
         old, new = counter.read(before), counter.read(after)
@@ -163,24 +164,24 @@ def rise_faults(seen: Seen[D], before: Health, after: Health, seconds: float | N
         begin, end = (sum(counts[key] or 0 for key in risen) for counts in (old, new))
         expected = f"at most {per_minute:g} a minute" if per_minute else "no rise"
         text = f"{counter.noun}s{_links_text(risen)} rose from {begin} to {end}{span}; {expected} expected"
-        evidence = {"before": begin, "after": end, "seconds": seconds, **_links(risen)}
+        evidence = {"before": begin, "after": end, "seconds": seconds, **_links_evidence(risen)}
         yield _fault(counter, counter.rise_code, f"a GPU had {counter.noun}s during the run", text, evidence)
 
 
-def _fault(counter: Counter, code: str, title: str, text: str, evidence: Mapping[str, Scalar | list[Scalar]]) -> Fault:
+def _fault(counter: ErrorCounter, code: str, title: str, text: str, evidence: Evidence) -> Fault:
     return Fault(code.partition(".")[2], title, text, counter.action, counter.advice, evidence, recheck=counter.recheck)
 
 
-def _links(counts: Counts) -> dict[str, Scalar | list[Scalar]]:
+def _links_evidence(counts: Counts) -> Evidence:
     numbers = [key for key in counts if key is not None]
     return {"links": [*numbers], "counts": [counts[key] for key in numbers]} if numbers else {}
 
 
 def _links_text(counts: Counts) -> str:
     numbers = [key for key in counts if key is not None]
-    return f" on {numbers_text(numbers)}" if numbers else ""
+    return f" on {nvlink_text(numbers)}" if numbers else ""
 
 
-def numbers_text(numbers: Sequence[int]) -> str:
-    """Numbers of NVLinks as text, such as "NVLink 3" or "NVLinks 3,7-9"."""
+def nvlink_text(numbers: Sequence[int]) -> str:
+    """Describe NVLinks by their numbers, such as "NVLink 3" or "NVLinks 3,7-9"."""
     return f"{'NVLink' if len(numbers) == 1 else 'NVLinks'} {fold_ranks(numbers)}"

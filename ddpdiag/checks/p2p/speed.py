@@ -43,7 +43,7 @@ from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.copies.judge import ACS_FIX
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.rates import FAR_BELOW_SHARE, doubts_text, severity_of_rate
-from ddpdiag.checks.world import ONE_RANK, no_gpu_reason
+from ddpdiag.checks.world import ONE_RANK_REASON, no_gpu_reason
 from ddpdiag.model import Finding, Kind, Severity, Trial
 from ddpdiag.model.bench import Bottleneck, Limits
 from ddpdiag.model.trial import Context
@@ -187,7 +187,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip unless NCCL's path has a known rate, and COL001's all-reduce is far below it."""
     if seen.world.size == 1:
-        return inapplicable(ONE_RANK)
+        return inapplicable(ONE_RANK_REASON)
     if seen.world.backend != "nccl":
         return inapplicable(f"the backend is {seen.world.backend}; what its path can do is not known")
     return (

@@ -33,7 +33,7 @@ from ddpdiag.checks.odd import no_majority
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import host_paths
-from ddpdiag.checks.world import ONE_RANK, no_gpu_reason
+from ddpdiag.checks.world import ONE_RANK_REASON, no_gpu_reason
 from ddpdiag.model import Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import Connections, connections
@@ -147,7 +147,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip if NCCL chooses no transport: with one rank, without GPUs, or if the backend is not nccl or fails."""
     if seen.world.size == 1:
-        return inapplicable(ONE_RANK)
+        return inapplicable(ONE_RANK_REASON)
     if seen.world.backend != "nccl":
         return inapplicable(f"the backend is {seen.world.backend}; only nccl has several transports")
     return inapplicable(no_gpu_reason(seen.world)) or fallback.skip_failing_backend(seen)

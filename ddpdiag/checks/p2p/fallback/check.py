@@ -63,7 +63,7 @@ from ddpdiag.checks.p2p.fallback import conditions
 from ddpdiag.checks.p2p.fallback.search import EndKind, Grouping, Override, Result, SearchEnd, SearchInput, Step, replay
 from ddpdiag.checks.p2p.fallback.variables import VARIABLES, Variable
 from ddpdiag.checks.registry import check_by_code
-from ddpdiag.checks.world import ONE_RANK, no_gpu_reason
+from ddpdiag.checks.world import ONE_RANK_REASON, no_gpu_reason
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, Context
 from ddpdiag.stats import Samples, samples
@@ -197,7 +197,7 @@ def _result_of(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) 
 def skip(seen: Seen[Data]) -> SkipReason | None:
     """Skip if no variable can help (with one rank, gloo, or no GPU), or if no search is needed."""
     if seen.world.size == 1:
-        return inapplicable(ONE_RANK)
+        return inapplicable(ONE_RANK_REASON)
     if seen.world.backend == "gloo":
         return inapplicable("the job uses gloo, which has one transport only")
     return inapplicable(no_gpu_reason(seen.world)) or unneeded(conditions.why_no_search(seen))
