@@ -174,7 +174,7 @@ class Record:
             (self.scratch / _PORT_FILE).write_text(str(port))
 
     def read_port_of_rank_0(self) -> int | None:
-        """The port that rank 0 has published in the run's folder, or None if it has not, or has ended."""
+        """The port that rank 0 has published in the run's folder. None if there is no port, or if rank 0 has ended."""
         if not is_locked(self.folder / "rank-0.jsonl"):
             return None
         with contextlib.suppress(OSError, ValueError):

@@ -242,7 +242,7 @@ class Leader:
         self._end = (exit_code, sentence)
 
     def shut_down(self, error: BaseException | None) -> None:
-        """Send every rank the exit code, and wait for this rank's supervisor. `error` is the exception of the run."""
+        """Send every rank the exit code. Raises an unexpected exception of the supervisor, unless `error` is set."""
         if isinstance(error, RunLost):
             self._end = (error.exit_code, str(error))
         self.shutdown = self._coordinator.membership.shut_down(*self._end)
@@ -276,7 +276,7 @@ def _open_record(run: Run, place: Place, shared: SharedRecord | None) -> Iterato
 
 
 def _keep_record(lost: RunLost, record: Record, shared: SharedRecord | None) -> RunLost:
-    """Keep a record that has outcomes, else remove it. Returns `lost`, with the command that judges kept records."""
+    """Keep a record that has outcomes, else remove it. Returns `lost`, with the command that judges a kept record."""
     write_error_file(os.environ, str(lost))
     record.remove_files_of_killed()
     folder = None if shared is None else shared.keep()

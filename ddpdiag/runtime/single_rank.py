@@ -1,8 +1,8 @@
 """A run with a single rank, which needs no launcher, control server, fork server, record or port.
 
 This process is both the coordinator and the supervisor of the rank. It forks its workers itself. A fork is safe and
-takes milliseconds, because this process has no threads, no torch and no CUDA. `call_with_deadline` runs a call, such as
-such a run, in a child process, which is killed if it takes too long.
+takes milliseconds, because this process has no threads, no torch and no CUDA. `call_with_deadline` runs a function, for
+example a run with a single rank, in a child process, which is killed if it takes too long.
 """
 
 import contextlib
@@ -164,8 +164,8 @@ AnnounceStep = Callable[[str], None]
 def call_with_deadline(call: Callable[[AnnounceStep], int], seconds: float) -> int:
     """Run `call` in a child, and return its exit code. `call` gets a function that announces its next step.
 
-    RunLost if the child was killed, or did not end within `seconds`; to kill it takes half a second more at most.
-    OSError if standard output cannot be written, and BrokenPipeError if its reader has closed it.
+    Shortly before `seconds` are over, the child gets SIGTERM. If it then exits, the result is UNKNOWN. RunLost if the
+    child was killed, which takes half a second more at most. OSError if standard output cannot be written.
     """
     page = StepPage.create()
     end = time.monotonic() + seconds
@@ -220,7 +220,7 @@ def _copy_logs(logs: Mapping[tuple[int, ...], Log], end: float) -> None:
 
 
 def _wait_for_child(children: ForkedChildren, child: Child, page: StepPage, seconds: float) -> int:
-    """Wait for the child, and return its exit code. When its time is over, end it. RunLost if it was killed."""
+    """Wait for the child. Returns its exit code, or UNKNOWN if its time was over. RunLost if it was killed."""
     code = _wait_for_exit(children, seconds - DEADLINES.call_term)
     if code is None:
         # Read before a signal changes it.

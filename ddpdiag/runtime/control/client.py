@@ -46,10 +46,10 @@ class ControlClient:
 
 
 class RelayedClient(ControlClient):
-    """A supervisor's connection through its host's relay, or a direct one once the relay has stopped answering.
+    """A supervisor's connection to rank 0 through its host's relay.
 
-    For the direct one `arrival` is sent to rank 0 again. `relay` is set only in the process that runs the relay.
-    `is_declined` becomes True if a relay exists, but refuses to pass on messages.
+    If the relay ends or stops answering, the client connects to rank 0 directly, and sends its hello again. `relay` is
+    set only in the process that runs the relay. `is_declined` is True if the relay ended before it sent its `Route`.
     """
 
     def __init__(self, wire: Wire, arrival: Arrival, relay: HostRelay | None = None) -> None:
@@ -65,20 +65,20 @@ class RelayedClient(ControlClient):
         self._ask_relay()
 
     def wait_for_answer(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the relay. Returns whether the relay has sent its route to rank 0."""
+        """Wait at most `seconds` for a message of the relay. Returns whether the relay has sent its `Route` by now."""
         if self.socket.poll(round(1000 * seconds)):
             self._decode(self.socket.recv_multipart(zmq.NOBLOCK))
         return self._route is not None
 
     def send(self, message: MessageToRank0) -> None:
-        """Send without waiting. After `Leaving` a relay that does not answer is abandoned sooner."""
+        """Send without waiting. After `Leaving`, wait for an answer of the relay only 0.25 s instead of 1.5 s."""
         super().send(message)
         if isinstance(message, Leaving):
             self._leaving_message = message
             self._ask_relay()
 
     def receive(self) -> Iterator[MessageToRank]:
-        """Yield the messages that have arrived. Also checks the relay, and connects to rank 0 if it does not answer."""
+        """Yield the messages that have arrived. Connects to rank 0 itself if the relay does not answer."""
         yield from super().receive()
         now = time.monotonic()
         patience = DEADLINES.relay_answer if self._leaving_message is None else DEADLINES.relay_answer_leaving
@@ -113,7 +113,7 @@ class RelayedClient(ControlClient):
                 self.send(self._leaving_message)
 
     def close(self) -> None:
-        """Close the connection. In the process that runs the relay, wait for its end, for at most 1 s."""
+        """Close the connection. In the process that runs the relay, also wait at most 1 s for the relay to end."""
         if self._uses_relay:
             self._send_frames(GOODBYE)
         super().close()

@@ -121,7 +121,7 @@ def join(
 def _try_ports(
     endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, reasons: dict[int, str]
 ) -> ControlClient | None:
-    """Send a hello to each port of `address`. Returns the client that rank 0 accepted, or None with `reasons` set."""
+    """Try each port of `address`. Returns the client that rank 0 accepted, or None. Sets `reasons` by port."""
     for port, reached in try_ports(address, endpoint.ports, seconds).items():
         reasons[port] = _REACH_SENTENCES[reached.reach]
         if reached.reach is not Reach.ACCEPTED:
@@ -178,7 +178,7 @@ def _join_through_relay(
 
 
 def _start_relay(client: ControlClient, wire: Wire, arrival: Arrival, route: Route, max_direct: int) -> ControlClient:
-    """In local rank 0 of a large world, start a relay, and return a client that uses it. Else return `client`."""
+    """Start a relay in local rank 0 of a large world with a secret. Returns a client of that relay, else `client`."""
     if not wire.is_locked or arrival.place.local_rank != 0 or not shares_connection(arrival.place, max_direct):
         return client
     try:
@@ -242,8 +242,8 @@ def refusal_error(message: Refused) -> RunLost:
 def join_in_process(url: str, port: int, wire: Wire, arrival: Arrival, seconds: float) -> ControlClient:
     """Connect rank 0's own supervisor to the control server in the same process, without network or secret.
 
-    `url` is the server's address in the process; a relay connects the ranks of this host to `port`. RunLost if the
-    server does not answer within `seconds`.
+    `url` is the server's address within the process. If this process runs a relay and the relay fails, the ranks of
+    this host connect to `port`. RunLost if the server does not answer within `seconds`.
     """
     hello = structs.replace(arrival, address=_LOOPBACK)
     client = _say_hello(ControlClient(connect_socket(url, wire, hello), wire), hello, seconds)
@@ -253,7 +253,7 @@ def join_in_process(url: str, port: int, wire: Wire, arrival: Arrival, seconds: 
 
 
 def runs_here(port: int, wire: Wire, arrival: Arrival) -> bool:
-    """Whether a control server of this run listens on a port of this host, and answers a hello within 1 s."""
+    """Whether a control server of this run answers a hello on this host's `port` within 1 s. RunLost if it refuses."""
     try:
         client = _say_hello(ControlClient(connect_socket(_url(_LOOPBACK, port), wire, arrival), wire), arrival, 1.0)
     except OtherRun:

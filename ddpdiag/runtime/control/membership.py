@@ -44,7 +44,7 @@ class Patience:
 
 PATIENCE = Patience()
 _CHECKS_PER_HEARTBEAT = 4
-_HEARTBEATS_TO_ANSWER = 5  # in a large world, where they are rare, a rank is lost after so many
+_HEARTBEATS_TO_ANSWER = 5  # a rank is lost after so many without an answer; heartbeats are rare in a large world
 # The most refusals that are recorded for one rank. For all ranks together the limit is the square of this number.
 _MAX_REFUSALS = 64
 # The key in `_refusal_counts` for processes of other runs, which are recorded once. No rank has this number.
@@ -129,7 +129,7 @@ class Membership:
         return time.monotonic() - self._frozen_seconds
 
     def gather(self, wait_seconds: float, report_wait: Callable[[float], None]) -> None:
-        """Wait for all ranks, until `wait_seconds` after the start. Then record all arrivals, and send each its place.
+        """Wait for all ranks until `wait_seconds` after the start. Then record arrivals, and send each rank its place.
 
         Meanwhile `report_wait` is called repeatedly with the seconds that are left.
         """
@@ -175,7 +175,7 @@ class Membership:
         return messages
 
     def send_heartbeats(self) -> None:
-        """Send heartbeats if they are due. Receives for at most 0.05 s, and drops all messages but hellos."""
+        """Send heartbeats if due. For at most 0.05 s, handles hellos and `Leaving`, and drops other messages."""
         list(self._receive(0.05))
         self._send_heartbeats_if_due(time.monotonic())
 
@@ -290,7 +290,7 @@ class Membership:
         self._server.send(identity, Refused("another run listens there", ExitCode.USAGE, other_run=True))
 
     def _refuse_version(self, identity: bytes, version: str) -> None:
-        """Refuse a process of another version. Its rank is read from its identity, as its arrival is not decoded."""
+        """Refuse a process of another version. Reads its rank from its identity, because its arrival is not decoded."""
         rank, _, _nonce = identity.partition(b"-")
         if not rank.isdigit() or not 0 <= int(rank) < self._header.world_size or rank in self._ranks_of_other_versions:
             return
@@ -369,7 +369,7 @@ def describe_process(arrival: Arrival) -> str:
 
 
 def reason_to_refuse(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
-    """The reason to refuse a process, as event and sentence, or None. `known` has joined with the same rank."""
+    """The reason to refuse the process `new`, as event and sentence, or None. `known` joined earlier with its rank."""
     place = new.place
     who = f"{place.host} (pid {new.pid})"
     if known is not None:

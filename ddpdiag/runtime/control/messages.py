@@ -1,4 +1,4 @@
-"""Messages between supervisors and rank 0: typed structs, never pickle. Those from `HelloAck` on are sent by rank 0."""
+"""Messages between supervisors and rank 0, never pickled. Supervisors send those above `HelloAck`, rank 0 the rest."""
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -74,7 +74,7 @@ class Refused(Struct, frozen=True, tag=True):
 class Start(Struct, frozen=True, tag=True):
     """All ranks have joined, or the wait for them is over. `place` is the receiver's place, completed by rank 0.
 
-    `nonce` is rank 0's, which no other run with this run id has. The run's folder in `--shared-dir` has it in its name.
+    `nonce` is rank 0's nonce. No other run has it, so it is part of the name of the run's folder in `--shared-dir`.
     """
 
     place: Place
@@ -128,7 +128,7 @@ class Ack(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """The receiver must end this trial, because another rank failed or its group is late."""
+    """The receiver must end this trial, because another rank failed, or because the receiver's group is late."""
 
     trial: int
 

@@ -48,9 +48,10 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostRelay:
-    """A thread that passes messages between rank 0 and the ranks of this host, until all these ranks have closed.
+    """A thread that passes messages between rank 0 and the ranks of this host.
 
-    `upstream` is the connection to rank 0 of the rank `identity`, which afterwards uses the relay like the other ranks.
+    `upstream` is the connection of this process's rank, `identity`, to rank 0. Afterwards this rank uses the relay like
+    the other ranks. The relay ends 0.5 s after this rank has closed, or sooner if all ranks of the host have closed.
     zmq.ZMQError if this run has another relay on this host.
     """
 
@@ -69,7 +70,7 @@ class HostRelay:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait at most 1 s for the thread. It ends soon after the client of this process has closed."""
+        """Wait at most 1 s for the end of the thread. Call it after the client of this process has closed."""
         self._thread.join(2 * LINGER_MS / 1000)
 
     def _serve(self) -> None:

@@ -46,7 +46,7 @@ class RunSecret:
     """The secret of one run, in one of its processes.
 
     `starts_all_ranks`: this process starts all ranks. `is_local`: all ranks are on this host. Rank 0 is on `host`, and
-    may send a secret by munge on one of `munge_ports`. UsageError if a secret is `required` and no source has one.
+    may send a secret by munge on one of `munge_ports`. With `is_required`, UsageError if no secret is found.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RunSecret:
             self.origin = Origin.KEY_FILE
 
     def wire_of_rank_0(self) -> Wire:
-        """Find or create the secret of the run that this process leads, and return a wire that uses it."""
+        """Find or create the secret of the run that this process leads. Returns a `Wire` with this secret."""
         if self.origin is Origin.KEY_FILE and not self._secret:
             # Several tries: key_file may be late on a busy host, and ranks with the key refuse a rank 0 without it.
             for _try in range(_KEY_FILE_TRIES):
@@ -94,7 +94,7 @@ class RunSecret:
             self._server = SecretServer(self._run_id, self._secret, port, self._munge_ports)
 
     def find_rank_0(self) -> Rank0Endpoint | None:
-        """A wire that uses the secret, and rank 0's port if known. None as long as the secret may still appear."""
+        """A `Wire` with the secret, and rank 0's port if known. None if there is no secret yet, but one may appear."""
         if self.origin is Origin.KEY_FILE and not self._secret:
             self._first_try_at = time.monotonic() if self._first_try_at is None else self._first_try_at
             may_appear = (
@@ -118,7 +118,7 @@ class RunSecret:
         return self.origin is Origin.MUNGE
 
     def _read_key_file(self, *, create: bool) -> bool:
-        """Read the key file. Returns whether a key may still appear: the home is shared, or did not answer in time."""
+        """Read the key file. Returns whether a key may still appear later. UsageError if the file is invalid."""
         helper = (sys.executable, "-I", "-S", key_file.__file__)
         mode = f"{'create' if create else 'read'}{' here' if self._is_local else ''}"
         command = (*helper, os.path.expanduser("~"), mode)
@@ -145,9 +145,9 @@ class RunSecret:
 
 
 class SecretServer:
-    """A thread of rank 0 that sends secret and `port` of rank 0 to each process that connects to one of `ports`.
+    """A thread of rank 0 that sends each process that connects a munge credential with the secret and rank 0's `port`.
 
-    UsageError if none of the ports is free.
+    The thread listens on the first free port of `ports`. UsageError if none is free.
     """
 
     def __init__(self, run_id: str, secret: bytes, port: int, ports: Sequence[int]) -> None:

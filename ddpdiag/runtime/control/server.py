@@ -22,7 +22,7 @@ from ddpdiag.text import count
 # ports that a job gets without --master-port (launchers.launch.derived_port).
 _PORTS_FROM, _PORTS = 30_000, 2_700
 _PORT_COUNT = 4
-# As a port to listen on it means that the kernel chooses a free one.
+# As the number of a port to listen on, 0 makes the kernel choose a free port.
 ANY_PORT = 0
 _RECEIVE_SECONDS = 0.25
 # ZeroMQ's default is 100. With that, if thousands connect at once, the kernel drops most connections, which are tried
@@ -42,7 +42,7 @@ def control_ports(run_id: str, master_port: int | None, control_port: int | None
 
 
 def munge_ports(run_id: str, master_port: int | None, control_port: int | None) -> tuple[int, ...]:
-    """The ports on which rank 0 may send its secret by munge: the one above `control_port`, else two derived ports."""
+    """The ports on which rank 0 may send its secret by munge: `control_port` + 1, or without it two derived ports."""
     return control_ports(f"{run_id}:munge", master_port, None if control_port is None else control_port + 1)[:2]
 
 
@@ -71,8 +71,8 @@ def expected_connections(place: Place, wire: Wire) -> int:
 class ControlServer:
     """Rank 0's end of the control channel. A rank is addressed by its ZeroMQ identity.
 
-    It listens on the first free port of `ports`. RunLost if another control server of this run already listens on one:
-    this process sends it `arrival` to find out. UsageError if no port is free.
+    It listens on the first free port of `ports`. If a port is in use, this process sends a hello with `arrival` there:
+    RunLost if the answer is that of a control server of this run. UsageError if no port is free.
     """
 
     def __init__(self, ports: Sequence[int], wire: Wire, arrival: Arrival, *, local_only: bool = False) -> None:

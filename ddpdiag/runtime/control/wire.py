@@ -119,7 +119,7 @@ class Wire:
         return data
 
     def decode_for_rank_0(self, data: bytes) -> MessageToRank0 | OtherVersionHello | None:
-        """Decode a message to rank 0, or only the version if a hello has another one. None if it is not of this run."""
+        """Decode a message to rank 0, or only the version of another version's hello. None if it is not of this run."""
         body = self._body(data)
         if body is None:
             return None
@@ -129,7 +129,7 @@ class Wire:
         return message
 
     def decode_for_rank(self, data: bytes) -> MessageToRank | None:
-        """Decode a message of rank 0. Returns None if it is not of this run."""
+        """Decode a message of rank 0. Returns None for a message of another run and for invalid data."""
         body = self._body(data)
         return None if body is None else _decode(_rank_decoder, body)
 

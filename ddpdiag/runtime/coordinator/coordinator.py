@@ -118,7 +118,7 @@ class Coordinator:
         return tuple(self._lines)
 
     def late_signal(self) -> int | None:
-        """The signal by which a rank was asked to end after all trials, which no event records, or None."""
+        """The signal to end that a rank got after the recording was complete, or None."""
         return None if any(event.kind in SIGNAL_EVENTS for event in self._recording.events) else self.membership.signal
 
     @property
@@ -323,7 +323,7 @@ class Coordinator:
         self._open_group.record_outcome(dispatched.trial, outcome)
 
     def _close_trial(self, dispatched: DispatchedTrial) -> None:
-        """Record outcomes for the trial in which the run ends: lost ranks are unheard, all others were stopped."""
+        """Record the missing outcomes of the trial in which the run ends: UNHEARD for lost ranks, else SKIPPED."""
         for rank in sorted(dispatched.pending_ranks):
             is_lost = rank in self.membership.lost_ranks
             status = Status.UNHEARD if is_lost else Status.SKIPPED

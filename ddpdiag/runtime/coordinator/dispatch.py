@@ -119,13 +119,13 @@ class DispatchedTrial:
         return len(self.group_index)
 
     def awaited_ranks(self) -> set[int]:
-        """Ranks for which others of their group wait at the barrier, or else all ranks without an outcome."""
+        """Ranks for which others of their group wait at the barrier. If there are none, all pending ranks."""
         begun = {index for index, group in enumerate(self.trial.groups) if self._missing_counts[index] < len(group)}
         late = {rank for rank in self.pending_ranks if rank not in self._offers and self.group_index[rank] in begun}
         return late or set(self.pending_ranks)
 
     def has_late_groups(self) -> bool:
-        """Whether half of the groups ended so long ago that the unfinished groups count as late."""
+        """Whether half of the groups ended, and the rest take `late_factor` times as long. False without a factor."""
         factor, half = self.trial.late_factor, -(-len(self.trial.groups) // 2)
         if factor is None or len(self._group_seconds) < half or len(self.trial.groups) < _MIN_GROUPS_TO_COMPARE:
             return False
@@ -138,7 +138,7 @@ class DispatchedTrial:
 def address_lookup(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
     """A function from a rank of the group to the address at which the other ranks of the group reach that rank.
 
-    It is the source address of the rank's connection to rank 0. For ranks on rank 0's host it is the MASTER_ADDR of a
+    The address is the source of the rank's connection to rank 0. For ranks on rank 0's host it is the MASTER_ADDR of a
     rank on another host, because on rank 0's own host people write localhost. In a group on one host it is loopback.
     """
     first = arrivals[group[0]]

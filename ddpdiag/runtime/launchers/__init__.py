@@ -52,8 +52,7 @@ from ddpdiag.runtime.launchers.launch import (
 def read_launch(env: Environ, args: LaunchArgs, *, host: str, gpus: int, cores: int, unique_id: str) -> Launch:
     """The launch of this process. UsageError names the variable or option to change.
 
-    `host` is this host's name for itself. `gpus` and `cores` are the numbers of them that this process may use.
-    `unique_id` is an id that no other run has.
+    `host` is the name of this host. This process may use `gpus` GPUs and `cores` cores. No other run has `unique_id`.
     """
     env = {name: value for name, value in env.items() if value.strip()}
     launchers = [names for names in LAUNCHERS if names.rank in env and not _is_set_by_slurm(env, names)]
@@ -316,7 +315,7 @@ def _standalone_launch(env: Environ, args: LaunchArgs, host: ThisHost) -> Launch
 
 
 def _endpoint(env: Environ, args: LaunchArgs, who: Setting, *, has_other_hosts: bool) -> tuple[str, int]:
-    """Rank 0's host, which --master-addr must name if there are other hosts, and the port, by default torch's."""
+    """Rank 0's host and port (default: 29500). UsageError if the run has other hosts, and no setting names rank 0's."""
     address = master_addr(env, args.master_addr)
     if address is None and has_other_hosts:
         raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere")

@@ -59,7 +59,7 @@ def agreed_setting(variable: Setting | None, option: Setting | None) -> Setting 
 
 
 def require(value: Setting | None, name: str, because: object, expected: str) -> Setting:
-    """`value`. UsageError if it is None: `because` is the setting that requires it."""
+    """Return `value`. If it is None, UsageError with `because`, the setting or reason that requires a value."""
     if value is None:
         raise UsageError(f"{because}, but {name} is not given: expected {expected}")
     return value
@@ -96,7 +96,7 @@ def master_addr(env: Environ, option: str | None) -> str | None:
 
 
 def one_host(name: str, shown_setting: str) -> str:
-    """`name`. UsageError if it cannot be a single host. The usual mistake is a list such as n[0-3] of Slurm."""
+    """Return `name`. UsageError if it is no single host. The usual mistake is a list of Slurm, such as n[0-3]."""
     if set(name) & set("[],"):
         fix = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         raise UsageError(f"{shown_setting}: expected one host, not a list of hosts; in a Slurm job: {fix}")

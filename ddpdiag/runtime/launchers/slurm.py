@@ -21,7 +21,7 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One task of a job step. `host_of_task` is the host of each task, in rank 0 only, and empty if unknown."""
+    """This process's task in a job step. `host_of_task` is the host of each task; empty if unknown or not task 0."""
 
     job_id: int
     step_id: int
@@ -90,11 +90,11 @@ def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distributio
 
 
 def node_name(env: Environ, host: str, *, may_be_copied: bool = False) -> str:
-    """Slurm's name of this host, which calls itself `host`. --exclude and scontrol accept only Slurm's name.
+    """Slurm's name of this host, or `host`, its own name, if Slurm's is not known. scontrol accepts only Slurm's name.
 
-    NodeName and NodeHostname of slurm.conf may differ by a domain, or completely. A name without its domain counts only
-    if exactly one node has it. Else SLURMD_NODENAME counts, unless it `may_be_copied` from another host: an MPI
-    launcher such as hydra passes all variables of mpiexec on.
+    The two names may differ by a domain, or completely (NodeName and NodeHostname in slurm.conf). A node that differs
+    only by its domain is this host if there is exactly one. If not, SLURMD_NODENAME is the name, but not if it may be
+    that of another host (`may_be_copied`): an MPI launcher such as hydra passes on all variables of mpiexec.
     """
     slurmd_name = env.get("SLURMD_NODENAME", "").strip()
     if host == slurmd_name or (slurmd_name and not _NODE_NAME.fullmatch(slurmd_name)):
@@ -243,7 +243,7 @@ def _parse_epoch(text: str) -> int | None:
 
 
 def _left_seconds_by_scontrol(job: str) -> float | None:
-    """Run `scontrol`, and return the job's time limit minus its run time, without this host's clock; None if late."""
+    """The job's time limit minus its run time, both from `scontrol`, not from this host's clock. None on failure."""
     command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
     try:
         result = run_until(command, time.monotonic() + DEADLINES.scontrol)

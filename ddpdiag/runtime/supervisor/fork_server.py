@@ -46,7 +46,7 @@ _ACCEPTED_AT_ONCE = 16
 
 
 def import_torch() -> float:
-    """Import torch, then all checks. Returns torch's seconds, and also sets them in the environment, for LCH003."""
+    """Import torch, then all checks. Returns the seconds that torch took, and sets variables for LCH003 (versions)."""
     begin, begin_cpu_seconds = time.monotonic(), runnable_seconds(os.getpid())
     # is_available() would create a CUDA context if an imported module called it; through NVML it does not.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -116,7 +116,7 @@ class ForkServer:
             _import_lazily(self._lazy_imports.pop(0))
 
     def _accept(self) -> None:
-        """Accept some of the waiting clients, and refuse those whose process differs from this one."""
+        """Accept some of the waiting clients. Refuse a client that differs from this process or is one too many."""
         if self._listener is None:
             return
         for _ in range(_ACCEPTED_AT_ONCE):

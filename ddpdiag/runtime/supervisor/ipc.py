@@ -33,7 +33,7 @@ class Task(Struct, frozen=True, tag=True):
 
 
 class PostedCollectives(Struct, frozen=True, tag=True):
-    """The collectives that a worker posted last in this trial, or None with the reason, if torch keeps no record."""
+    """The collectives that a worker posted last in this trial. If they are None, `no_collectives` may say why."""
 
     collectives: tuple[Collective, ...] | None = None
     no_collectives: str = ""
@@ -138,7 +138,7 @@ class FrameReader:
         self._frames: list[bytes] = []
 
     def receive(self, channel: socket.socket) -> bytes | None:
-        """Receive one frame without waiting. Returns the message if it is complete, else None; b"" at the end."""
+        """Receive one frame without waiting. Returns the message if it is complete, else None; b"" if closed."""
         try:
             frame = channel.recv(1 + FRAME_BYTES, socket.MSG_DONTWAIT)
         except OSError:

@@ -64,7 +64,7 @@ def die_with_writers(pipe: int) -> None:
 
 
 def detach_from_terminal() -> None:
-    """Start a new session, and ignore signals of terminal and batch system, so that only the supervisor ends it."""
+    """Start a new session, and ignore signals of terminal and batch system. Only the supervisor ends this process."""
     os.setsid()
     for signum in {*END_SIGNALS, *IGNORED_SIGNALS} - {signal.SIGHUP, DUMP_SIGNAL}:
         signal.signal(signum, signal.SIG_IGN)
@@ -139,7 +139,7 @@ class Child:
             signal_process(self.pid, signum)
 
     def kill(self) -> bool:
-        """Send SIGKILL. Returns whether the process ends in 2 s. With a GPU it may take longer (`may_still_end`)."""
+        """Send SIGKILL. Returns whether the process ends in 2 s. With a GPU it may need more (`may_still_end`)."""
         if self.pid is None or self.exit_code is not None:
             return True
         # Read before the signal: the kernel does not show open files of an ending process.
@@ -245,7 +245,7 @@ def signal_process(pid: int, signum: int) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this pid runs. A zombie counts if one of its threads runs, and keeps its files open."""
+    """Whether a process with this pid runs. A zombie runs if one of its threads does, and so keeps its files open."""
     _, fields = stat_of(PROC / str(pid))
     if not fields or fields[0] not in "ZX":
         return bool(fields)
@@ -276,9 +276,9 @@ def signal_name(number: int) -> str:
 
 
 class Signals:
-    """Catches the signals to end (SIGTERM, SIGINT, SIGHUP), and with `children` SIGCHLD; IGNORED_SIGNALS do nothing.
+    """Catches the signals to end (SIGTERM, SIGINT, SIGHUP). With `children`, also catches SIGCHLD.
 
-    Each signal makes `wake_socket` readable. Create an instance in the main thread.
+    Each signal makes `wake_socket` readable. IGNORED_SIGNALS do nothing else. Create an instance in the main thread.
     """
 
     def __init__(self, *, children: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""The conditions under which ranks of a host may share a fork server: its workers must equal those of a private one.
+"""The conditions under which ranks of a host may share a fork server.
 
-A worker inherits user, control group, namespaces, cores, limits and working directory from the process that forks it.
-/proc must show the same values for the rank and for the server. Their environments must be equal as well, except for
-variables that are not read at exec or at the import of torch.
+A worker inherits user, control group, namespaces, cores, limits and working directory from the server that forks it.
+/proc must show the same values for the rank's supervisor. Supervisor and server must also have equal environments,
+except for variables that are not read at exec or at the import of torch.
 
 The ranks connect to a socket in the run's folder, which other users cannot enter. The name of the socket is a digest of
 the values that must be equal, so that ranks that differ (for example in their cores) use different servers.
@@ -97,8 +97,8 @@ def variable_that_differs(server: Mapping[str, str], other: Mapping[str, str]) -
 def socket_name(env: Mapping[str, str], lost_servers: int) -> str | None:
     """The name of the socket, in the run's folder, at which equal ranks of this host find their shared fork server.
 
-    None if /proc does not show all values that must be equal. No secret is part of the digest in the name. The first
-    server has `lost_servers` 0, and the next one after its loss 1.
+    None if /proc does not show all values that must be equal. No secret is part of the digest in the name.
+    `lost_servers` is the number of shared servers that this rank has lost before.
     """
     if not is_possible():
         return None

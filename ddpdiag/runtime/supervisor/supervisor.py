@@ -36,7 +36,7 @@ class Supervisor(TrialRunner):
 
     `variables(place)` returns the launcher's variables for a worker in that place. `signals` is None in rank 0, where
     the main thread handles signals to end. `trains_model(options)` says whether a run trains a model. After a loss of
-    rank 0, `rank_0_answers()` says whether its host answers. The records' folder is where ranks find a shared server.
+    rank 0, `rank_0_answers()` says whether its host answers. Ranks find a shared fork server in the folder of `record`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Supervisor(TrialRunner):
         self._signal_received: tuple[int, float] | None = None
 
     def _start_fork_server(self) -> ForkServerProcess:
-        """Start or join the shared server of this rank, or start a private one if ranks cannot share a server."""
+        """Start or join the fork server that ranks of this host share. If they cannot share, start a private one."""
         extra = {sharing.INTERPRETER_VARIABLE: sharing.interpreter_digest()} if sharing.is_possible() else {}
         env = with_package_path({**self._environment, **self._launcher_variables(self.place), **extra})
         shares = (self.place.local_world_size or 1) > 1 and self._lost_servers < _MAX_SHARED_SERVERS
@@ -87,7 +87,7 @@ class Supervisor(TrialRunner):
             lost.kill()
 
     def run(self, client: ControlClient) -> messages.Shutdown:
-        """Run trials until rank 0 ends the run, and return its last message. RunLost if rank 0 is silent too long."""
+        """Run trials until rank 0 sends `Shutdown`, and return it. RunLost if rank 0 is lost or refuses the rank."""
         self._client = client
         self._begin = client.last_message_at = time.monotonic()
         if self._signals is not None and self._signals.received is not None:
@@ -190,7 +190,7 @@ class Supervisor(TrialRunner):
         return {"TORCHELASTIC_USE_AGENT_STORE": None, **self._launcher_variables(self.place), **trial.env}
 
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
-        """Start a worker: a fork of the fork server, or a new interpreter without torch or for EXEC_TIME_VARIABLES."""
+        """Start a worker: a new interpreter if it needs no torch or sets one of EXEC_TIME_VARIABLES, else a fork."""
         if kind is Kind.TORCH and not any(map(sharing.EXEC_TIME_VARIABLES.fullmatch, overrides)):
             forked_worker = ForkedWorker(self._fork_server, overrides, self._log)
             self._fork_server.request(forked_worker)

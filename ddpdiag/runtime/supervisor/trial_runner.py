@@ -39,7 +39,7 @@ class RunningTrial:
         self._rank = rank
 
     def allow_first_use(self, now: float) -> None:
-        """Extend the deadline by the time spent in a first use of GPU or group, up to `trial.first_use_seconds`."""
+        """Extend the deadline by the time in a first use of GPU or group, by `trial.first_use_seconds` at most."""
         passed, self._extended_at = now - self._extended_at, now
         if self._first_use_left > 0 and is_first_use(self.worker.page.read()[1]):
             more = min(passed, self._first_use_left)
@@ -47,7 +47,7 @@ class RunningTrial:
             self.deadline += more
 
     def is_stuck(self, process: ProcessState, cpu_seconds: float | None, now: float) -> bool:
-        """Whether the worker has been stopped for 10 s, or in uninterruptible sleep (but not in a first use).
+        """Whether for 10 s the worker has been stopped, or in uninterruptible sleep outside a first use.
 
         Each call takes a sample. In every sample of the 10 s the state, the step and `cpu_seconds`, the total time on
         cores, must be unchanged. A worker that reads from a slow disk uses a core for each page. Time in which this
@@ -153,7 +153,7 @@ class TrialRunner(ABC):
         worker.send(task)
 
     def worker_for(self, trial: Trial) -> WorkerProcess:
-        """The worker of the previous trials, if its variables fit and the trial is not `fresh`, else a new one."""
+        """The worker of the previous trial, if its variables fit and the trial is not `fresh`; if not, a new worker."""
         worker = self.workers.get(trial.kind)
         if worker is not None:
             if worker.overrides == trial.env and not trial.fresh:
@@ -195,8 +195,8 @@ class TrialRunner(ABC):
     def expire(self, running_trial: RunningTrial, *, interrupted: bool = False) -> None:
         """End the trial, which has not ended in time, and report its outcome. Takes up to 3 s.
 
-        `interrupted`: rank 0 ends the trial, because of another rank. First the state of the process is read, then the
-        process is woken, its stacks are dumped, and at last it is killed.
+        `interrupted`: the trial ends because of another rank, not because of its own time. First the process's state is
+        read. Then its stacks are dumped, a stopped process is resumed, and at last it is killed.
         """
         child, step = running_trial.worker.active_process, running_trial.worker.start_step
         process = child.state()
@@ -225,7 +225,7 @@ class TrialRunner(ABC):
             worker.close()
 
     def _kill(self, child: Child) -> bool:
-        """Kill a process. Returns whether it survived; one with a GPU may still end, and is left to `_take_overdue`."""
+        """Kill a process. Returns whether it survived; False if it has a GPU and may end later (`_take_overdue`)."""
         gone = child.kill()
         if not gone and child.held_gpu:
             self._ending_processes.append(child)

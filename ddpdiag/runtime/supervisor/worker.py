@@ -1,7 +1,7 @@
 """The worker, which runs the trials that its supervisor sends, until the supervisor closes the channel or kills it.
 
-A worker without torch is `python -m ddpdiag.runtime.supervisor.worker`, and one with torch is a fork of the fork
-server. It reports the results of measurements, and judges nothing.
+A worker with torch is a fork of the fork server. A worker without torch, or that must not be forked, is
+`python -m ddpdiag.runtime.supervisor.worker`. A worker reports the results of measurements, and judges nothing.
 """
 
 import os
@@ -59,7 +59,7 @@ class WorkerContext:
         return self.group.index(self.place.rank)
 
     def step(self, label: str) -> None:
-        """Announce the next step. If the last step was a first use, its time extends `end`, like the deadline."""
+        """Announce the next step. If the last step was a first use, extend `end` by the time that it took."""
         now = time.monotonic()
         if is_first_use(self._step_label):
             more = min(now - self._step_began_at, self._first_use_left)
@@ -112,7 +112,7 @@ def apply_variables(env: Mapping[str, str | None]) -> None:
 
 
 def _wait_for_gpus(ending: Sequence[int], context: Context) -> None:
-    """Wait until the killed workers in `ending` are gone, if a GPU is exclusive, and so would refuse this worker."""
+    """If a GPU is exclusive, wait at most 20 s for the end of the killed workers in `ending`, which may hold it."""
     if not ending:
         return
     context.step(NVML_STEP)

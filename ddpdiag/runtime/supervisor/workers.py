@@ -147,7 +147,7 @@ class ForkServerProcess(PythonChild):
         self.is_shared = address is not None
         self._address = address
         self.has_failed = False  # whether torch cannot be imported
-        self.has_refused = False  # whether it refused this rank; another shared server would refuse it as well
+        self.has_refused = False  # whether the server refused this rank, as another shared server would
         self._is_started_here = False
         self._rank = rank
         self._environment = ipc.environment_file(env)
@@ -350,7 +350,7 @@ class ForkedWorker(WorkerProcess):
 
 
 def connect_or_listen(address: Path) -> tuple[socket.socket | None, socket.socket | None]:
-    """A channel to the fork server at `address`, else a listening socket for a new server; both None on an error."""
+    """A channel to the fork server at `address`, or a listening socket if there is none. Both None if neither works."""
     listener, channel = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
     channel.setblocking(False)
     with contextlib.suppress(OSError), lock_folder(address.parent) as folder:
@@ -374,7 +374,7 @@ def connect_or_listen(address: Path) -> tuple[socket.socket | None, socket.socke
 
 
 def _server_pid(channel: socket.socket) -> int | None:
-    """The server's pid, or None. The kernel reports the process that called listen(): server, or its parent."""
+    """The server's pid, or None. The kernel reports the process that called listen(): the server or its parent."""
     pid, _ = sharing.pid_and_uid_of_peer(channel)
     with contextlib.suppress(OSError):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
