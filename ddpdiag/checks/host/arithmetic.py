@@ -1,8 +1,8 @@
 """Arithmetic of each GPU of one host alone.
 
 Each GPU that torch shows, or the CPU if it shows none, multiplies matrices of small integers, whose product is known
-exactly. This needs no other rank. `ddpdiag host --torch` runs this check; in other runs the collectives and the
-training test more.
+exactly. This needs no other rank. `ddpdiag host --torch` runs this check. `ddpdiag check` runs it only if it is
+selected by its code, because collectives and training steps also test the arithmetic.
 
 Findings:
 

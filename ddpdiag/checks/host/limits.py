@@ -130,8 +130,8 @@ def failed_to_start_process(outcome: Outcome) -> bool:
 
 
 def _process_limit(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
-    """The finding if the limit of the user or of the control group allows too few more processes and threads for the
-    ranks. The limit that allows fewer counts."""
+    """The finding if the ranks need more new processes and threads than a limit leaves: that of the user or that of the
+    control group, whichever leaves fewer."""
     needed = int(seen.setting("tasks_per_rank")) * len(host.ranks)
     group_limits = [(row.tasks.unused, row.tasks.limit, "its control group") for row in rows if row.tasks]
     user_limits = [
@@ -163,7 +163,7 @@ def _process_limit(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iter
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """Contribute "RDMA: none" for each rank whose host has no RDMA device. HST007 reports the ports of other hosts."""
+    """Contribute "RDMA: none" for each rank whose host has no RDMA device. HST007 contributes the other hosts."""
     return Contribution(inventory={rank: {"RDMA": NONE} for rank, row in seen.by_rank.items() if row.rdma == ()})
 
 

@@ -1,16 +1,16 @@
 """Counters of each host's network ports that rise while the run loads them.
 
-A bad cable, transceiver or switch port passes most tests and ends a job hours later. It shows in counters of errors: a
-counter that is not zero may be old, but a counter that rises during a run shows a fault that the next job has as well.
-One rank of each host reads the counters before the run loads the network, and again after all other checks. These ports
-are compared with their first reading: RDMA ports whose link is up, the interface that leads to the other hosts, the one
-that the job's library chooses (RDZ003), and the interfaces below them (members of a bond, the card of a VLAN). Other
-interfaces (docker0, veth pairs, a management network, loopback) are left out. A single host reads RDMA ports only.
+A job may pass most tests over a bad cable, transceiver or switch port, and still fail hours later. Error counters show
+such a fault. A counter that is not zero may be old, but one that rises during a run shows a fault that remains.
+One rank of each host reads the counters before the run loads the network, and again after all other checks. Both
+readings are compared for RDMA ports whose link is up, for the interface that leads to the other hosts, for the
+interface that NCCL or gloo chooses (RDZ003), and for the interfaces below these (members of a bond, the card of a
+VLAN). Other interfaces (docker0, veth pairs, loopback) are left out. On a single host only RDMA ports are read.
 
-Findings and their causes, with the numbers before and after and the seconds between:
+Findings and their causes (each finding shows the counters of both readings, and the seconds between them):
 
-If the links of more than half of the hosts are affected, no host is blamed: they share the cause. Counters that cannot
-be read (a container without /sys, a virtual function) are left out.
+If the links of more than half of the hosts are affected, the hosts share the cause, and no host is blamed. Counters
+that cannot be read (a container without /sys, a virtual function) are left out.
 
 Fix: reseat or replace the cable and the transceiver, then try another port of the switch; if the errors stay with the
 host, replace the card.
@@ -136,14 +136,14 @@ class Readings(NamedTuple):
         return max(0.0, self.after.seconds - self.before.seconds)
 
     def tcp_rise(self, counter: str) -> int:
-        """The rise of one of the host's TCP counters between the readings; 0 if a reading does not have the counter."""
-        start, end = (look.tcp.get(counter) for look in (self.before, self.after))
+        """The rise of a TCP counter of the host; 0 if the counter fell, or if a reading does not have it."""
+        start, end = (reading.tcp.get(counter) for reading in (self.before, self.after))
         return 0 if start is None or end is None else max(0, end - start)
 
     def port_pairs(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
-        """Yield each compared port as it was first and last read (None: the port is gone). These are the job's ports,
-        RDMA ports whose link was up, and the ports below them (members of a bond)."""
-        earlier, later = ({port.name: port for port in look.ports} for look in (self.before, self.after))
+        """Yield the first and last reading (None: it is gone) of each compared port. Compared are the job's ports, RDMA
+        ports whose link was not down at first, and the ports below all these (members of a bond)."""
+        earlier, later = ({port.name: port for port in data.ports} for data in (self.before, self.after))
         todo = [
             name for name, port in earlier.items() if name in self.job_ports or (port.rdma and port.up is not False)
         ]
@@ -170,8 +170,8 @@ class PortChange(NamedTuple):
 
 def port_changes(readings: Readings, rise_limit: Callable[[str, float], float]) -> Iterator[PortChange]:
     """Yield the changes of one host's ports. `rise_limit(counter, seconds)` returns the largest rise that is no error.
-    A counter that fell is ignored: it was reset, or wrapped (hardware counts in 32 bits). A counter that only one
-    reading has is ignored, too. Counters of an InfiniBand port stop at their largest value (255 for link_downed)."""
+    A counter is ignored if it fell (it was reset, or its 32 bits wrapped), or if only one reading has it. Counters of
+    InfiniBand ports stop at their largest value (255 for link_downed), so that later changes do not show."""
     for old, new in readings.port_pairs():
         used_by_job = old.name in readings.job_ports
         label = f"{old.name}{f' (PCI {old.pci})' if old.pci else ''}"
@@ -196,7 +196,7 @@ def port_changes(readings: Readings, rise_limit: Callable[[str, float], float]) 
 
 
 def measure(ctx: Context) -> NetworkReading:
-    """Read this host's counters. `towards` is the address of another host, whose route leads through a port to read."""
+    """Read this host's counters, and the port on the route to `towards`, a parameter with another host's address."""
     towards = ctx.trial.params.get("towards")
     return read_network(None if towards is None else str(towards), os.environ, ctx.step)
 
@@ -228,15 +228,15 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def last_seconds(seen: Seen[Data]) -> float:
-    """The seconds that the last reading may take: those of the first reading, and the start of a worker."""
+    """The seconds that the last reading may take: as long as the slowest earlier one, plus the start of a worker."""
     return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
 
 
 def _first_readings(seen: Seen[Data]) -> Mapping[int, NetworkReading]:
     """The first readings that contain a counter, by rank."""
     number = seen.trials[0].number if seen.trials else None
-    looks = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
-    return {rank: look for rank, look in looks.items() if look.ports or look.tcp}
+    readings = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
+    return {rank: reading for rank, reading in readings.items() if reading.ports or reading.tcp}
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -263,7 +263,7 @@ def allowed_rise(seen: Seen[Data], counter: str, seconds: float) -> float:
 
 
 def _readings_by_host(seen: Seen[Data]) -> Iterator[tuple[Host, Readings]]:
-    """Each host that was read twice by the same rank, with the two readings."""
+    """Yield each host whose counters one rank read twice, with these two readings."""
     first = _first_readings(seen)
     last = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
     interfaces = seen.of(rdz003.CHECK).by_rank
@@ -274,22 +274,22 @@ def _readings_by_host(seen: Seen[Data]) -> Iterator[tuple[Host, Readings]]:
             yield host, Readings(first[rank], last[rank], _job_ports(seen.world, first[rank], data))
 
 
-def _job_ports(world: World, look: NetworkReading, data: rdz003.Data | None) -> frozenset[str]:
+def _job_ports(world: World, reading: NetworkReading, data: rdz003.Data | None) -> frozenset[str]:
     """The names of the ports that the job uses between hosts: the interface of the kernel's route, the interface whose
-    address the job's library offers (by RDZ003's `data`), and NCCL's RDMA ports. Empty for a single host."""
+    address NCCL or gloo offers (from RDZ003's `data`), and NCCL's RDMA ports in a job over NCCL; empty for one host."""
     if len(world.hosts) == 1:
         return frozenset()
-    names = {look.route}
+    names = {reading.route}
     if data is not None and (interface := data.interface_for(library_of(world.backend))) is not None:
         names.add(interface.name)
-    nccl_ports = {port.name for port in look.ports if port.used_by_nccl} if world.backend == "nccl" else set()
+    nccl_ports = {port.name for port in reading.ports if port.used_by_nccl} if world.backend == "nccl" else set()
     return frozenset(filter(None, names - {"lo"} | nccl_ports))
 
 
 def _port_finding(
     seen: Seen[Data], word: str, readings: Mapping[Host, Readings], affected: Mapping[Host, Sequence[PortChange]]
 ) -> Finding:
-    """The finding on the changes of one kind. One affected host is blamed; several share the cause without blame."""
+    """The finding on changes of one kind. If several hosts are affected, they share the cause, and none is blamed."""
     names, is_common_cause = [host.name for host in affected], len(affected) > 1
     all_changes = [change for changes in affected.values() for change in changes]
     affects_job = word != "link-errors" and any(change.used_by_job for change in all_changes)
@@ -357,7 +357,7 @@ def _damaged_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> It
 
 
 def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
-    """The finding on hosts that sent many segments again; empty if RDZ004 found the loss before, and so reports it."""
+    """The finding on hosts that sent many segments again; empty if RDZ004 measured such a loss, and reports it."""
     limit, least = seen.setting("resent_share"), seen.setting("resent_segments")
     resent = {host: pair.tcp_rise("RetransSegs") for host, pair in readings.items()}
     # OutSegs does not count segments that are sent again.

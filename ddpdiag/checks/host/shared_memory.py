@@ -1,8 +1,8 @@
 """Shared memory in /dev/shm.
 
-NCCL connects GPUs of one host through files in /dev/shm if they have no direct path, and data loader workers pass
-their batches through it. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", and SIGBUS ends a data
-loader. NCCL 2.24 and newer may use pinned memory of CUDA instead, so little space is enough if its all-reduce passed.
+NCCL connects GPUs of one host through files in /dev/shm if the GPUs have no direct path. Data loader workers pass their
+batches through /dev/shm. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", and SIGBUS ends a data
+loader. NCCL 2.24 and newer may use pinned memory of CUDA instead. So less space is enough if NCCL's all-reduce passed.
 
 Findings:
 

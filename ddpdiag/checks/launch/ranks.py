@@ -149,7 +149,7 @@ def _other_runs(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The finding on ranks that state different world sizes. Rejected ranks count, too: an event has their size."""
+    """The finding on ranks that state different world sizes, including rejected ranks, whose size is in an event."""
     sizes = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
     hosts = {rank: place.host for rank, place in seen.world.places.items()}
     for event in seen.recording.events:
@@ -170,7 +170,7 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
-    """Findings on local ranks that several ranks of the host have, and on ranks without the variable LOCAL_RANK."""
+    """Findings on a local rank that several ranks have, unless each sees one GPU, and on ranks without LOCAL_RANK."""
     ranks_by_local_rank: dict[int | None, list[int]] = defaultdict(list)
     for rank in host.ranks:
         ranks_by_local_rank[seen.world.arrivals[rank].place.local_rank].append(rank)
@@ -203,12 +203,12 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _has_one_gpu_per_rank(seen: Seen[Nothing], host: Host) -> bool:
-    """Whether each rank sees exactly one GPU, as with Slurm's --gpus-per-task=1. All ranks then use cuda:0."""
+    """Whether each rank of the host sees exactly one GPU, as with Slurm's --gpus-per-task=1. All then use cuda:0."""
     return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
 
 
 def _gpu_counts(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
-    """The finding on a host with more ranks than GPUs, or with GPUs that no rank uses."""
+    """The finding on a host with more ranks than GPUs or, if all ranks joined, with GPUs that no rank uses."""
     ranks, gpus = len(host.ranks), host.gpu_count
     # Ranks that see one GPU each may see different GPUs of the PCI bus. If it is hidden (None), only GPU002 can decide.
     bus_counts = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]

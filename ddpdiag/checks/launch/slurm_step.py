@@ -69,7 +69,7 @@ def measure(ctx: Context) -> Data:
 
 
 class SlurmStep(NamedTuple):
-    """A job step, as the `variables` of one task describe it. `name` is "JOB.STEP"; `tasks` and `hosts` are numbers."""
+    """A job step, as the `variables` of one task describe it. `name` is "JOB.STEP"; `tasks` and `hosts` are counts."""
 
     name: str
     tasks: int
@@ -196,7 +196,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """Contribute to the report the seconds that the job has left, and the numbers of tasks and hosts of the step."""
+    """Contribute the job's remaining seconds and the step's numbers of tasks and hosts, each only if it is known."""
     left_seconds = seen.options.job_left_seconds
     figures: dict[str, Scalar] = {"slurm.left_seconds": left_seconds} if left_seconds else {}
     if (step := _first_step(seen)) is not None:

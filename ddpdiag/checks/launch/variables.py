@@ -48,7 +48,7 @@ FINDINGS = {
     "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
 
-# Variables that differ between ranks on purpose, or that LCH001 (sizes) or `judge` (NCCL_HOSTID) compare otherwise.
+# Variables that differ between ranks on purpose, or that other code checks: LCH001 sizes, `judge` NCCL_HOSTID.
 RANK_SPECIFIC = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -137,7 +137,7 @@ def _settings_by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
 
 
 def _compared_names(settings: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """The names that at least one rank has, without RANK_SPECIFIC, sorted."""
+    """The sorted names that at least one rank has, without RANK_SPECIFIC; the first _MAX_NAMES of them."""
     return sorted({name for row in settings.values() for name in row} - RANK_SPECIFIC)[:_MAX_NAMES]
 
 
@@ -167,7 +167,7 @@ def _differences(seen: Seen[Data], kind: str, settings: Mapping[int, Mapping[str
 
 
 def _common_settings(seen: Seen[Data]) -> Iterator[Finding]:
-    """The finding that lists NCCL's settings that are equal on all ranks. P2P004 and P2P005 judge their effects."""
+    """The finding that lists the settings that all ranks share and that change NCCL's choices; none over gloo."""
     common = []
     for settings in _settings_by_kind(seen).values():
         for name in _compared_names(settings):

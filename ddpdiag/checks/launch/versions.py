@@ -86,7 +86,7 @@ _BUSY_SHARE = 0.5
 
 
 class Data(Versions, frozen=True, kw_only=True):
-    """The versions on a rank, also of the driver. `import_seconds` is the time of `import torch`, `import_core_seconds`
+    """A rank's versions, with the driver's. `import_seconds` is the time of `import torch`, `import_core_seconds`
     the part of it on a core or waiting for one. `import_pid` is the process that imported torch; several ranks of a
     host may share it. `exec_reason` says why workers are started by exec, and not forked from that process."""
 
@@ -152,7 +152,7 @@ def _version_difference(seen: Seen[Data], word: str, severity: Severity) -> Iter
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
-    """The finding on ranks with a slow import of torch, without those whose import waited for busy cores (HST001)."""
+    """The finding on ranks with a slow import of torch, unless it mostly ran on a core or waited for one."""
     limit = seen.setting("slow_import_seconds")
     slow = {
         rank: seconds
@@ -176,7 +176,7 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """Contribute to the report the slowest import, the most ranks that shared an import, and the versions of ranks."""
+    """Contribute the seconds of the slowest import, the largest number of ranks that shared one, and all versions."""
     rows = seen.by_rank
     import_times = [row.import_seconds for row in rows.values() if row.import_seconds is not None]
     pids = {rank: row.import_pid for rank, row in rows.items() if row.import_pid is not None and not row.exec_reason}

@@ -60,9 +60,9 @@ _LOOK_UP_SECONDS = 12.0
 
 
 class Data(Struct, frozen=True):
-    """The answers of this host's resolver. An empty tuple: the name is unknown. None: no answer arrived in time. `name`
-    is MASTER_ADDR, and the look-up of its `addresses` took `seconds`. `own_name` is the host's name. `interface` is
-    GLOO_SOCKET_IFNAME (None: unset). `reverse_seconds` is the time to look up the name of the first address."""
+    """The answers of this host's resolver (None: no answer in time; an empty tuple: the name is unknown). `name` is
+    MASTER_ADDR; the look-up of its `addresses` took `seconds`. `own_name` is the host's name. `interface` is
+    GLOO_SOCKET_IFNAME, if set. `reverse_seconds` is the time to look up the first address's name (0: no address)."""
 
     name: str
     addresses: tuple[str, ...] | None
@@ -74,7 +74,7 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Look up MASTER_ADDR, this host's own name, and the name of MASTER_ADDR's address."""
+    """Look up MASTER_ADDR, this host's own name, and the name of MASTER_ADDR's first address, if it has one."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     ctx.step(f"look up {name}")
     begin = time.perf_counter()
@@ -175,8 +175,8 @@ def _loopback(seen: Seen[Data], host: str, name: str, addresses: tuple[str, ...]
 
 
 def _different_addresses(seen: Seen[Data], host_data: Mapping[str, Data]) -> Iterator[Finding]:
-    """The finding on hosts that share no address with the hosts that have the most common address. Loopback addresses
-    do not count."""
+    """The finding on hosts that share no address with the hosts that have the most common address. They are blamed only
+    if more than half of the hosts have this address. Loopback addresses do not count."""
     by_host = {host: {a for a in data.addresses or () if not is_loopback(a)} for host, data in host_data.items()}
     by_host = {host: addresses for host, addresses in by_host.items() if addresses}
     counts = Counter(address for addresses in by_host.values() for address in addresses)

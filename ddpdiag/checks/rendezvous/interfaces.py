@@ -1,11 +1,11 @@
 """The interface that every host offers to its peers.
 
-gloo takes the first address of the interface that GLOO_SOCKET_IFNAME names, or else the address of the host's own name.
-NCCL takes the interfaces that NCCL_SOCKET_IFNAME allows, or else `ib*`, then all but docker*, lo* and virbr*; it also
-takes veth*, br-*, tun* and other networks that exist on one host only. A library that takes the wrong interface offers
-an address that its peers cannot reach, and all ranks hang. GLOO_SOCKET_IFNAME lists exact names, separated by commas.
-NCCL_SOCKET_IFNAME lists prefixes; names after `=` are exact, and names after `^` are excluded (`^docker0` excludes
-docker0 only, so NCCL may take lo).
+gloo takes the first address of the interface that GLOO_SOCKET_IFNAME names. If the variable is unset, gloo takes the
+address of the host's own name. NCCL takes the interfaces that NCCL_SOCKET_IFNAME allows. If it is unset, NCCL takes
+`ib*`, else all but docker*, lo* and virbr*, and so perhaps veth*, br-* or tun*, which exist on one host only. The
+address of a wrong interface cannot be reached from other hosts, and all ranks hang. GLOO_SOCKET_IFNAME lists exact
+names, separated by commas. NCCL_SOCKET_IFNAME lists prefixes, exact names after `=`, or excluded names after `^`
+(`^docker0` excludes docker0 only, so NCCL may take lo).
 
 Findings and their causes (an error for the library that the job uses, otherwise a warning):
 
@@ -62,7 +62,7 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One host: its interfaces (None: they cannot be listed), and the local addresses that its own name resolves to.
+    """A host's interfaces (None: they cannot be listed), and those of its addresses to which its own name resolves.
     `variables` holds GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME. `source_address` is the host's address on the route to
     MASTER_ADDR. `network_namespace` is the namespace's number; containers of a host may share one."""
 
@@ -128,7 +128,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on variables that select no usable interface, and on addresses that other hosts cannot use."""
+    """Findings on interfaces that cannot be listed, variables that select no usable one, and unusable addresses."""
     choices: list[Choice] = []
     for host, rows in data_by_host(seen):
         data = next(iter(rows.values()))
@@ -186,7 +186,7 @@ def _choice_finding(
 
 
 def _common_env(seen: Seen[Data]) -> Mapping[str, str]:
-    """Both variables, set to the interface that leads to MASTER_ADDR; empty if its name differs between hosts."""
+    """Both variables, set to the interface that leads to MASTER_ADDR; empty if its name differs or is not known."""
     routes = [net.interface_of(data.source_address, data.interfaces or ()) for data in seen.by_rank.values()]
     names = {route.name if route else "lo" for route in routes}
     return dict.fromkeys(_VARIABLES.values(), names.pop()) if len(names) == 1 and names != {"lo"} else {}
@@ -210,8 +210,8 @@ def _unusable_names(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
 
 
 def _named_interfaces(choice: Choice) -> list[tuple[str, net.Interface | None]]:
-    """The interface names in the variable, each with its interface (None: it does not exist). For NCCL, whose variable
-    holds a rule, the first interface that the rule allows; empty if NCCL can use one."""
+    """The interface names in the variable, each with its interface (None: it does not exist). NCCL's variable has a
+    rule: the list has the first interface that it allows (else the rule with None); it is empty if NCCL can use one."""
     if choice.library == "gloo":
         by_name = {interface.name: interface for interface in choice.interfaces}
         return [(name, by_name.get(name)) for name in net.gloo_interface_names(choice.variable_value)]
@@ -250,7 +250,7 @@ def _shared_address(seen: Seen[Data], address: str, choices: Sequence[Choice]) -
 def _unusable_address(
     seen: Seen[Data], choice: Choice, address: str, is_reached_by_offer: Mapping[tuple[int, str], bool]
 ) -> Iterator[Finding]:
-    """The finding on an address that other hosts cannot use, or that is not on the interface of the route to them."""
+    """The finding on an address that other hosts cannot use, or that is not on the interface that leads to rank 0."""
     name, interface = choice.host.name, net.interface_of(address, choice.interfaces)
     if is_loopback(address) or "%" in address:
         # RDZ002 reports a host's own name that resolves to loopback.
@@ -291,7 +291,7 @@ def _unusable_address(
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """Contribute to the report the interface that the job's sockets use on each host, and its speed."""
+    """Contribute the interface that the job's sockets use on each host, with its speed, or that they use no network."""
     if len(seen.world.hosts) == 1:
         return Contribution(inventory={rank: {"network": "not used (one host)"} for rank in seen.world.places})
     inventory, library = {}, net.library_of(seen.world.backend)

@@ -1,8 +1,8 @@
 """MASTER_PORT, as the job will use it.
 
 Every rank of a job connects to MASTER_ADDR:MASTER_PORT before anything else. So does one rank of each host in this
-check: it looks up MASTER_ADDR and connects, while rank 0 listens on the port and sends a random word, which proves that
-rank 0 answered. Under torchrun, torchrun's agent already listens on the port; then the ranks connect to the agent.
+check: it looks up MASTER_ADDR and connects. Rank 0 listens on the port meanwhile, and sends a random word, which proves
+that rank 0 answered. If torchrun's agent already listens on the port, the ranks connect to the agent.
 
 Findings and their causes, for all of which torch reports "client socket has timed out":
 
@@ -77,10 +77,10 @@ _RULES = "`nft list ruleset` or `iptables -L -n` shows"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The result of one host: `name` and `port` are its MASTER_ADDR and MASTER_PORT. `port_check` is the answer to the
-    connection, None if rank 0 could not listen, so that no rank connected. `is_own` says that the address belongs to
-    this host (None: no address). If rank 0 could not listen, its data have `error` (the errno's name) and `holder` (the
-    process that has the port, None if unknown)."""
+    """The result of one host. `name` and `port` are its MASTER_ADDR and MASTER_PORT. `port_check` is the result of its
+    connection. `is_own` says whether the connected address belongs to this host (None: no address). If rank 0 cannot
+    listen, no rank connects, and `port_check` is None. Rank 0's data then have `error`, the errno's name, and `holder`,
+    the process that has the port (None: not known)."""
 
     name: str
     port: int
@@ -96,7 +96,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Rank 0 listens, unless torchrun's agent does, and gives its random word to the others. Then all ranks connect."""
+    """Listen as rank 0 (unless torchrun's agent does), and give the others a random word. If this works, connect."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
         token = ctx.barrier(_AGENT).offer
@@ -131,7 +131,7 @@ def _connect(ctx: Context, name: str, port: int, token: str) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Plan one trial: a group with one rank of each host, rank 0 first."""
+    """Plan one trial of one group: one rank of each host, up to MAX_HOSTS, rank 0 first. None without rank 0."""
     leaders = [rank for group in scope_groups(Scope.HOST, seen.world) for rank in group]
     if seen.trials or 0 not in leaders:
         return ()
@@ -140,7 +140,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """The finding on rank 0's host if rank 0 cannot be reached even from there; else findings on the other hosts."""
+    """Findings on rank 0's host if it cannot use MASTER_PORT itself, else on the other hosts; also on untested ones."""
     answers = seen.by_rank
     first, first_host = answers.get(0), seen.world.host_name(0)
     if first is not None and first.error is not None:
@@ -209,7 +209,7 @@ def _not_listening(seen: Seen[Data], host: str, first: Data) -> Finding:
 
 def _unreachable_from_itself(seen: Seen[Data], host: str, first: Data, failure: str) -> Finding:
     """The finding on rank 0's host if it cannot connect to MASTER_ADDR:MASTER_PORT itself; `first` is its data."""
-    target = f"{first.name}:{first.port}{_address(first)}"
+    target = f"{first.name}:{first.port}{_address_text(first)}"
     if seen.trials[-1].params.get("agent_store") and failure == Reach.REFUSED.value:
         word, title = "no-agent", "no torchrun serves the store of env://"
         message = f"TORCHELASTIC_USE_AGENT_STORE is set, but no process serves torchrun's store at {target}."
@@ -227,7 +227,7 @@ def _unreachable_from_itself(seen: Seen[Data], host: str, first: Data, failure: 
     else:
         word, title = "elsewhere", f"MASTER_ADDR {first.name} is not rank 0's host"
         message = (
-            f"MASTER_ADDR is {first.name}{_address(first)}, but {host}, rank 0's host, does not have this address."
+            f"MASTER_ADDR is {first.name}{_address_text(first)}, but {host}, rank 0's host, does not have this address."
         )
         fix = f"{address_fix(host, first.port)} If it is a name: as root correct it in the DNS or in /etc/hosts."
     return seen.finding(word, title, message, hosts=[host], evidence=_evidence({host: first}), fix=fix)
@@ -240,7 +240,7 @@ def _self_connection(seen: Seen[Data], first_host: str, answers: Mapping[int, Da
     return seen.finding(
         "itself",
         f"MASTER_ADDR leads {names} to {'itself' if len(hosts) == 1 else 'themselves'}",
-        f"MASTER_ADDR {first.name}{_address(first)} is also an address of {names}. So the ranks there connect to "
+        f"MASTER_ADDR {first.name}{_address_text(first)} is also an address of {names}. So the ranks there connect to "
         f"their own host instead of {first_host}, rank 0's host.",
         links=[f"{host} -> {first_host}" for host in hosts],
         evidence=_evidence({seen.world.host_name(rank): data for rank, data in answers.items()}),
@@ -299,7 +299,7 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], word: str, *,
     return seen.finding(
         word,
         f"{names} cannot connect to MASTER_PORT {data.port}",
-        f"The connection to {data.name}:{data.port}{_address(data)}, where rank 0 listens on {first_host}, "
+        f"The connection to {data.name}:{data.port}{_address_text(data)}, where rank 0 listens on {first_host}, "
         f"{_RESULTS[word]}. {conclusion}",
         hosts=[first_host] if is_blamed else (),
         links=[f"{host} -> {first_host}" for host in hosts],
@@ -308,7 +308,7 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], word: str, *,
     )
 
 
-def _address(data: Data) -> str:
+def _address_text(data: Data) -> str:
     return f" ({data.address})" if data.address not in (None, data.name) else ""
 
 

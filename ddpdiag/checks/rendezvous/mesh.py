@@ -1,12 +1,12 @@
 """TCP between all hosts.
 
-gloo opens a connection between every two ranks, NCCL between many of them, each on a free port of its own; rank 0's
-port alone is not enough. So one rank of each host listens on such a port, at the address that a job would offer there,
-and all connect to all. Each connection sends a small message, one of 64 KiB, and 16 MiB for the rate; a host measures
-one rate at a time. If a link fails or is slow, all links are measured once more, and the better result counts. If ranks
-of several hosts waited for each other in a later check, the links are tested again at the end of the run, and links
-that fail then are reported, because a link may be cut during a run. More than 64 hosts are divided into groups of at
-most 64, and the measurement `mesh.pairs` shows how many pairs of hosts were tested.
+gloo opens a connection between every two ranks, and NCCL between many ranks. Each rank listens on a free port, so it is
+not enough that a firewall opens MASTER_PORT. In this check one rank of each host listens on a free port, at the address
+that the job would offer, and connects to all other hosts. Over each connection it sends a small message, then 64 KiB,
+then 16 MiB to measure the rate; a host measures one rate at a time. If a link fails, is slow or loses packets, all
+links are measured once more, and the better result counts. A link may also be cut during the run. So if ranks of
+several hosts waited for each other in a later check, the links are tested again at the end of the run. More than 64
+hosts are divided into groups of at most 64; the measurement `mesh.pairs` shows how many pairs of hosts were tested.
 
 Failing links are explained by their pattern. If all links from and to one host fail, or all in one direction, the host
 is named. Single failing links are named themselves. If links fail everywhere, no host is named, since the hosts share
@@ -128,7 +128,8 @@ def skip(seen: Seen[Any]) -> SkipReason | None:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Plan a measurement of all links, a second one if a link is bad, and a last one if a link may have been cut."""
+    """Plan a measurement of the links, a second one if a link is bad, and a last one if a link may have been cut. A
+    second one would show nothing new if no connection at all was accepted, so it is left out then."""
     groups = _groups([group[0] for group in scope_groups(Scope.HOST, seen.world)])
     params: dict[str, str | int | float | bool] = {"library": net.library_of(seen.world.backend)}
     if seen.is_last:
@@ -143,7 +144,6 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     has_failed = any(cell.offered_reach or failure_word(cell) for cell in cells)
     is_any_bad = has_failed or _missed_rates(seen, mesh) or _links_with_loss(seen, mesh)
     repetition = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
-    # If no connection at all is accepted, a repetition shows nothing new.
     return (repetition,) if is_any_bad and any(cell.reach is Reach.ACCEPTED for cell in cells) else ()
 
 
@@ -169,7 +169,8 @@ def _has_unexplained_wait(seen: Seen[Data]) -> bool:
 
 
 def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Groups of nearly the same size. Neighbouring hosts, which often share a switch, are put into different groups."""
+    """Divide the leaders (one rank of each host) into groups of nearly the same size; none for a single host. Hosts of
+    successive ranks often share a switch, so they are put into different groups."""
     number = -(-len(leaders) // MAX_HOSTS)
     groups = tuple(tuple(leaders[start::number]) for start in range(number))
     return tuple(group for group in groups if len(group) > 1)
@@ -228,9 +229,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _failed_links(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
-    """Findings on links on which no connection works, or on which large packets are lost. gloo connects any two ranks
-    in one direction only. So if gloo works, a link that fails in the other direction does no harm to a job over
-    gloo."""
+    """Findings on links on which no connection works, or on which large packets are lost. If a job over gloo works,
+    failed connections are only a warning: gloo connects two ranks in one direction only."""
     gloo_works = seen.world.backend == "gloo" and seen.job_backend_works
     bad = mesh.links_with(lambda cell: failure_word(cell) is not None)
     good = mesh.cells.keys() - bad
@@ -282,8 +282,8 @@ def _links_with_loss(seen: Seen[Data], mesh: Mesh) -> frozenset[Link]:
 
 
 def _missed_rate(seen: Seen[Data], mesh: Mesh, link: Link, usual: float | None) -> ExpectedRate | None:
-    """The first expected rate that the link does not reach, or None. `usual` is the rate that most hosts reach. A
-    threshold of 0 expects nothing."""
+    """The first expected rate that the link clearly misses; None if it misses none or has no rate. `usual` is the rate
+    that most hosts reach (None: not known). A setting of 0 expects nothing."""
     rate, ratio = mesh.cells[link].bytes_per_s, seen.setting("slow_ratio")
     wanted, least = seen.setting("expected_bytes_per_s"), seen.setting("least_bytes_per_s")
     if rate is None:
@@ -353,7 +353,8 @@ def _lossy_links(seen: Seen[Data], mesh: Mesh, slow: Set[Link]) -> Iterator[Find
 
 
 def _loses_traffic(seen: Seen[Data], subject: Subject) -> bool:
-    """Whether links to the job's addresses lost more than `lossy_share` in both measurements, and the job uses TCP."""
+    """Whether the median loss of the links is at least `lossy_share` in each of two measurements, at least one link was
+    measured at the address that the job uses, and NCCL uses no RDMA port in place of TCP."""
     # If NCCL uses RDMA ports, which HST006 records, the job's data do not go through TCP.
     port_readings = seen.of(check_by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
     uses_rdma = any(port.used_by_nccl for reading in port_readings for port in reading.ports)

@@ -1,9 +1,9 @@
 """Rendezvous over tcp, env and file.
 
-Before any collective the processes must find each other: through a TCP store at an address that the script names
-(`tcp://`), through the variables of the launcher (`env://`, which most scripts use; under torchrun it is the agent's
-store), or through a file that all ranks can see (`file://`). Each method is tested alone: the group is opened, passes
-one barrier and is closed. The table of ranks shows when each rank joined, counted from rank 0's start.
+Before any collective the processes must find each other. With `tcp://` they use a TCP store at an address that the
+script names. With `env://`, which most scripts use, the launcher's variables give the address; under torchrun it is
+that of the agent's store. With `file://` they use a file that all ranks can see. Each method is tested alone: the group
+is opened, passes one barrier and is closed. The table of ranks shows the seconds from rank 0's start to each join.
 
 Findings:
 
@@ -166,7 +166,7 @@ def _is_inconclusive(seen: Seen[Data], trial: Trial) -> bool:
 
 
 def _failure_cause(seen: Seen[Data], method: str) -> str:
-    """The first line of the error of a blamed rank, or a clause that the method did not finish in time."""
+    """The first line of the error of a blamed rank (of any rank if none is blamed); else a clause that time ran out."""
     numbers = {t.number for t in seen.trials if t.params["method"] == method}
     outcomes = [o for o in seen.outcomes if o.trial in numbers]
     blame = find_blame(outcomes)

@@ -1,7 +1,7 @@
 """The shared directory.
 
 A rendezvous by `file://` needs a directory that every host sees, can write to, and can lock files in. One rank of each
-host writes a small file there, locks it, and looks for the files of all other hosts. At the end each removes its file.
+host writes a small file there, locks it, looks for the files of the other hosts, and finally removes its own file.
 
 Findings and their causes:
 
@@ -76,9 +76,9 @@ _OTHER_FIX = (
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The shared directory as one host sees it. Errors of writing and locking are errno names, None without an error.
-    `missing_ranks`: their files were not found. `lock_is_local`: this host got a lock that the first host held
-    (None: not tested). `stores` are files of torch's FileStore; only rank 0's host searches for them."""
+    """The shared directory as one host sees it. `error` (of writing) and `lock_error` are names of errnos, or None.
+    `missing_ranks` are the ranks whose files were not found. `lock_is_local` says whether this host got a lock that the
+    first host held (None: not tested). `stores` are files of torch's FileStore; only rank 0 searches for them."""
 
     directory: str
     error: str | None = None
@@ -111,7 +111,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Plan one trial of one group: one rank of each host."""
+    """Plan one trial of one group: one rank of each host, at most MAX_HOSTS."""
     leaders = tuple(rank for group in scope_groups(Scope.HOST, seen.world) for rank in group)
     return () if seen.trials else (new_trial(seen, groups=(leaders[:MAX_HOSTS],)),)
 
@@ -121,7 +121,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Findings on hosts that cannot write, see files or lock, and on old FileStore files."""
+    """Findings on hosts that cannot write, see files or lock, on old FileStore files, and on hosts without a test."""
     answers = seen.by_rank
     yield from _unwritable(seen, answers)
     # Only files of hosts with a result count: a host whose trial failed may have removed its file.
@@ -157,7 +157,7 @@ def is_usable(seen: Seen[Data]) -> bool:
 
 
 def _hosts_to_blame(seen: Seen[Data], ranks: Sequence[int], host_count: int) -> tuple[str, tuple[str, ...]]:
-    """The hosts of these ranks in words, and the hosts to blame: none if all hosts fail, since they share the cause."""
+    """The hosts of these ranks in words, and the hosts to blame: none if all of several hosts share the cause."""
     names = seen.world.host_names(ranks)
     return ("every host", ()) if len(ranks) == host_count > 1 else (names_text(names), names)
 

@@ -1,12 +1,11 @@
 """This run, compared with an earlier one.
 
-With `--baseline FILE`, a recording or a JSON report of an earlier run of the same world, the figures of both are
-compared. A difference counts only beyond the noise that the repeats of both runs show, and beyond a share. The
-work of the median rank in a training step counts from 40 % on, and the quartiles of both runs must not overlap. The
-all-reduce counts from 50 % on, beyond twice the spread of the calls of either run (from the quickest to the 95th
-percentile), and the quickest call of one run must be slower than the 95th percentile of the other. Images per second in
-training have no repeats: a change by 50 % is reported and not judged. A rank or GPU that falls behind its peers is a
-finding of TRN003 or GPU012.
+`--baseline FILE` names a recording or a JSON report of an earlier run of the same world, to compare its figures with
+this run's. A difference counts only if it is larger than the noise of both runs, and than a share. For the work of the
+median rank in a training step the share is 40 %, and the quartiles of the runs must not overlap. For the all-reduce the
+share is 50 %, and the difference must exceed twice the spread of the calls in either run (from the quickest to the 95th
+percentile); the quickest call of one run must be slower than the 95th percentile of the other. Images per second have
+no repeats, so a change by 50 % is reported and not judged. A rank or GPU slower than its peers is TRN003's or GPU012's.
 
 Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that the ranks had at least 90 % of their cores
 in both runs; otherwise the report states that they were not.

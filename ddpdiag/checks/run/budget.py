@@ -99,7 +99,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each check in which a rank was still making progress at the deadline."""
+    """One finding for each check in which a rank still made progress at its deadline, if nothing else explains it."""
     reported: set[str] = set()
     for trial, outcomes, blame, _, no_rank_at_fault in failures(seen):
         # Lack of time is not the cause if a workaround (P2P003) or a limit of the host (HST004) explains the failure.

@@ -34,8 +34,8 @@ _ANOTHER_TORCH_FIX = "Install a torch that was built with this backend, or use a
 
 class Failure(NamedTuple):
     """The failure of one group of ranks in a trial. `causes` are findings of other checks that explain the failure.
-    `no_rank_at_fault`: they show that no rank is at fault, because they are about a workaround (P2P003) or a limit of
-    the host (HST004)."""
+    `no_rank_at_fault` says that the causes show that no rank is at fault, because they are about a workaround (P2P003)
+    or a limit of the host (HST004)."""
 
     trial: Trial
     outcomes: Sequence[Outcome]
@@ -66,7 +66,7 @@ class Failure(NamedTuple):
 
 
 def failure_finding(seen: Seen[Nothing], failure: Failure) -> Finding:
-    """The finding on a failure. Its severity is lower if another error is the cause, or if the job is not concerned."""
+    """The finding on a failure: a note if another error explains it, a warning if it does no harm, or an error."""
     if failure.is_explained:
         finding = _explained_finding(seen, failure)
     elif known := _known_error_finding(seen, failure):

@@ -55,8 +55,8 @@ _ANSWER_TEXTS = {
 
 
 class Loss(NamedTuple):
-    """The lost ranks of one host, by its name: the event of each lost rank. `is_whole`: all ranks of the host were lost
-    at about the same time."""
+    """The lost ranks of the host `name`. `events` has the event of each lost rank. `is_whole` says whether all ranks of
+    the host were lost at about the same time."""
 
     name: str
     events: Mapping[int, Event]
@@ -109,7 +109,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
-    """The losses by host. The first event about a rank counts, unless a later event adds whether the host answered."""
+    """The losses by host. A rank's first event counts, unless a later one adds whether its host answered a connect."""
     events: dict[int, Event] = {}
     for event in seen.recording.events:
         if event.kind is EventKind.LOST and event.rank is not None:

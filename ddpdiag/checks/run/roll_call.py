@@ -40,7 +40,7 @@ _LOOPBACK = ("localhost", "127.", "::1")
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for all ranks that never joined."""
+    """One finding for all ranks that never joined; none if all joined."""
     events = {e.rank: e for e in seen.recording.events if e.kind is EventKind.ABSENT and e.rank is not None}
     absent = sorted(events)
     if not absent:
@@ -48,7 +48,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     who = ranks_text(absent)
     seconds = max(event.seconds for event in events.values())
     layout_hosts = _layout_hosts(seen, absent)
-    hosts = _distinct(layout_hosts, absent)
+    hosts = _known_hosts(layout_hosts, absent)
     blamed, doubt = _blamed_ranks(seen, absent, layout_hosts)
     belong = "It belongs" if len(absent) == 1 else "They belong"
     location = f" {belong} on {names_text(hosts)}." if hosts else ""
@@ -65,14 +65,14 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {seconds:.0f} s; {who} did not."
         f"{location}{doubt}",
         ranks=blamed,
-        hosts=_distinct(layout_hosts, blamed),
+        hosts=_known_hosts(layout_hosts, blamed),
         evidence={"came": len(seen.world.arrivals), "expected": seen.world.size, "waited_seconds": round(seconds, 1)},
         fix=fix,
     )
 
 
 def _layout_hosts(seen: Seen[Nothing], absent: Sequence[int]) -> dict[int, str]:
-    """The hosts of absent ranks by the launcher's layout of ranks; empty if it is wrong for a rank that joined."""
+    """The hosts of absent ranks in the launcher's layout; empty if it is unknown, or wrong for a rank that joined."""
     layout, places = seen.recording.header.layout, seen.world.places
     if len(layout) != seen.world.size:
         return {}
@@ -80,8 +80,8 @@ def _layout_hosts(seen: Seen[Nothing], absent: Sequence[int]) -> dict[int, str]:
     return {rank: layout[rank] for rank in absent} if is_right else {}
 
 
-def _distinct(layout_hosts: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
-    """The hosts of these ranks, each once; ranks without a known host are left out."""
+def _known_hosts(layout_hosts: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
+    """The known hosts of these ranks, each once."""
     return tuple(dict.fromkeys(layout_hosts[rank] for rank in ranks if rank in layout_hosts))
 
 

@@ -7,9 +7,9 @@ torch.distributed although no collective was posted yet. The other ranks only wa
 is a consequence of another rank's end and blames no rank; so is "illegal memory access" after the end of a peer.
 
 If RDZ002, RDZ003 or RDZ004 found that hosts of the check do not reach each other, a rank that waits at another step
-than the others is not blamed, and the finding names the hosts or links that these checks name. So it does if all ranks
-hang at the same step and RDZ004 found a slow link between their hosts, or if they hang while they create NCCL process
-groups whose classes differ (LCH002). A failure over gloo is a warning if the job uses another backend, which works.
+than the others is not blamed. The finding then names the hosts or links of those checks. The same holds if all ranks
+hang at one step and RDZ004 found a slow link between their hosts, or if they hang while they create NCCL process groups
+of different classes (LCH002). A failure over gloo is only a warning if the job uses another backend that works.
 
 Findings and their causes:
 
@@ -109,8 +109,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 def _findings_with_failures(seen: Seen[Nothing]) -> Iterator[tuple[Finding, list[Failure]]]:
     """Yield one finding for each kind of failure, with all failures of this kind. Failures are of one kind if they have
-    the same word and the same blamed ranks, and concern the job alike. A trial that did not finish in time (RUN004) is
-    not reported as failed, because its result is not known."""
+    the same word and blamed ranks, and if all or none of them harm the job. A trial that did not finish in time
+    (RUN004) is left out, because its result is not known."""
     failures_by_kind: dict[tuple[str, tuple[int, ...], bool], list[Failure]] = {}
     for failure in failures(seen):
         trial, outcomes, blame, _, no_rank_at_fault = failure
@@ -140,7 +140,7 @@ def _causes_of_trial(seen: Seen[Nothing], trial: Trial, outcomes: Sequence[Outco
 
 
 def failures(seen: Seen[Nothing]) -> Iterator[Failure]:
-    """Yield a failure for each group that failed in a trial, unless the loss of a rank explains it (RUN002)."""
+    """Yield each failure of a group, except in trials that may fail, and failures by the loss of a rank (RUN002)."""
     lost_ranks = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     by_rank = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
@@ -163,8 +163,8 @@ def failures(seen: Seen[Nothing]) -> Iterator[Failure]:
 
 
 def network_errors(seen: Seen[Nothing]) -> tuple[Finding, ...]:
-    """Errors about links that carry no data (RDZ004), then about addresses that other ranks cannot reach (RDZ002,
-    RDZ003)."""
+    """Errors about links that carry no data or no large packets (RDZ004), then about names and addresses that other
+    ranks cannot use (RDZ002, RDZ003)."""
     findings = (finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code))
     errors = (finding for finding in findings if finding.severity is Severity.ERROR)
     return tuple(error for error in errors if error.code not in (_SLOW_LINK, _LOSSY_LINK))
@@ -183,7 +183,8 @@ def findings_between(findings: Sequence[Finding], hosts: Set[str]) -> tuple[Find
 
 
 def _is_caused_by_loss(lost_ranks: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
-    """Whether the group failed because of its lost ranks. A rank that sent an outcome was lost only later."""
+    """Whether the group failed because of its `lost_ranks`: only they are blamed; or one of them sent no outcome, and
+    no rank is blamed or all failed ranks report another rank's end. A rank that sent an outcome was lost later."""
     if blame.ranks and lost_ranks.issuperset(blame.ranks):
         return True
     silent = lost_ranks - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
@@ -234,7 +235,7 @@ def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
             )
 
 
-def _concerns(seen: Seen[Nothing]) -> Iterator[MovedFinding]:
+def _moved_findings(seen: Seen[Nothing]) -> Iterator[MovedFinding]:
     """Show each finding under the checks of its failed trials, with the number of affected ranks."""
     for finding, of_one_kind in _findings_with_failures(seen) if seen.findings else ():
         for failure in of_one_kind:
@@ -253,8 +254,7 @@ def _concerns(seen: Seen[Nothing]) -> Iterator[MovedFinding]:
 
 
 def report(seen: Seen[Nothing]) -> Contribution:
-    """Show each finding under the checks whose trials it is about."""
-    return Contribution(moved_findings=tuple(_concerns(seen)))
+    return Contribution(moved_findings=tuple(_moved_findings(seen)))
 
 
 # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
