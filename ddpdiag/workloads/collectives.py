@@ -1,4 +1,4 @@
-"""All-reduces and broadcasts with known values: their seconds on this rank, and the ranks whose values are wrong."""
+"""All-reduces and broadcasts over the open process group, which are timed on this rank or checked for wrong values."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class AllReduceCheck(NamedTuple):
 
 
 def connect(ctx: Context, device: torch.device) -> None:
-    """Run a group's first all-reduce, in which NCCL connects its ranks, and add its seconds to the timing `group`."""
+    """Run the group's first all-reduce, which connects the ranks. Times `group` and, except for gloo, CONNECT_STEP."""
     begin = time.perf_counter()
     ctx.step(f"{CONNECT_STEP}: post")
     work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
@@ -63,7 +63,7 @@ def check_all_reduce(ctx: Context, size: int, device: torch.device) -> AllReduce
 def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[int, int]) -> list[float]:
     """Run all-reduces of `size` bytes per rank, and return the seconds of each timed one on this rank.
 
-    `calls` are the numbers of untimed and of timed all-reduces. All ranks use the smallest numbers of any rank.
+    `calls` are the numbers of untimed and of timed all-reduces. Each is reduced to the smallest number of any rank.
     """
     label = f"all_reduce {size} B"
     ctx.step(f"{label}: agree on the number of calls")
@@ -89,7 +89,7 @@ def minima_over_ranks(numbers: Sequence[int], device: torch.device) -> list[int]
 
 
 def is_true_on_any_rank(ctx: Context, condition: bool) -> bool:
-    """Whether `condition` is true on any rank. Uses the store, because a collective may give wrong values."""
+    """Whether `condition` is true on any rank. Uses the store: an all-reduce may be wrong. All ranks call it."""
     ctx.step("compare results")
     store = dist.PrefixStore(f"ddpdiag-notes-{ctx.trial.number}", _get_default_store())
     store.add("true", int(condition))
@@ -101,8 +101,8 @@ def is_true_on_any_rank(ctx: Context, condition: bool) -> bool:
 def check_broadcasts(ctx: Context, size: int, device: torch.device, max_senders: int) -> tuple[int, tuple[int, ...]]:
     """Let one rank after the other broadcast its `pattern`. Returns the number of senders, and the wrong senders.
 
-    A sender is wrong if this rank received other values. Rank 0's `max_senders` limits the number of senders. A sender
-    checks its own copy as well.
+    A sender is wrong if its values differ from its `pattern` on this rank. A sender also checks its own copy. Rank 0's
+    `max_senders` limits the number of senders.
     """
     count, wrong = max(1, size // 4), []
     store = dist.PrefixStore(f"ddpdiag-broadcasts-{ctx.trial.number}", _get_default_store())

@@ -42,7 +42,7 @@ COPY_BYTES, COPY_BYTES_ON_CPU = 256 << 20, 32 << 20
 
 
 def measure_rates(ctx: Context, device: torch.device) -> Compute:
-    """Measure the rates of products and copies on `device`. If that fails, `why_unmeasured` is the reason."""
+    """Measure the rates of products and copies. If cuBLAS fails or memory is full, `why_unmeasured` is the reason."""
     ctx.step(CONTEXT_STEP)
     description = describe(device)
     result = Compute(
@@ -70,7 +70,7 @@ def measure_rates(ctx: Context, device: torch.device) -> Compute:
 
 
 def start_cublas(device: torch.device) -> str:
-    """Start cuBLAS, without which a GPU cannot multiply at full speed. Returns "", or why it does not start."""
+    """Start cuBLAS, which a GPU needs for fast products. Returns cuBLAS's error or "". Raises errors of CUDA."""
     if device.type != "cuda":
         return ""
     torch.zeros(1, device=device)  # creates the CUDA context, to which the handle of cuBLAS belongs
@@ -84,7 +84,7 @@ def start_cublas(device: torch.device) -> str:
 
 
 def _add_product_rates(ctx: Context, device: torch.device, gpu: GpuMonitor, result: Compute) -> Compute:
-    """Return `result` with the rate of each batch of products and the GPU's load during it."""
+    """Return `result` with the rate of each batch of products, and the GPU's load during each batch."""
     # Tensor cores multiply bf16 from Ampere on.
     has_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
     dtype = torch.bfloat16 if has_bf16 else torch.float16
@@ -132,7 +132,7 @@ def _copy_rates(device: torch.device, target_seconds: float) -> tuple[float, ...
 def _time_calls(
     device: torch.device, calls: int, work: Callable[[], object], while_busy: Callable[[], object] = lambda: None
 ) -> float:
-    """Run `work` `calls` times: the seconds. `while_busy` is called once while a GPU works, and never on a CPU."""
+    """Run `work` `calls` times, and return the total seconds. Calls `while_busy` once while a GPU works."""
     synchronize(device)
     if device.type != "cuda":
         begin_seconds = time.perf_counter()

@@ -1,13 +1,13 @@
 """Copies between GPUs and the host's memory: their rates, and whether the copied words are correct.
 
 Every 32-bit word of a copy depends on its position and on the link, so that missing, shifted and stale words are found.
-The first and the last copy over each link are checked. Before each of the two, wrong words are written to the target.
+The first and the last copy over each link are checked. Before them, wrong words are written to the target.
 
 A job measures the copy from one GPU to another, or both links between a GPU and the host. A step is announced before
 each link, and results are reported after each job, so that a hang names its GPUs and loses no earlier results.
 
-A copy through the host cannot be faster than the links of its two GPUs to the host, which are measured first. So
-it is measured only if the direct copy is slower than these links, gives wrong words, or has no peer access.
+A copy through the host cannot be faster than the links of its two GPUs to the host, which are measured first. So a
+copy through the host is measured only if the direct copy is slower than these links, wrong, or without peer access.
 """
 
 import os
@@ -94,7 +94,7 @@ class CudaDevices:
         return Buffer(gpu, torch.empty(count, dtype=torch.int32, device=torch.device("cuda", gpu)))
 
     def host_buffer(self, gpu: int, count: int) -> Buffer:
-        """Pinned memory on the GPU's NUMA node. It stays allocated, lest torch reuse it for a GPU of another node."""
+        """Pinned memory on the GPU's NUMA node. It stays allocated: else torch could reuse it for another node."""
         pci, root = self.properties(gpu).pci, sys_root(os.environ)
         node = slot_of(pci, root).numa_node if pci else None
         if node not in self._host_buffers or len(self._host_buffers[node].words) < count:
@@ -107,7 +107,7 @@ class CudaDevices:
         target.words.copy_(source.words, non_blocking=True)
 
     def copy_through_host(self, source: Buffer, target: Buffer) -> None:
-        """Start a copy by way of two pieces of pinned memory in turn. The source's stream waits for the copy's end."""
+        """Start a copy through two alternating pieces of pinned memory, for whose end the source's stream waits."""
         if not self._pieces:
             self._pieces = tuple(self.buffer(None, _PIECE_WORDS).words for _ in range(2))
         source_stream, target_stream = torch.cuda.current_stream(source.gpu), torch.cuda.current_stream(target.gpu)
@@ -159,7 +159,7 @@ def measure_copies(
 ) -> Copies:
     """Run all jobs, or only `selected_jobs`, and report the results after each. Stop shortly before the trial's end.
 
-    A copy through the host is omitted if the direct copy reaches `indirect_ratio` of the rate of the links to the host.
+    A copy through the host is omitted if a correct peer copy reaches `indirect_ratio` of the links to the host.
     """
     gpus: list[GpuCopies] = []
     for gpu in range(devices.count):
@@ -205,7 +205,7 @@ class _Link(NamedTuple):
         return self.devices.time_work(gpu, work) / calls
 
     def check_copies(self, count: int, calls: int) -> tuple[float, int]:
-        """Write wrong words to the target, then copy. Returns the mean seconds of a copy, and the wrong words."""
+        """Write wrong words to the target, then copy. Returns the mean seconds, and the number of wrong words."""
         words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
         words.copy_(_expected_words(words, *ends).bitwise_not_())  # every word differs from the expected one
         seconds = self.time_copies(count, calls)
@@ -221,7 +221,7 @@ class _JobMeasurement(NamedTuple):
     indirect_ratio: float
 
     def run_job(self, results: Copies, job: Job) -> Copies:
-        """Run one job, and return `results` with the job's result added."""
+        """Run one job, and return `results` with its result. A pair is in `refused` if CUDA has no peers left."""
         if len(job) == 1:
             new = self._measure_host_links(results.gpus[job[0]])
             return structs.replace(results, gpus=tuple(new if new.index == g.index else g for g in results.gpus))
@@ -259,9 +259,9 @@ class _JobMeasurement(NamedTuple):
         return structs.replace(pair, through_host_bytes_per_s=rate, wrong_through_host=wrong)
 
     def _measure_link(self, source: Buffer, target: Buffer, copy: Copy) -> tuple[float, int, int]:
-        """Check one copy, time several batches of copies, and check the last copy of the last batch.
+        """Check one copy, time batches of copies, and check the last copy of the last batch.
 
-        Returns the rate in bytes/s, the words in a copy, and the wrong words in the worse of the two checked copies.
+        Returns the highest rate in bytes/s, the words in a copy, and the wrong words in the worse checked copy.
         """
         link = _Link(self.devices, copy, source, target)
         count = self._choose_word_count(link)

@@ -1,4 +1,4 @@
-"""The device that a rank uses with a backend, the nominal rates of its links, and an exact product on each device."""
+"""A rank's device for a backend, the nominal rates of the device's links, and an exact product on each device."""
 
 import os
 import time
@@ -38,13 +38,13 @@ class Device(NamedTuple):
 
 
 def device_type(backend: str) -> str:
-    """The torch device type of a backend: from `_DEVICE_TYPES`, else the first type of the backend's registration."""
+    """The torch device type of a backend: from `_DEVICE_TYPES`, else the type that it registered first, else "cpu"."""
     registered = dist.Backend.backend_capability.get(backend, [])
     return _DEVICE_TYPES.get(backend) or next(iter(registered), "cpu")
 
 
 def choose_device(backend: str, local_rank: int | None) -> torch.device:
-    """Select the rank's device: for most backends an accelerator (RuntimeError if torch sees none), else the CPU."""
+    """Return the rank's device: the CPU, or an accelerator, which becomes current (RuntimeError if torch sees none)."""
     kind = device_type(backend)
     if kind == "cpu":
         return torch.device("cpu")

@@ -1,8 +1,8 @@
 """Opening, keeping and closing the process group of a trial.
 
-The group's first rank opens a store on a free port. `Context.barrier` sends its address to the other ranks, and only
-then they connect. Without the barrier torch's client would retry with growing pauses, which costs half a second per
-group (measured, torch 2.13, loopback).
+The group's first rank opens a store on a free port. `Context.barrier` sends the store's address to the other ranks,
+which connect only then. Without the barrier torch's client would retry with growing pauses, which costs half a second
+per group (measured, torch 2.13, loopback).
 """
 
 import os
@@ -34,7 +34,7 @@ _MAX_STALE_KEYS = 3
 
 
 def group_timeout(ctx: Context) -> timedelta:
-    """The time-out of a group, which is longer than this trial and than the run, because later trials may share it."""
+    """The time-out of a group: longer than this trial and the run, because later trials may share the group."""
     return timedelta(seconds=max(ctx.trial.limit_seconds, ctx.options.budget_seconds) + _BEYOND_DEADLINE_SECONDS)
 
 
@@ -63,10 +63,10 @@ _kept_backends: set[str] = set()
 def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     """Open the default process group over the trial's group of ranks, and yield this rank's device.
 
-    A group over all ranks stays open, and the next trial over all ranks shares the group and its communicator, which
-    NCCL needs seconds to create. Rank 0 replaces the workers if a rank does not have the group, or if a trial needs
-    another group (`KeptGroup`). Groups of gloo are closed: they open in milliseconds, and an open one would prevent a
-    group of NCCL. Raises AbsentBackend if torch has no such backend.
+    Unless the backend is gloo, a group over all ranks stays open. The next trial over all ranks shares the group and
+    its communicator, which NCCL needs seconds to create. Rank 0 replaces the workers if a rank does not have the group,
+    or if a trial needs another group (`KeptGroup`). Groups of gloo are closed: they open in milliseconds, and an open
+    group of gloo would prevent one of NCCL. Raises AbsentBackend if torch has no such backend.
     """
     if (absent := backend_error(backend)) is not None:
         raise absent
@@ -129,11 +129,11 @@ def _enable_nccl_log(ctx: Context) -> None:
 
 
 def close_group() -> None:
-    """Destroy the default group, and its backend's Python object last, to avoid a deadlock.
+    """Destroy the default group, and the Python object of the group's backend last, to avoid a deadlock.
 
     In torch 2.6 and 2.7 the destructor of the group holds the GIL and waits for gloo's threads. Such a thread needs the
     GIL to drop the last reference to a tensor: a deadlock (2.9 has none). The destructor of the backend's Python object
-    releases the GIL (IntrusivePtrNoGilDestructor in torch's init.cpp), so this object must hold the last reference.
+    releases the GIL (IntrusivePtrNoGilDestructor in torch's init.cpp), so this object must be destroyed last.
     """
     group = dist.group.WORLD
     # For a backend written in Python, the backend's object is the group itself.
@@ -174,7 +174,7 @@ def try_rendezvous(ctx: Context, method: str, backend: str, nonce: str) -> Rende
     """Open the default group with a rendezvous by `method` ("tcp", "env" or "file"), run a barrier, close the group.
 
     The ranks first wait for each other, so `seconds` is the time of the rendezvous alone. If `nonce` is not empty,
-    files are created in the folder of the shared directory whose name ends with `nonce`.
+    method "file" creates its file in the folder of the shared directory whose name ends with `nonce`.
     """
     choose_device(backend, ctx.place.local_rank)
     if method == "env" and ctx.trial.params.get("agent_store"):

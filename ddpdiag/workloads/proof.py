@@ -38,7 +38,7 @@ _SUMS_PER_SKETCH = 4
 
 
 def proof_network(device: torch.device) -> nn.Sequential:
-    """The network of TRN001 with GroupNorm, GELU and mean pooling. Every rank draws the same first weights."""
+    """The network of `training`, but with GroupNorm, GELU and mean pooling. Every rank draws the same first weights."""
     torch.manual_seed(SEED)
     return network(partial(nn.GroupNorm, 4), nn.GELU, nn.AvgPool2d).to(device)
 
@@ -83,14 +83,14 @@ def without_tf32() -> Iterator[None]:
 
 
 def shard(rank: int) -> range:
-    """The indices of the images that a rank has in this step."""
+    """The indices of the images that `rank` has in the compared step."""
     return range(rank * IMAGES_PER_RANK, (rank + 1) * IMAGES_PER_RANK)
 
 
 def ranks_to_verify(rank: int, world_size: int) -> list[int]:
     """The ranks (two, or fewer in a small world) whose gradients `rank` computes again, likely on other hosts."""
-    steps = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
-    return [(rank + step) % world_size for step in sorted(steps) if step < world_size]
+    distances = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
+    return [(rank + distance) % world_size for distance in sorted(distances) if distance < world_size]
 
 
 def compute_gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """The seconds of each phase of a training step on this rank, which show the rank that the other ranks wait for.
 
-All ranks finish an all-reduce together, so the last rank to start it spends the least time in it. DDP runs it during
-the backward pass. These steps run and time it after the backward pass (`no_sync`).
+All ranks finish an all-reduce together, so the last rank to start it spends the least time in it. DDP runs its
+all-reduces during the backward pass. The timed steps run one all-reduce after the backward pass instead (`no_sync`).
 
 The gradients of a small network say nothing about bandwidth, so a message as large as a bucket of DDP is timed as well.
 """
@@ -53,7 +53,7 @@ def time_steps(ctx: Context, digits: Digits, device: torch.device, windows: int)
 def time_step(
     ctx: Context, model: DistributedDataParallel, optimizer: Optimizer, digits: Digits, step: int, device: torch.device
 ) -> Window:
-    """Run one step, with the gradients averaged after the backward pass, and return the seconds of each phase."""
+    """Run one step, with the gradients averaged after the backward pass. Returns the phases' seconds and core share."""
     moments: list[float] = []
 
     def lap() -> None:
@@ -94,14 +94,14 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def mean_window(timed_steps: list[Window]) -> Window:
-    """The mean of each figure over some steps."""
+    """The mean of each field of `Window` over these steps."""
     return Window(*(fmean(getattr(step, name) for step in timed_steps) for name in Window.__struct_fields__))
 
 
 def measure_overlap(
     ctx: Context, model: DistributedDataParallel, optimizer: Optimizer, digits: Digits, device: torch.device
 ) -> float | None:
-    """Run ordinary steps: the share of communication that the backward pass hides, or None if DDP does not log it."""
+    """Run ordinary steps. Returns the share of communication hidden by the backward pass; None if DDP logs none."""
     ctx.step("ordinary steps, for the overlap")
     model._set_ddp_runtime_logging_sample_rate(1)
     for step in range(_OVERLAP_STEPS):
@@ -117,7 +117,7 @@ def measure_overlap(
 
 
 def time_bucket(ctx: Context, device: torch.device) -> tuple[int, float]:
-    """Time all-reduces of a DDP bucket (of less on a slow network). Returns the bytes, and the shortest seconds."""
+    """Time all-reduces of a bucket's bytes, or fewer on a slow network. Returns the bytes, and the shortest seconds."""
     ctx.step("a small bucket")
     seconds = shortest_all_reduce(_MIN_BUCKET_BYTES, 2, device)
     affordable = int(_MIN_BUCKET_BYTES * _BUCKET_SECONDS / max(seconds, 1e-6))

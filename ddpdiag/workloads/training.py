@@ -1,4 +1,4 @@
-"""Training with DistributedDataParallel, from the first weight to the last metric.
+"""A training with DistributedDataParallel, and the evaluation of the trained network.
 
 The ConvNet of the classic MNIST tutorials learns handwritten digits for a fixed number of steps, over a process group
 that is already open. The code is that of an ordinary training script with one process per GPU.

@@ -177,7 +177,7 @@ class Culprit(NamedTuple):
 
 
 def find_culprit(rows: Mapping[int, Data]) -> Culprit:
-    """Find the ranks or links that corrupt values, from the broadcasts or, if all are right, from the sums."""
+    """Find the ranks or links that corrupt values: by the broadcasts, or by the sums if all broadcasts are right."""
     senders = min(data.senders for data in rows.values())
     if corrupted_ranks := tuple(rank for rank, data in sorted(rows.items()) if rank in data.wrong_from):
         return Culprit("its values are corrupted in its own memory, before they are sent", corrupted_ranks)
@@ -215,7 +215,7 @@ def _busbw(data: Data) -> float:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """Each rank's bus bandwidth and latency over the last backend that was measured, which is the job's."""
+    """Each rank's bus bandwidth and latency over the last backend that worked, usually the job's."""
     return {
         row.place.rank: {"busbw_bytes_per_s": _busbw(data), "latency_seconds": data.small_seconds.median}
         for row in seen.rows

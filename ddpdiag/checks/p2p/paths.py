@@ -1,10 +1,10 @@
 """Paths between the GPUs of a host.
 
-NCCL sends from GPU to GPU over NVLink or, peer to peer (P2P), over PCIe, and where neither is possible through shared
+NCCL sends from GPU to GPU over NVLink or, peer to peer (P2P), over PCIe. If neither is possible, NCCL uses shared
 memory of the host, at a fraction of the speed. This check asks NVML how each pair is connected and whether P2P is
-allowed, and looks for what breaks P2P although NVML allows it: ACS (Access Control Services) on a PCIe bridge, which
-sends all traffic between peers up to the processor, and an IOMMU that translates it. NCCL then hangs at 100 % GPU
-utilisation, is slow, or sums wrong values. P2P002 tests whether copies work.
+allowed. It also looks for what breaks P2P although NVML allows it: ACS (Access Control Services) on a PCIe bridge,
+which sends all traffic between peers up to the processor, and an IOMMU that translates the addresses of this traffic.
+NCCL then hangs at 100 % GPU utilisation, is slow, or sums wrong values. P2P002 tests whether copies work.
 
 The names are those of `nvidia-smi topo -m`: NV18 for 18 NVLinks, PIX for one PCIe switch, PXB for several, PHB for the
 processor's host bridge, NODE for several of one NUMA node, SYS for another socket. Different paths between GPUs of one
@@ -83,7 +83,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Pair(NamedTuple):
-    """Two GPUs of a host, with the path from `one` to `other` and the reverse path; None if no rank sees both GPUs."""
+    """Two GPUs of a host, with the paths from `one` to `other` and back (None if no rank sees both GPUs)."""
 
     one: Gpu
     other: Gpu
@@ -92,7 +92,6 @@ class Pair(NamedTuple):
 
     @property
     def known_paths(self) -> tuple[GpuPath, ...]:
-        """The paths that NVML was queried for."""
         return tuple(path for path in (self.forward, self.reverse) if path is not None)
 
     @property
@@ -174,7 +173,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
 
 
 def status_of(path: GpuPath) -> P2P | None:
-    """The worst P2P status of reading, writing and NVLinks that a registry key disables; None if NVML reports none."""
+    """The path's P2P status: the first problem of reading, writing or disabled NVLinks, else OK; None if not known."""
     reported = [P2P(status) for status in (path.read, path.write) if status is not None]
     if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
         reported.append(P2P.DISABLED_BY_REGKEY)
@@ -204,7 +203,7 @@ def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
 
 
 def _host_paths(host: Host, answers: Sequence[Data], job_gpus: set[str] | None, nccl_version: str | None) -> HostPaths:
-    """The paths of one host. `job_gpus` are UUIDs of the GPUs to include; None: all, since GPU003 has no data of it."""
+    """The paths of one host. `job_gpus` are UUIDs of the GPUs to include (None: all, if GPU003 has no data)."""
     rank_paths = [row.paths for row in answers]
     all_gpus = _unique_in_bus_order(gpu for paths in rank_paths for gpu in paths.gpus if gpu.error is None)
     gpus = tuple(gpu for gpu in all_gpus if job_gpus is None or gpu.uuid is None or gpu.uuid in job_gpus)
@@ -230,7 +229,7 @@ def _host_paths(host: Host, answers: Sequence[Data], job_gpus: set[str] | None, 
 
 
 def _unique_in_bus_order(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Each GPU once, sorted by PCI address. If ranks' indices (from 0) repeat, the position becomes the index."""
+    """Each GPU once, sorted by PCI address. Positions replace indices if two GPUs of different ranks have one index."""
     ordered = sorted({_key(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: (gpu.pci or "", gpu.index))
     if len({gpu.index for gpu in ordered}) == len(ordered):
         return tuple(ordered)
@@ -273,7 +272,6 @@ def _gpus_of(pairs: Iterable[Pair]) -> list[Gpu]:
 
 
 def _status_text(status: P2P) -> str:
-    """A status in words, such as "disabled by a registry key"."""
     return status.name.replace("_", " ").lower().replace("gpu", "GPU").replace("regkey", "a registry key")
 
 
@@ -291,7 +289,7 @@ def measure(ctx: Context) -> Data:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip if GPU002 does, or if no host has two GPUs. The GPUs of all ranks count: a rank may see only its own."""
+    """Skip if GPU002 is skipped, or if no host has two GPUs. Counts all ranks' GPUs, as a rank may see only its own."""
     arrivals = seen.world.arrivals
     has_pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in seen.world.hosts.values())
     return devices.skip(seen) or inapplicable(None if has_pairs else "no host has two GPUs")
@@ -357,7 +355,7 @@ def disabled_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 
 
 def acs_findings(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """The finding on bridges that redirect GPU traffic (unless virtual), or on an IOMMU that translates addresses."""
+    """The finding on bridges (outside virtual machines) that redirect GPU traffic, or on a translating IOMMU."""
     bus = paths.surroundings
     bridges_by_pair = [(pair, bus.bridges_between(pair.one.pci, pair.other.pci)) for pair in paths.pcie_pairs]
     bridges = dict.fromkeys(bridge for _, between in bridges_by_pair for bridge in between if bridge.redirects)

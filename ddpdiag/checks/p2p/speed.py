@@ -1,14 +1,14 @@
 """An all-reduce that is much slower than NCCL's path allows.
 
 NCCL's log (P2P004) shows the path between the ranks, and NVML shows the rate of its links. If the all-reduce of COL001
-over nccl stays below `far_ratio` of this rate, it is measured once more, with a larger message (128 MiB, or less if
-that takes long). If the all-reduce of COL001 is fast enough, nothing more is measured. Short messages are bound by
-latency, so the time of a call of 4 bytes is subtracted.
+over nccl stays below `far_ratio` of this rate, it is measured once more, with a larger message: 128 MiB, more for many
+ranks, or less if that takes long. If the all-reduce of COL001 is fast enough, nothing more is measured. Short messages
+are bound by latency, so the time of a call of 4 bytes is subtracted.
 
 The finding is an error if both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
-cores. Else it is a warning, which states what is missing. If the second measurement is fast enough, it is a note. If
-NCCL copies directly between GPUs (P2P) and stays slow, a last measurement with NCCL_P2P_DISABLE=1 shows whether direct
-copies are the cause. For TCP sockets and gloo no rate is expected, because their speed depends on the hosts' cores.
+cores. Else it is a warning, which states what is missing, or a note if only the first measurement is slow. If NCCL
+copies directly between GPUs (P2P) and stays slow, a last measurement with NCCL_P2P_DISABLE=1 shows whether these copies
+are the cause. For TCP sockets and gloo no rate is expected, because their speed depends on the hosts' cores.
 
 Findings:
 
@@ -104,9 +104,9 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Path(NamedTuple):
-    """NCCL's path: the bus bandwidth that it should reach, its bottleneck, and in words how it was derived (`source`).
+    """NCCL's path: its bottleneck, the bus bandwidth that it should reach, and the origin of this value in words.
 
-    `transports` are names in NCCL's log, such as "P2P/CUMEM". `log_covers_all_ranks`: it shows a path of every rank.
+    `transports` are names in NCCL's log, such as "P2P/CUMEM". `log_covers_all_ranks`: the log shows every rank's path.
     """
 
     busbw_bytes_per_s: float
@@ -122,7 +122,7 @@ class Path(NamedTuple):
 
 
 class AllReduceTime(NamedTuple):
-    """The seconds of an all-reduce (the shortest call of the slowest rank), and of one of a few bytes (the latency)."""
+    """The seconds of an all-reduce (the shortest call of the slowest rank), and the latency of a call of 4 bytes."""
 
     size_bytes: int
     ranks: int
@@ -134,7 +134,7 @@ class AllReduceTime(NamedTuple):
         return busbw("all_reduce", self.size_bytes, self.seconds, self.ranks)
 
     def share_of(self, expected_bytes_per_s: float) -> float:
-        """The reached share of the expected rate, with the latency subtracted; infinity if no time or rate is left."""
+        """The reached share of the expected rate, without the latency; infinity if no time or expected rate is left."""
         transfer_seconds = self.seconds - self.latency_seconds
         expected = expected_bytes_per_s * min(1.0, self.size_bytes / self.ranks / _MIN_PART_BYTES)
         if transfer_seconds <= 0 or expected <= 0:
@@ -301,7 +301,7 @@ def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[H
 def _nvlink_domains(rows: Rows, hosts: Hosts, network_hops: Sequence[Hop]) -> dict[int, str | None]:
     """NVML's NVLink domain of each rank, or None for all ranks if NCCL uses no NVLinks between hosts.
 
-    NCCL uses no NVLinks if variables forbid it, or if its log shows network paths between ranks of one domain.
+    NCCL does not use them if variables forbid it, or if its log shows network paths between ranks of one domain.
     """
     logs = [row.log for row in rows.values() if row.log is not None]
     domains = {rank: rows[rank].links.nvlink_domain for host_ranks in hosts.values() for rank in host_ranks}
@@ -312,7 +312,7 @@ def _nvlink_domains(rows: Rows, hosts: Hosts, network_hops: Sequence[Hop]) -> di
 
 
 def _network_limits(ranks: Sequence[int], rows: Rows) -> Limits | None:
-    """The number and the rate of the RDMA ports that NCCL's log shows on a host; None if they are not known."""
+    """The number and total rate of the RDMA ports that NCCL's log shows on a host; None if they are not known."""
     devices = {device for rank in ranks for hop in rows[rank].hops if hop.kind == "NET" for device in hop.devices}
     ports = rows[ranks[0]].usable_ports
     rates = [port.bytes_per_s for port in ports if port.bytes_per_s]

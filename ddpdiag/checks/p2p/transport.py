@@ -1,4 +1,4 @@
-"""Transport: what NCCL chose between the ranks, from its own log.
+"""The transports that NCCL chose between the ranks, from NCCL's own log.
 
 NCCL selects a transport for each pair of ranks and falls back without a message: from NVLink or PCIe (P2P) to the
 host's memory (SHM), from InfiniBand with GPUDirect RDMA (GDRDMA) to copies through the host, and to plain sockets.
@@ -183,7 +183,7 @@ def _reasons_text(reasons: Sequence[str]) -> str:
 
 
 def unreadable_findings(seen: Seen[Data]) -> Iterator[Finding]:
-    """The finding that the logs of some ranks show no path."""
+    """The finding that the logs of some ranks show neither a path nor NVLS."""
     rows = seen.by_rank
     ranks = tuple(rank for rank, row in rows.items() if not (row.hops or (row.log and row.log.nvls_channels)))
     if ranks:

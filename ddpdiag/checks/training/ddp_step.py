@@ -1,20 +1,20 @@
 """One step of DistributedDataParallel: correct gradients, and the slowest rank.
 
-What: over one process group, one step of DDP is compared with one process that has all images. The network is a ConvNet
-with GroupNorm (with BatchNorm, each rank has other images, so gradients differ without a fault), GELU and mean pooling
-(with which rounding errors stay small). Then the parts of some steps are timed: data, forward, backward, all-reduce,
-optimizer. Last, a bucket of 25 MiB, DDP's own size, is averaged.
+What: one step of DDP is compared with the same step in one process that has the images of all ranks. The network is a
+ConvNet with GroupNorm, because with BatchNorm the gradients rightly differ from those of one process. GELU and mean
+pooling keep rounding errors small. Then the parts of some steps are timed: data, forward, backward, all-reduce,
+optimizer. Last, an all-reduce of 25 MiB is timed, the size of DDP's buckets.
 
-Why: training can succeed although one rank sometimes computes wrong gradients, and it is as slow as its slowest rank.
-An all-reduce ends on all ranks together, so the rank that waits least is at fault.
+Why: training can succeed although one rank sometimes computes wrong gradients. A job is as slow as its slowest rank. An
+all-reduce ends on all ranks together, so the rank that waits least in it is the slowest.
 
 Findings and their causes:
 
 Fix: for data, check the disk or file server of that host; for cores, other processes, pinning and cgroup limits; for
-compute and clocks, GPU005 and the GPU itself. RDZ004 and FAB001 compare the links of hosts.
+compute and clocks, GPU005 and the GPU itself. RDZ004 and FAB001 compare the links between hosts.
 
-Confirm by hand: Torch.profiler on two ranks, or NVIDIA Nsight Systems: the rank that waits least in all-reduce is the
-slow one; `pidstat -u -w 1` shows cores, `nvidia-smi dmon` clocks.
+Confirm by hand: Run torch.profiler or NVIDIA Nsight Systems on two ranks: the rank that waits least in all-reduce is
+the slow one; `pidstat -u -w 1` shows cores, `nvidia-smi dmon` clocks.
 
 Sources: Li et al., PyTorch Distributed, VLDB 2020 (buckets); arXiv 2510.15596 (variation of GPU times).
 """
@@ -91,7 +91,7 @@ def _reason_to_omit(seen: Seen[Data]) -> str | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip with one rank, without GPUs that the backend needs, if the backend fails, or in a large quick check."""
+    """Skip with one rank, without needed GPUs, if the backend fails, or in a quick check of many ranks without nccl."""
     reason = "there is one rank only" if seen.world.size == 1 else no_gpu_reason(seen.world)
     return inapplicable(reason) or fallback.skip_failing_backend(seen) or unneeded(_reason_to_omit(seen))
 
@@ -108,7 +108,7 @@ def measure(ctx: Context) -> Data:
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         proof = prove(ctx, digits, device)
         ctx.report(Data(proof=proof), "gradients compared")
-        # If many ranks share a core, the times depend on the scheduler more than on the rank: only a few are taken.
+        # If many ranks share a core, the times depend on the scheduler more than on the rank: few steps are timed.
         ranks_per_core = (ctx.place.local_world_size or 1) / len(os.sched_getaffinity(0))
         is_crowded = not training.is_true_on_all_ranks(ranks_per_core <= USUAL_RANKS_PER_CORE, device)
         windows = _CROWDED_WINDOWS if is_crowded else _WINDOWS
@@ -135,7 +135,7 @@ def _steps_by_rank(seen: Seen[Data]) -> dict[int, Steps]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The seconds of each part of a step, from each rank's window of median length, so that they add up to a step."""
+    """The seconds of each part of a step, from each rank's window of median length, whose parts add up to a step."""
     parts = ("data", "forward", "backward", "optimizer", "wait")
     return {
         rank: {f"{part}_seconds": getattr(typical_window(steps), part) for part in parts}
@@ -144,7 +144,7 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """The parts of a step (medians over ranks), the lowest share of communication that DDP hides, a bucket's rate."""
+    """Medians over ranks of a step's parts, the lowest overlap of any rank, and the bus bandwidth of a bucket."""
     steps_by_rank = _steps_by_rank(seen)
     if not steps_by_rank:
         return {}

@@ -1,4 +1,4 @@
-"""Whether DistributedDataParallel averaged the gradients, and which rank computed a wrong one; for TRN003."""
+"""Findings of TRN003 on different first weights, on ranks with wrong gradients, and on wrong means of gradients."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
 
 
 def tolerance(proof: Proof) -> float:
-    """The largest difference that rounding explains for the gradient's dtype, as a share of the gradient's size."""
+    """The largest rounding difference for the gradient's dtype, as a share of its norm or of its largest element."""
     return TOLERANCE.get(proof.dtype, 1e-2)
 
 

@@ -1,4 +1,4 @@
-"""Processes that are not the run's, on the cores of the ranks during training; for TRN001 and TRN003's stragglers."""
+"""Use of the ranks' cores by processes outside the run during training; for TRN001, and for stragglers of TRN003."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -25,9 +25,9 @@ _MIN_PROCESS_CORES = 0.05
 class MachineCores(NamedTuple):
     """The use of those cores of a machine on which its `ranks` may run; `core_count` is their number.
 
-    The average numbers of cores in use: `busy_cores` by all processes, `others_cores` by those that are not the run's
-    (`processes` are the busiest of them), `steal_cores` by other virtual machines. `waited_shares` is, by rank, the
-    share of its runnable time in which it waited for a core (0 if the kernel does not say).
+    Average numbers of cores in use: `busy_cores` by all processes, `others_cores` by processes outside the run, and
+    `steal_cores` by other virtual machines. `processes` are the busiest outside the run. `waited_shares` is, by rank,
+    the share of the rank's runnable time in which it waited for a core (0 if the kernel does not report it).
     """
 
     ranks: tuple[int, ...]
@@ -45,7 +45,7 @@ class MachineCores(NamedTuple):
 
 
 def cores_by_machine(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[MachineCores]:
-    """Yield the use of cores on each machine, if known. Containers with one boot id (`host_id`) share a machine."""
+    """Yield the use of cores on each machine if all its ranks measured. Containers with one boot id share a machine."""
     ranks_by_machine: dict[object, list[int]] = {}
     for rank, arrival in seen.world.arrivals.items():
         ranks_by_machine.setdefault(arrival.host_id or arrival.host, []).append(rank)
@@ -57,7 +57,7 @@ def cores_by_machine(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Mac
 def _machine_cores(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) -> MachineCores | None:
     """The use of the cores of a machine's ranks, from the first rank that measured all cores; None if none did."""
     host_use = next((uses[rank] for rank in ranks if uses[rank].busy_seconds), None)
-    if host_use is None or not (cores := core_count_of(seen, ranks) & host_use.busy_seconds.keys()):
+    if host_use is None or not (cores := _core_indices(seen, ranks) & host_use.busy_seconds.keys()):
         return None
     workers = {uses[rank].pids[0] for rank in ranks}
     # The processes of the run: supervisors, workers, and the servers from which workers are forked.
@@ -80,7 +80,7 @@ def _machine_cores(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreU
     )
 
 
-def core_count_of(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
+def _core_indices(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
     """The indices of the cores on which these ranks may run."""
     masks = {int(seen.world.arrivals[rank].cpu_mask or "0", 16) for rank in ranks}
     return {core for mask in masks for core in range(mask.bit_length()) if mask >> core & 1}
@@ -91,7 +91,7 @@ def intruding_processes(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -
     machine = next((machine for machine in cores_by_machine(seen, uses) if rank in machine.ranks), None)
     if machine is None or machine.waited_shares[rank] < WAITED_SHARE:
         return ()
-    cores = core_count_of(seen, [rank])
+    cores = _core_indices(seen, [rank])
     return tuple(each for each in machine.processes if each.last_core in cores and each.cores >= OTHERS_SHARE)
 
 
@@ -103,7 +103,10 @@ def processes_text(processes: Sequence[BusyProcess]) -> str:
 def stolen_core_findings(
     seen: Seen[D], uses: Mapping[int, CoreUse], others_share: float, waited_share: float
 ) -> Iterator[Finding]:
-    """A finding for each machine whose cores others use by `others_share`, if a rank waits or most is steal time."""
+    """Findings on machines where others use `others_share` of the ranks' cores, or twice that if ranks share cores.
+
+    Besides, a rank must wait for busy cores in `waited_share` of its time, or most of that use must be steal time.
+    """
     for machine in cores_by_machine(seen, uses):
         min_share = others_share * (_CROWDED_FACTOR if len(machine.ranks) > machine.core_count else 1)
         waiting_rank, wait_share = max(machine.waited_shares.items(), key=lambda item: item[1])

@@ -1,8 +1,8 @@
 """Stragglers: the ranks for which the other ranks wait in a training step, and the reason.
 
 An all-reduce ends on all ranks together, so the last rank to start it waits least. A rank is a straggler if, in nearly
-all windows of steps, its own work takes longer than the median and it waits less than the median. One window proves
-nothing, because chance disturbs ranks. The difference must also be 2 ms at least.
+all windows of steps, its own work takes longer than the median and it waits less than the median. A single window
+proves nothing, because chance may disturb it. The work must also take at least 2 ms longer than on other ranks.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -53,7 +53,7 @@ _FIXES = {
 
 
 class Straggler(NamedTuple):
-    """A rank that others wait for in `late_share` of windows, its median work in a step, and that of the others."""
+    """A rank that is late in `late_share` of windows: its median seconds of work, and those of the other ranks."""
 
     rank: int
     reason: Reason
@@ -73,9 +73,9 @@ class Straggler(NamedTuple):
 
 
 def find_stragglers(steps: Mapping[int, Steps], ratio: float, min_late_share: float) -> tuple[Straggler, ...]:
-    """Find the stragglers; none if they would be several ranks and at least half of all.
+    """Find the stragglers. Returns none if they would be several ranks, and half of all ranks or more.
 
-    In `min_late_share` of the windows, a straggler works longer than `ratio` medians and waits less than the median.
+    In `min_late_share` of windows, a straggler works for more than `ratio` medians and waits less than the median.
     """
     if len(steps) < 2:
         return ()

@@ -1,17 +1,17 @@
 """Copies between the GPUs of a host, and to its memory: right values, and rates.
 
-One rank of each host copies between the GPUs that ranks take there: first between each GPU and the host, then over one
-ordered pair after the other. Every 32-bit word of a copy depends on its position and its path, and is compared on
-arrival: CUDA and NVML also allow peer-to-peer access that an IOMMU or ACS breaks. Rates are those of the fastest of
-some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where that takes too long), timed by CUDA events.
-The host's memory is of the GPU's NUMA node, where the firmware names it.
+One rank of each host copies between the GPUs of the host's ranks: first between each GPU and the host's memory, then
+over one ordered pair of GPUs after the other. Every 32-bit word of a copy depends on its position and its path, and is
+compared on arrival: CUDA and NVML also allow peer-to-peer access that an IOMMU or ACS breaks. A copy has 64 MiB between
+GPUs and 32 MiB to or from the host, or less if that takes too long. A rate is that of the fastest of several batches,
+timed by CUDA events. The host's memory is on the GPU's NUMA node, if the firmware names that node.
 
 A copy between two GPUs through pinned memory of the host cannot be faster than the slower of their two links to the
-host. It is measured only where the direct copy is below `indirect_ratio` of that, is wrong, or has no peer access.
+host. This copy is measured only if the direct copy is below `indirect_ratio` of that, wrong, or without peer access.
 
 torch cannot switch peer access off again in a process, so "without P2P" is the copy through pinned memory, as NCCL does
-it with NCCL_P2P_DISABLE=1. Where each rank sees only GPUs of its own (Slurm --gpus-per-task), there are no pairs to
-try in one process; the paths to the host are measured one rank after the other.
+it with NCCL_P2P_DISABLE=1. If each rank sees only its own GPU (Slurm --gpus-per-task), no process can copy between two
+GPUs. Then only the links to the host are measured, one rank after the other.
 
 Findings and their causes:
 
@@ -134,7 +134,7 @@ def plan(seen: Seen[Copies]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[Copies]) -> SkipReason | None:
-    """Skip if GPU002 does, or if torch shows no GPU to any rank."""
+    """Skip if GPU002 is skipped, or if torch shows no GPU to any rank."""
     is_without_gpus = not seen.trials and not plan(seen)
     return gpu002.skip(seen) or unneeded(gpu002.NO_GPU_IN_TORCH if is_without_gpus else None)
 
@@ -193,7 +193,7 @@ def _is_gpu_busy(outcome: Outcome, copies: RankCopies | None) -> bool:
 
 
 def was_making_progress(seen: Seen[Copies], outcome: Outcome) -> bool:
-    """Whether the rank was still making progress at its deadline: its last step took less than `hung_seconds`."""
+    """Whether a hung rank was still working at its deadline: not stopped, and under `hung_seconds` in its last step."""
     process = outcome.process
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
         return False
@@ -328,7 +328,7 @@ def figures(all_copies: Sequence[RankCopies]) -> Mapping[str, Scalar]:
 
 
 def matrices(all_copies: Sequence[RankCopies]) -> Iterator[Matrix]:
-    """Tables of the rates: one for each rank that measured pairs of GPUs, and one for each host with its memory."""
+    """Tables of rates: between GPUs for each rank with several GPUs, and between GPUs and memory for each host."""
     for copies in all_copies:
         if len(copies.gpus) > 1:
             gpus = copies.gpus_in_order
@@ -371,7 +371,7 @@ def _uuids(gpus: Iterable[tuple[str, GpuCopies]]) -> dict[str, str]:
 
 
 def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
-    """The reason why a finding on copies between GPUs is no error (the job makes no such copies and works), or None."""
+    """The reason why a finding on copies between GPUs is no error (the job works without such copies), or None."""
     if finding.code not in _PAIR_FINDINGS or not _job_avoids_p2p(seen):
         return None
     return "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."

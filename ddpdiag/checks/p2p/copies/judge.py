@@ -3,7 +3,7 @@
 A link is a pair (source, target) of GPUs, or of a GPU and the host's memory (`HOST_MEMORY`). If most links of a GPU are
 bad, the GPU is named, else the pairs. If the links between all GPUs are bad, the host is blamed. The rate of a link is
 compared with several expectations: the NVLinks or the PCIe switch of the pair, the other GPUs of the host, the other
-direction, and the copy through the host's memory. A slow link is reported with the first that it does not reach.
+direction, and the copy through the host's memory. A slow link is reported with the first expectation that it misses.
 """
 
 import re
@@ -56,9 +56,9 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     """The copies that one rank of a host made between the GPUs that it sees. The key of a GPU is torch's index.
 
     `sees_all_gpus`: all measuring ranks of the host see the same GPUs. `refused`: pairs for which CUDA had no peer
-    mappings left. `cards`: GPU003's data. `ranks_by_gpu`: the ranks that train on a GPU. `nvml_indices`: they differ
-    from torch's if CUDA_VISIBLE_DEVICES is set. `rates`: bytes/s of all links. `new_rates`: of slow links, when
-    measured again. `wrong_words`: the number of wrong words in a copy over each bad link.
+    mappings left. `cards`: GPU003's data. `ranks_by_gpu`: the ranks that train on a GPU. `nvml_indices` may differ from
+    torch's if CUDA_VISIBLE_DEVICES is set. `rates`: bytes/s of all links. `new_rates`: bytes/s of the slow links that
+    were measured again. `wrong_words`: the number of wrong words in a copy, for each link that had any.
     """
 
     host: Host
@@ -82,7 +82,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
         return sorted(self.gpus, key=lambda gpu: (self.nvml_indices.get(gpu, len(self.gpus)), gpu))
 
     def label(self, gpu: int) -> str:
-        """The GPU in words: "GPU 2" with NVML's index, or "GPU 0 of rank 2" or "cuda:0" with torch's."""
+        """An end of a link in words: the memory, "GPU 2" (NVML's index), or "cuda:0" or "GPU 0 of rank 2" (torch's)."""
         if gpu == HOST_MEMORY:
             return "the host's memory"
         if gpu in self.nvml_indices:
@@ -102,7 +102,6 @@ class RankCopies(Struct, frozen=True, kw_only=True):
         return f"{self.label(gpu)}{f' ({text})' if text else ''}"
 
     def link_label(self, link: Link) -> str:
-        """The link in words, such as "GPU 2 -> GPU 5"."""
         return " -> ".join(map(self.label, link))
 
     def uuids(self, gpus: Iterable[int]) -> tuple[str, ...]:
@@ -177,7 +176,7 @@ def is_repetition(trial: Trial) -> bool:
 class BadLinks(NamedTuple):
     """Bad links with one explanation, which become one finding. `kind` is "memory" or a kind of `blamed_subjects`.
 
-    `gpus` are blamed: both ends of single pairs, and none if the links between all GPUs are bad. `place` is in words.
+    `gpus` are blamed: both ends of single pairs, and none if the links between all GPUs are bad. `place` is a phrase.
     """
 
     copies: RankCopies
@@ -249,9 +248,9 @@ def wrong_findings(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
 
 
 class Expectation(NamedTuple):
-    """The rate that a link should reach, the source of this rate in words, and the setting with its least share.
+    """The rate that a link should reach, its source in words, and the name of the setting with the least share of it.
 
-    `may_be_error`: a link below `far_ratio` of the rate may be an error. Without it, a slow link is a warning at most.
+    A link below `far_ratio` of the rate may be an error if `may_be_error`, and else is a warning at most.
     """
 
     bytes_per_s: float
@@ -313,7 +312,7 @@ def _is_short(copies: RankCopies, link: Link) -> bool:
 
 
 def _peer_paths(copies: RankCopies, host: HostPaths | None) -> dict[Link, Pair]:
-    """P2P001's path of each link with peer access, unless NCCL always uses the host's memory for this pair."""
+    """P2P001's `Pair` of each link with peer access, except pairs that NCCL always connects through host memory."""
     pairs = [pair for pair in host.pairs if pair not in host.pairs_through_memory] if host else []
     pairs_by_uuids = {frozenset((pair.one.uuid, pair.other.uuid)): pair for pair in pairs}
     links = copies.rates_between(access=True)
@@ -321,7 +320,7 @@ def _peer_paths(copies: RankCopies, host: HostPaths | None) -> dict[Link, Pair]:
 
 
 def _expect_by_path(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """Expect the speed of the pair's NVLinks, or the slower of its two PCIe slots if PCIe switches join them.
+    """Expect the speed of the pair's NVLinks, or of the slower PCIe slot if only PCIe switches join the GPUs.
 
     For paths through a processor nothing is expected: the rate depends on the processor's model and is not published.
     """
@@ -369,7 +368,7 @@ def _expect_by_host_copy(copies: RankCopies, host: HostPaths | None) -> Expectat
 
 
 def _expect_by_model(copies: RankCopies, all_copies: Sequence[RankCopies]) -> Expectations:
-    """Expect, between a GPU and memory, the median rate of its model on the host, if there are three GPUs or more."""
+    """Expect, between a GPU and memory, the median rate of the GPU's model, if the host has three of it or more."""
     for gpu, own_gpu in copies.gpus.items():
         for link in ((HOST_MEMORY, gpu), (gpu, HOST_MEMORY)):
             # Ranks may share a GPU, so the rates are collected by UUID.
@@ -386,7 +385,7 @@ def _expect_by_model(copies: RankCopies, all_copies: Sequence[RankCopies]) -> Ex
 
 
 def _expect_by_slot(copies: RankCopies, host: HostPaths | None) -> Expectations:
-    """Expect, between a GPU and memory, the rate of its PCIe slot, unless a virtual machine shows a made-up bus."""
+    """Expect, between a GPU and memory, the rate of the PCIe slot, unless a virtual machine shows a made-up bus."""
     if host is None or not host.surroundings.virtual:
         for gpu in copies.gpus:
             rate, source = slot_rate(copies.cards.get(gpu))
@@ -405,7 +404,7 @@ def links_to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence
 
 
 def slow_findings(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Findings on slow links, separately on those that reach the expected rate when measured again."""
+    """Findings on slow links, and separate findings on slow links that reached the rate when measured again."""
     missed = _slow_links(seen, copies, all_copies)
     reached_again = {
         link

@@ -1,19 +1,20 @@
 """Variables that avoid what hangs or fails in the job's backend.
 
-The best-known failure of multi-GPU training is that NCCL hangs while gloo works. Where the all-reduce of COL001 works
-over gloo and not over the job's backend, or gives wrong values, the path between the GPUs is at fault, and this check
+The best-known failure of multi-GPU training is that NCCL hangs while gloo works. If the all-reduce of COL001 fails or
+gives wrong values over the job's backend, and works over gloo, the path between the GPUs is at fault. This check then
 searches for workarounds. Every attempt is an all-reduce with checked values, in fresh processes:
 
-1. the environment as it is; 2. without your own NCCL variables; 3. each variable below that the error
-names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_CUMEM_HOST_ENABLE=0,
-NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0 (first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0 (which
-turns NVLS off as well); between hosts: NCCL_MNNVL_ENABLE=0, NCCL_NET_GDR_LEVEL=LOC, NCCL_PXN_DISABLE=1,
-NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts its network, too), and
-NCCL_SOCKET_IFNAME with each interface that all hosts have. Variables that another check suspects are tried first, and
-those that cannot matter here are left out. Each variable of the first set that works is left out once, and removed if
-it is not needed. The rest must work three times before it is recommended. No search is made for ranks that share a GPU:
-NCCL refuses them. Variables that are set while the backend works are listed in the report and cost no run; P2P004 and
-P2P005 judge the path and the rate.
+1. the environment as it is; 2. without your own NCCL variables; 3. each variable below that the error names, alone;
+4. the variables below, each in addition to those before it. For paths inside a host these are NCCL_P2P_DISABLE=1,
+NCCL_CUMEM_HOST_ENABLE=0, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0 (first if GPUs have joined an NVSwitch fabric) and
+NCCL_CUMEM_ENABLE=0 (also turns NVLS off). For paths between hosts they are NCCL_MNNVL_ENABLE=0, NCCL_NET_GDR_LEVEL=LOC,
+NCCL_PXN_DISABLE=1, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, because NCCL starts its network there,
+too), and NCCL_SOCKET_IFNAME with each interface that all hosts have.
+
+Variables that another check suspects are tried first, and variables that cannot matter are left out. Variables that the
+first working set does not need are removed. The rest must work three times before it is recommended. No search is made
+for ranks that share a GPU: NCCL refuses them. If the backend works, variables that are set are listed in the report and
+cost no run, and P2P004 and P2P005 judge the path and the rate.
 
 Findings:
 
@@ -82,7 +83,7 @@ FINDINGS = {
 # Large enough to be bound by bandwidth: gloo's all-reduce on CPUs, and one between GPUs.
 _LARGE_ON_CPU_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
 _SMALL_BYTES = 4
-# A group with new variables may take this many times the slowest earlier start to start, but at least these seconds.
+# The limit for the start of a group with new variables: a multiple of the slowest earlier start, and a minimum.
 _START_FACTOR, _MIN_START_SECONDS = 3.0, 5.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 _VERBS = {
@@ -146,7 +147,7 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
 
 
 def start_limit_seconds(seen: Seen[Any]) -> float:
-    """The most seconds for the start of a group with new variables, from earlier starts: a set that hangs takes all."""
+    """The most seconds that a group with new variables may take to start, derived from the slowest earlier start."""
     timings = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
     steps = (CONTEXT_STEP, COMMUNICATOR_STEP, CONNECT_STEP)
     slowest = max((sum(seconds.get(step, 0.0) for step in steps) for seconds in timings), default=0.0)
@@ -217,7 +218,7 @@ def skip_failing_backend(seen: Seen[Any]) -> SkipReason | None:
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
-    """The reason why an error of the job's backend does not count, because it works with the workarounds; or None."""
+    """The reason why an error of the job's backend does not count (workarounds make the backend work), or None."""
     code, _, _ = finding.code.partition(".")
     if code == all_reduce.CHECK.code:
         is_of_backend = finding.evidence.get("backend") == seen.world.backend
@@ -237,7 +238,7 @@ def report(seen: Seen[Data]) -> Contribution:
 
 
 class FaultPlace(NamedTuple):
-    """The place of the fault in words (" between hosts"), its hosts, and the ranks of hosts that fail alone."""
+    """The fault's place in words (" between hosts"), its hosts, and their ranks if only some hosts fail alone."""
 
     text: str = ""
     hosts: tuple[str, ...] = ()
@@ -385,8 +386,8 @@ def _result_line(result: Result) -> str:
 def _cause_text(seen: Seen[Data], overrides: Sequence[Override], hosts: Sequence[str]) -> str:
     """A sentence on the cause that the overrides avoid: the finding of another check, else the usual cause.
 
-    Empty if the overrides only unset the user's variables, which are then the cause. `hosts` are those on which the
-    backend fails, or empty if they are not known. Findings on other hosts explain nothing.
+    Empty if no override has a usual cause. An override that unsets a variable of the user has none. `hosts` are those
+    on which the backend fails, or empty if they are not known. Findings on other hosts explain nothing.
     """
     # "IFNAME eth0" is an override for one of several interfaces, and "no NCCL_ALGO" unsets a variable of the user.
     names = [override.name.partition(" ")[0] for override in overrides]
@@ -412,7 +413,7 @@ def _cause_findings(seen: Seen[Data], variable: Variable, hosts: Sequence[str]) 
 
 
 def _are_copies_correct(seen: Seen[Data], hosts: Sequence[str]) -> bool:
-    """Whether P2P002 copied directly between GPUs of these hosts (all if empty), and all copies ended correctly."""
+    """Whether P2P002 copied directly between GPUs of `hosts` (empty: of all hosts), and all copies were correct."""
     copies = seen.of(check_by_code("P2P002"))
     ranks_by_host = [ranks for (name, _), ranks in seen.world.hosts.items() if not hosts or name in hosts]
     ranks = {rank for host_ranks in ranks_by_host for rank in host_ranks}

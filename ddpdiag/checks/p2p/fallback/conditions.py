@@ -27,8 +27,7 @@ _SEPARATOR = ", "
 
 
 class SearchOrder(NamedTuple):
-    """The names of overrides in the order in which they are set, each in addition to those before it. First, each of
-    `named_in_errors` is tried without the others."""
+    """The order of the search: `named_in_errors` are tried alone, then `names`, each added to the earlier ones."""
 
     names: tuple[str, ...]
     named_in_errors: tuple[str, ...] = ()
@@ -84,7 +83,7 @@ def why_no_search(seen: Seen[Any]) -> str | None:
 
 
 def _unrelated_error(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
-    """The first error, if every failed rank has an error that is not about paths between GPUs; else empty."""
+    """A sentence that ranks share a GPU, or the first error if no failed rank's error is about GPU paths; else ""."""
     shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
     if shared is not None:
         return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
@@ -119,7 +118,7 @@ def search_input(seen: Seen[Any]) -> SearchInput:
 
 
 def search_order(seen: Seen[Any]) -> SearchOrder:
-    """The recorded order. Before the first trial: overrides that errors name, that findings suggest, and the rest."""
+    """The recorded order. Before the first trial: overrides named in errors, then suspected in findings, others."""
     if seen.trials:
         params = seen.trials[0].params
         names, named = (tuple(filter(None, str(params[key]).split(_SEPARATOR))) for key in ("order", "named"))
