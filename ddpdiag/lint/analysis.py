@@ -78,7 +78,7 @@ class Analysis(Bindings):
         self._rank_dependence: dict[tuple[ast.AST, int], bool] = {}
 
     def kinds(self, node: ast.expr | None) -> Kinds:
-        """The possible kinds of an expression; empty if it is None, nested too deep, or in work by an outer call."""
+        """The possible kinds of an expression; empty if it is None, nested too deep, or refers to itself."""
         if node is None or node in self._in_progress or len(self._in_progress) > _MAX_DEPTH:
             return frozenset()
         if (known := self._final_kinds.get(node) or self._provisional_kinds.get(node)) is not None:
@@ -204,7 +204,7 @@ class Analysis(Bindings):
         return self._kinds_from_arguments(call, function_name)
 
     def _kinds_from_arguments(self, call: ast.Call, function_name: str) -> Kinds:
-        """The kinds of a call's result by those of its arguments: what is made of a shard is a shard, and so on."""
+        """The kinds of a call's result, by the kinds of its arguments: a DataLoader or list of a shard is a shard."""
         if function_name == "range" and len(call.args) == 3 and self.may_be(call.args[0], *RANKS):
             return frozenset({Kind.SHARD})
         arguments = [*call.args, *(each.value for each in call.keywords)]
@@ -262,7 +262,7 @@ class Analysis(Bindings):
         return node
 
     def runs_on_all_ranks(self, node: ast.AST) -> bool:
-        """Whether every rank surely runs a node: the script's top level leads to it, under no condition on the rank."""
+        """Whether every rank surely runs a node, from the script's top level and under no condition on the rank."""
         # In a script that spawns its ranks, only the functions of the spawned processes run on every rank.
         is_run_by_ranks = not self.process_starts or self.function_of(node) in self.process_functions
         return self._is_reached(node) and is_run_by_ranks and not self._may_run_on_some_ranks_only(node)
@@ -273,7 +273,7 @@ class Analysis(Bindings):
         return Severity.ERROR if self.mentions_several_hosts else Severity.WARNING
 
     def conditions(self, node: ast.AST) -> Iterator[ast.expr]:
-        """Yield the conditions that decide whether a node runs, out to its function or the module."""
+        """Yield the conditions in the node's function, or the module, that decide whether the node runs."""
         child = node
         for outer in self.ancestors(node):
             match outer:

@@ -74,7 +74,7 @@ class Bindings(Script):
         return (self.class_of(node) if path.startswith("self.") else None, path)
 
     def _argument_sources(self, function: Function, name: str) -> Iterator[Source]:
-        """Yield a source of the parameter `name` for each call of `function`; nothing if it has no such parameter."""
+        """Yield a source of parameter `name`, if it exists, for each call and process start; UNKNOWN without these."""
         arguments = function.args
         parameters = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if name not in parameters:
@@ -123,7 +123,7 @@ class Bindings(Script):
         )
 
     def origins(self, node: ast.expr) -> tuple[ast.expr | None, ...]:
-        """The expressions that may give the value of `node`, through names, attributes and calls; None: unknown."""
+        """The expressions that may give the value of `node`, through names, attributes and calls (None: unknown)."""
         origins: list[ast.expr | None] = []
         visited: set[ast.expr | None] = set()
         waiting: list[ast.expr | None] = [node]
@@ -137,7 +137,7 @@ class Bindings(Script):
         return tuple(origins)
 
     def _direct_origins(self, node: ast.expr) -> Iterator[ast.expr | None]:
-        """Yield the expressions bound to a name or attribute, or returned by a called function; None: unknown."""
+        """Yield the expressions bound to a name or attribute, or returned by a called function (None: unknown)."""
         if isinstance(node, (ast.Name, ast.Attribute)):
             sources = self.sources(node) or [UNKNOWN]
         elif isinstance(node, ast.Call):

@@ -86,7 +86,7 @@ def run(paths: Sequence[str], options: LintArgs) -> int:
 
 
 def select_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules whose codes begin with a text in `select` (empty: all) and none in `ignore`. Refuses unknown codes."""
+    """The rules with a code prefix in `select` (empty: all) and none in `ignore`. UsageError for an unknown code."""
     codes = [rule.code for rule in all_rules()]
     selected, excluded = (
         tuple(part.strip().upper() for each in texts for part in each.split(",")) for texts in (select, ignore)
@@ -148,7 +148,7 @@ def _python_files(folder_or_file: str, errors: list[str]) -> list[str]:
 def read_findings(
     data: bytes, path: str, rules: Sequence[Rule] | None = None
 ) -> tuple[FileResult, tuple[Finding, ...]]:
-    """The result and the findings of one script, by line. Raises UsageError if the script cannot be judged."""
+    """The result and the findings of one script, by line. UsageError if it is not valid, or takes too long to judge."""
     text = _decode(data, path)
     analysis = Analysis(_parse(text, path))
     if (reason := analysis.why_not_judged) is not None:
@@ -206,10 +206,9 @@ def _position(lines: Sequence[str], node: ast.AST) -> tuple[int, int, str]:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the `with` block after `seconds` of processor time. A signal does so, in the main thread.
+    """Raise TimeoutError in the `with` block after `seconds` of processor time. Outside the main thread do nothing.
 
-    In another thread there is no limit. Some rules compare pairs of lines, so that for some generated scripts the time
-    grows with the square of the length.
+    Some rules compare pairs of lines, so that for some generated scripts the time grows with the square of the length.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -312,7 +311,7 @@ def _github_annotation(finding: Finding) -> str:
 
 
 def _escaped(value: object, separators: str = "") -> str:
-    """One line of text, in which percent signs and `separators` are replaced by their codes."""
+    """`value` as one line of text, with percent signs and `separators` as percent codes ("%25")."""
     return "".join(f"%{ord(letter):02X}" if letter in f"%{separators}" else letter for letter in one_line(str(value)))
 
 

@@ -24,7 +24,7 @@ def status_cell(value: StrategyStatus) -> Cell:
 
 
 def reason_texts(rows: Iterable[tuple[str, StrategyStatus, str]]) -> Iterator[Text]:
-    """Yield the reasons why some of `rows` (name, outcome, reason) do not work, each with all names that share it."""
+    """Yield a text for each reason why a row (name, outcome, reason) does not work, with all names that share it."""
     names_by_outcome: dict[tuple[StrategyStatus, str], list[str]] = {}
     for name, outcome, reason in rows:
         if outcome is not StrategyStatus.WORKS:

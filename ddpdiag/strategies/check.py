@@ -6,13 +6,14 @@ shipped digits by each requested strategy: single (one process alone), dp (nn.Da
 over several devices of a rank, under DDP). All begin with the same weights and take the same images in each step, and
 nothing in the network depends on how a batch is divided, so the loss of every step must be that of single except for
 rounding (`tolerance`; float32 is computed as float32, without TF32). Each strategy runs in new processes with its own
-deadline, so that the next one runs even after one that hangs. A strategy that the installed torch lacks is reported as
-not possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of the
-messages between its stages. The code of each strategy is one file in ddpdiag/strategies/workloads, made to be copied.
+deadline, so that the next one runs even after one that hangs. A strategy that the installed torch cannot run is
+reported as not possible, which is no error. To test it, fsdp first shards one layer with known gradients, and pipeline
+compares the sizes of the messages between its stages. The code of each strategy is one file in
+ddpdiag/strategies/workloads, made to be copied.
 
-Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
-Memory is the peak of a rank: resident on a CPU, allocated on GPUs; state is the size of its parameters, gradients and
-momentum.
+Speed counts the images of all ranks per second, after three steps. Efficiency is the speed-up divided by the number of
+devices. Peak is the most memory of a rank: resident on a CPU, allocated on GPUs. State is the size of a rank's
+parameters, gradients and momentum.
 
 Findings and their causes:
 
@@ -73,7 +74,8 @@ _MIN_SECONDS = 8.0
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The trial of the next strategy, with an equal share of the remaining budget as deadline; empty after the last."""
+    """The trial of the next strategy; empty after the last. Its deadline is that given by --set, else an equal share of
+    the remaining budget, but at least _MIN_SECONDS and at most the check's own deadline."""
     remaining = [strategy for strategy in strategies_of(seen.world) if trial_of(seen, strategy) is None]
     if not remaining:
         return ()
@@ -128,7 +130,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """The images per second of each strategy that had a trial, and in a run of `ddpdiag train` the section."""
+    """The images per second of each strategy that had a trial; for `ddpdiag train` also the section of the report."""
     train = train_report(seen)
     rows = (row for row in train.rows if row.ranks)
     figures = {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows}

@@ -29,7 +29,7 @@ CODES = ("LCH", "HST001", "TRN002", "RUN")
 
 
 def run(launch: LaunchArgs, train: TrainRequest, options: CheckArgs, outputs: Outputs) -> int:
-    """Run this process as a rank of a launched job, else start all ranks on this host. Returns the exit code."""
+    """Run this process as a rank if a launcher started it, else start all ranks here. Returns the exit code."""
     refuse_nccl_without_gpus(options.backend)
     return check.run(launch, replace(options, select=CODES, budget=train.budget), outputs, train=train)
 

@@ -26,10 +26,10 @@ from ddpdiag.text import begun
 
 
 class StrategyRun(NamedTuple):
-    """One training by a strategy, with the data of each rank, its outcome (`status`) and the reason for the outcome.
+    """One training by a strategy: the data and outcome of each rank, and the training's `status` with the `reason`.
 
     `blame` is set if a rank failed or hung, `deviation` (the largest difference of a loss from that of single) if the
-    losses were compared. `bad_step` is the index, from 0, of the first step beyond the tolerance.
+    losses were compared. `bad_step` is the index, from 0, of the first step whose loss is wrong.
     """
 
     strategy: Strategy
@@ -211,7 +211,7 @@ _CHECK_FIX = (
 
 
 def findings(seen: Seen[Data]) -> Iterator[Finding]:
-    """Yield a finding for each training that does not work, and one if no requested strategy or backend is possible."""
+    """Yield a finding for each training that does not work, and another if no requested strategy or backend can run."""
     trainings = runs(seen)
     for run in trainings:
         match run.status:
@@ -229,11 +229,11 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 pass
     impossible = {run.strategy: run.reason for run in trainings if run.status is StrategyStatus.NOT_POSSIBLE}
     requested = train_options(seen.options).strategy
-    whys = {each: why_impossible(each, seen.world) or impossible.get(each) for each in requested}
+    why_not = {each: why_impossible(each, seen.world) or impossible.get(each) for each in requested}
     is_known = bool(trainings) or (not strategies_of(seen.world) and bool(seen.world.arrivals))
     missing_backend = [text for run in trainings for text in missing_backend_errors(run.outcomes).values()]
-    if is_known and all(whys.values()):
-        reasons = "; ".join(f"{why} ({strategy.value})" for strategy, why in whys.items())
+    if is_known and all(why_not.values()):
+        reasons = "; ".join(f"{why} ({strategy.value})" for strategy, why in why_not.items())
         fix = "Choose other strategies (--strategy), or run this where these are possible."
         yield _unmeasured_finding(seen, "no requested strategy is possible here", reasons, fix)
     elif seen.options.backend != "auto" and missing_backend:
@@ -266,7 +266,7 @@ def _wrong_finding(seen: Seen[Data], run: StrategyRun) -> Finding:
 
 
 def _loss_sentence(seen: Seen[Data], run: StrategyRun) -> str:
-    """A sentence with the loss in the first bad step, that of single, and the tolerance."""
+    """A text on the loss in the first bad step. If the losses were compared, with single's loss and the tolerance."""
     losses, single_losses, step = run.losses, reference_losses(seen), run.bad_step
     loss = f"{losses[step]:.6g}" if step < len(losses) else "missing"
     where = f"In step {step + 1} of {train_options(seen.options).steps}"
@@ -280,7 +280,7 @@ def _loss_sentence(seen: Seen[Data], run: StrategyRun) -> str:
 
 
 def _different_weights(run: StrategyRun) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Sentences on ranks that began, or in ddp ended, with other parameters than most ranks; and these ranks."""
+    """Sentences on ranks that began or ended with different parameters; and the ranks that differ from most."""
     sentences: list[str] = []
     for word, values in (
         ("began", {rank: data.start_checksum for rank, data in run.data_by_rank.items() if data.start_checksum}),

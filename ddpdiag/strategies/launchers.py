@@ -89,7 +89,7 @@ def judge(
     setting: str,
     stop_signal: int | None,
 ) -> LaunchersReport:
-    """Make the report. Launchers without a row were not started; `stop_signal` ended the comparison early, if set."""
+    """Make the report. A launcher without a row was not started. `stop_signal` is the signal that ended the run."""
     not_started = "no time was left; give more --budget"
     if stop_signal is not None:
         not_started = "the run was interrupted before its turn"
@@ -111,7 +111,7 @@ def judge(
 
 
 def _verdict(rows: Sequence[LauncherRow], training: Training) -> tuple[str, ExitCode]:
-    """The verdict, and the exit code: UNFIT if a start failed or hung, else UNKNOWN if one is unfinished, else FIT."""
+    """The verdict and the exit code: UNFIT if a row fails or hangs, else UNKNOWN if a row is unfinished, else FIT."""
     failed = [row.method.value for row in rows if row.status in (StrategyStatus.FAILS, StrategyStatus.HANGS)]
     unfinished = [row.method.value for row in rows if row.status is StrategyStatus.UNFINISHED]
     working = len(rows) - len(failed) - len(unfinished)

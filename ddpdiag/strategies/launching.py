@@ -63,7 +63,7 @@ def find_torchrun() -> str:
 def commands(
     method: LaunchMethod, torchrun: str, training: Training, *, port: int, out: str, seconds: float
 ) -> tuple[Command, ...]:
-    """The commands that start a training: one for each rank if started by hand, else a single one.
+    """The commands that start a training: one command for each rank for BY_HAND, a single command for other methods.
 
     The ranks write their times into the folder `out`. `seconds` is the time-out of their process group.
     """
@@ -97,7 +97,7 @@ def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
 
 
 class LauncherComparison:
-    """Starts a training by each launcher. `run` fills `rows` and `setting`; launchers write files into `folder`."""
+    """Starts a training by each launcher. `run` sets `rows` and `setting` (backend, device and version of torch)."""
 
     def __init__(self, training: Training, folder: str, signals: Signals, budget_seconds: float) -> None:
         self.rows: dict[LaunchMethod, LauncherRow] = {}
@@ -107,7 +107,7 @@ class LauncherComparison:
         self._end = time.monotonic() + budget_seconds
 
     def run(self, report_start: Callable[[LaunchMethod], None]) -> None:
-        """Run a training by each method. The first runs twice, because the very first start loads torch's files."""
+        """Run a training by each method. TORCHRUN runs twice, because the first start reads torch from disk."""
         order = (LaunchMethod.TORCHRUN, *LaunchMethod)
         for index, method in enumerate(order):
             report_start(method)
@@ -184,7 +184,7 @@ class LauncherComparison:
 
 
 def _wait(processes: Processes, end: float, signals: Signals) -> bool:
-    """Wait for all processes; after one fails, at most _ECHO_SECONDS. Returns False if `end` or a signal is earlier."""
+    """Wait until all have ended, or one failed _ECHO_SECONDS ago. Returns False if `end` or a signal comes first."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
@@ -200,7 +200,7 @@ def _wait(processes: Processes, end: float, signals: Signals) -> bool:
 
 
 def _end_all(processes: Processes, mark: str) -> list[int]:
-    """End the commands with SIGTERM, then all marked processes with SIGKILL. Returns the pids that survive."""
+    """End the commands with SIGTERM, then all processes with this mark with SIGKILL. Returns the pids that survive."""
     for process in processes:
         if process.poll() is None:
             signal_process(process.pid, signal.SIGTERM)
@@ -218,7 +218,7 @@ def _end_all(processes: Processes, mark: str) -> list[int]:
 
 
 def _marked_pids(mark: str) -> Iterator[int]:
-    """Yield the pids of processes with this mark in their environment. A zombie has none, so it is not found."""
+    """Yield the pids of processes with this mark in their environment. A zombie shows no environment any more."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(_MARK_VARIABLE) == mark:

@@ -11,10 +11,10 @@ from ddpdiag.model.train import BLOCKS, Strategy, TrainRequest
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's results of one trial. If this torch cannot train by the strategy, only `not_possible` says why.
+    """One rank's results of one trial. `not_possible` says why this torch cannot train by the strategy; "" if it can.
 
     `losses` has the mean loss of each step, over the `images` that this rank gets in a step. The checksums are the
-    SHA-256 of the weights before the first and after the last step. `seconds` is the time of all `timed_steps`.
+    SHA-256 of the weights before and after all steps ("": not computed). `seconds` is the time of all `timed_steps`.
     """
 
     device: str
@@ -39,7 +39,7 @@ HIDDEN_WIDTH = 128
 
 
 def strategies_of(world: World) -> tuple[Strategy, ...]:
-    """The possible strategies in order: single for comparison, then the requested ones; empty if none of these is."""
+    """The possible strategies, single first as the reference; empty if no requested strategy is possible."""
     requested = train_options(world.options).strategy
     if all(why_impossible(each, world) for each in requested):
         return ()

@@ -1,4 +1,4 @@
-"""Options of `ddpdiag watch`, which starts a training unchanged and reports which rank holds it up if it is silent."""
+"""Options of `ddpdiag watch`, which starts a training, and reports which rank holds up the training if it is silent."""
 
 from dataclasses import dataclass
 

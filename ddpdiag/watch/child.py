@@ -3,7 +3,7 @@
 The command stays in the process group and session of `ddpdiag watch`, as under `env` and `nice`, so that a signal to
 the group reaches it directly, SIGKILL included. In a group of its own the command would need the terminal, and would
 outlive `kill -9 -- -PGID`. A signal to `ddpdiag watch` alone is passed on. A signal to the group is not, because a
-second SIGTERM keeps torchrun from ending its ranks. A probe process shows which of the two a signal is.
+second SIGTERM keeps torchrun from ending its ranks. A probe process shows whether the group received a signal.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Child:
     """The watched command. `status` is its wait status, or None while it runs."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], descriptors: Mapping[int, int]) -> None:
-        """Block BLOCKED_SIGNALS, and start the command. `descriptors`: this process's descriptors, by the command's."""
+        """Block BLOCKED_SIGNALS, and start the command. `descriptors`: {descriptor in the command: in this process}."""
         # A parent may have left SIGCHLD ignored. Then no child could be waited for.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
@@ -72,13 +72,13 @@ class Child:
             return None
         if info.si_signo not in FORWARDED_SIGNALS or self.has_ended() or os.getpgid(self.pid) != os.getpgrp():
             return Signal(info.si_signo, reached_command=False)
-        shared = self._probe.wait_for(info.si_signo)
-        if shared:
+        reached_group = self._probe.wait_for(info.si_signo)
+        if reached_group:
             signal.sigtimedwait({info.si_signo}, 0)  # timeout(1) signals this process first, then its group
-        return Signal(info.si_signo, shared or (info.si_code == _SI_KERNEL and not self._probe.is_running))
+        return Signal(info.si_signo, reached_group or (info.si_code == _SI_KERNEL and not self._probe.is_running))
 
     def has_ended(self) -> bool:
-        """Whether the command has ended; then reap it and end the probe process. Its children may still run."""
+        """Whether the command has ended. If so, reap it and end the probe process. Its children may still run."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = status if pid else None

@@ -60,7 +60,7 @@ class Silence:
         return silent_seconds >= self._next_look_seconds
 
     def count_look(self) -> None:
-        """Count a look. The next look is due after twice the time."""
+        """Count a look. The next one is due after twice as long a silence."""
         self.looks += 1
         self._next_look_seconds *= 2
 
@@ -109,7 +109,7 @@ class Watch:
                 return
 
     def explain_failure(self) -> None:
-        """Print why the command failed if its output shows the reason; not after an ending signal, --kill or a bug."""
+        """Print why the command failed, if its output shows it, and no ending signal, --kill or bug came before."""
         status = self._command.status
         quiet = self._got_ending_signal or self.kill_exit_code is not None or self.bug is not None
         if status and not quiet and (text := failure_text(self._output.sinks, status)):
@@ -142,7 +142,7 @@ class Watch:
                 self._handle_silence(look)
 
     def _handle_silence(self, look: Look) -> None:
-        """Report a look, and end the command if --kill says so, unless ranks import modules or post collectives."""
+        """Report a look, unless ranks import modules or post collectives. With --kill, end the command if it hangs."""
         silent_seconds = look.silent_seconds
         if look.progress_age_seconds is not None and look.progress_age_seconds < self._options.stall:
             self._last_progress = time.monotonic() - look.progress_age_seconds
@@ -180,7 +180,7 @@ class Watch:
 
 
 def run(command: Sequence[str], options: WatchArgs) -> int:
-    """Run and watch the command. Returns its exit code, or 1 or 3 after --kill. A signal that ended it is repeated."""
+    """Run the command and return its exit code, or 1 or 3 after --kill. If a signal killed it, die by that signal."""
     if not command[0]:
         raise UsageError("the command to watch is empty: expected a command after --, such as torchrun train.py")
     program = os.path.basename(command[0])

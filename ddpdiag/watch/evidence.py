@@ -5,12 +5,12 @@ ptrace meanwhile. If py-spy is killed then, or if the process was stopped alread
 (py-spy issues 390 and 565). So py-spy is called with --nonblocking. Then the stack of a running process may be torn or
 missing, and py-spy is called again. A call takes 30 ms (measured, 0.4.3), also for a stopped process.
 
-With TORCH_NCCL_DEBUG_INFO_PIPE_FILE and a size of the recorder, a process makes a named pipe STEM<rank>.pipe. Once
+If TORCH_NCCL_DEBUG_INFO_PIPE_FILE=STEM and the recorder's size are set, a rank makes a named pipe STEM<rank>.pipe. Once
 something was written into this pipe, the thread that watches NCCL's heartbeat dumps the recorder into the file
 TORCH_FR_DUMP_TEMP_FILE<rank> (TORCH_NCCL_DEBUG_INFO_TEMP_FILE before torch 2.9), and the job continues. This needs no
 GIL, and works while the main thread hangs. NCCL's watchdog writes the same file at its time-out. gloo's recorder can be
 read only inside of the process (torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp, FlightRecorder.cpp). The process
-groups of torch 2.15 make no pipe (nccl2/ProcessGroupNCCL.cpp). The dump is a pickle; its unpickler runs no code.
+groups of torch 2.15 make no pipe (nccl2/ProcessGroupNCCL.cpp). The dump is a pickle; reading it runs no code.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def find_py_spy() -> str | None:
 
 
 def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
-    """Read the stacks of a process by py-spy (`program`) until `end` (time.monotonic), or say what py-spy needs."""
+    """Read the stacks of a process by py-spy (`program`, None: not installed) until `end` (time.monotonic)."""
     if program is None:
         return Stacks(why_missing=NO_PY_SPY)
     stacks = dump_stacks(program, pid, end)
@@ -157,7 +157,7 @@ _BUFFER_ENTRIES = "2000"
 
 
 def recorder_variables(folder: str) -> dict[str, str]:
-    """The variables that make NCCL put its recorder's pipes and dumps into `folder`, without those that are set."""
+    """The variables that make NCCL put its recorder's pipes and dumps into `folder`, except those set in os.environ."""
     pipe, file = f"{folder}/ask-", f"{folder}/rank-"
     variables = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | dict.fromkeys(FILE_VARIABLES, file)
     variables |= {PIPE_VARIABLE: pipe, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
@@ -165,14 +165,14 @@ def recorder_variables(folder: str) -> dict[str, str]:
 
 
 class Request(NamedTuple):
-    """A request for a dump: the file that the process will write, and when it was written before (0: never)."""
+    """A request for a dump: the file that the process will write, and the time of the file before that (0: no file)."""
 
     file: Path
     previous_ns: int
 
 
 def request_dump(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Request | str:
-    """Ask a process to dump its flight recorder. Returns a sentence without full stop if it cannot be asked."""
+    """Ask a process to dump its flight recorder. If that is not possible, return the reason, without a full stop."""
     stem = env.get(PIPE_VARIABLE)
     file = next((env[name] for name in FILE_VARIABLES if env.get(name)), None)
     if not stem or not file:
@@ -196,7 +196,7 @@ def request_dump(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC)
 
 
 def await_dump(request: Request, end: float) -> TraceDump | str:
-    """Wait until the process has written its dump, and return the dump; at `end` (time.monotonic) return a sentence."""
+    """Wait until the process has written its dump, and return that. After `end` (time.monotonic) return a sentence."""
     while time.monotonic() < end:
         if _modified_ns(request.file) > request.previous_ns:
             with contextlib.suppress(OSError):
@@ -223,7 +223,7 @@ def _modified_ns(file: Path) -> int:
 class _PlainData(pickle._Unpickler):
     """An unpickler of numbers, strings, lists, tuples and dicts. It refuses classes, functions and references.
 
-    It extends Python's unpickler written in Python. That in C allocates 3 GB for 9 bytes with a large memo index.
+    It extends the unpickler written in Python, as the one in C allocates 3 GB for 9 bytes with a large memo index.
     """
 
     # A set takes 200 times as much memory as it has bytes in the pickle, and no dump contains sets.

@@ -2,7 +2,7 @@
 
 The rules name ranks in this order: ranks that have ended, are stopped or stuck in the kernel; ranks that get no data;
 ranks that posted another collective, or fewer; ranks for which the others wait in a collective; ranks that are
-elsewhere in the code than most. A named rank is one for which the others wait. It may be without fault. If all ranks
+elsewhere in the code than most. The others wait for a named rank, which may be without fault. If all ranks
 wait in the same way, no rank of this host is named: the missing rank runs on another host, or a message was lost.
 """
 
@@ -33,7 +33,7 @@ _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is s
 
 
 def judge(look: Look) -> Finding:
-    """Judge a look. The ranks of the finding hold up the others. It names no rank if the evidence cannot decide.
+    """Judge a look. The ranks of the finding hold up the others; it has no ranks if the evidence cannot decide.
 
     The evidence of the finding has a line for each group of ranks that do the same, and the stacks of some ranks.
     """
@@ -74,7 +74,7 @@ def _judge_ended_ranks(look: Look) -> Finding | None:
 
 
 def _judge_remaining_ranks(look: Look) -> Finding | None:
-    """Name no rank if some have ended and none is known to wait for them. Usually rank 0 then saves the model."""
+    """Name no rank if some ranks have ended and no rank is known to wait. Usually rank 0 then saves the model."""
     ended = look.ranks_doing(Activity.ENDED)
     left = tuple(sorted(rank for rank in look.by_rank if rank not in ended))
     if not ended or not left:
@@ -324,7 +324,7 @@ def _judge_waiting_ranks(look: Look) -> Finding | None:
     )
 
 
-def _judge_otherwise(look: Look) -> Finding:
+def _judge_undecided(look: Look) -> Finding:
     if not look.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
         return _finding("no-rank", "no rank was found", message)
@@ -368,12 +368,12 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _judge_idle_gpus,
     _judge_ranks_elsewhere,
     _judge_waiting_ranks,
-    _judge_otherwise,
+    _judge_undecided,
 )
 
 
 def rank_groups(look: Look, named_ranks: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
-    """The groups of ranks that do the same, with what they do: first those of `named_ranks`, then the smallest."""
+    """The groups of ranks that do the same, with what they do: groups of `named_ranks` first, then by size."""
     by_text: dict[tuple[bool, str], list[int]] = defaultdict(list)
     for state in look.ranks:
         by_text[state.rank not in named_ranks, _group_text(state)].append(state.rank)
@@ -413,7 +413,7 @@ def missing_evidence(look: Look) -> tuple[str, ...]:
 
 
 def _reason_sentences(what: str, reasons: Mapping[int, str]) -> Iterator[str]:
-    """Yield a sentence for each reason why `what` is missing, with all ranks that share it. "": it is not missing."""
+    """Yield a sentence for each reason why `what` is missing, with all ranks that share it. Skip empty reasons."""
     for reason in dict.fromkeys(filter(None, reasons.values())):
         ranks = [rank for rank, other in reasons.items() if other == reason]
         yield f"{what} of {ranks_text(ranks)}: {reason}."

@@ -54,7 +54,7 @@ class Activity(Enum):
 
 
 class Helper(Struct, frozen=True, kw_only=True):
-    """A process that a rank started, such as a worker of its data loader. `state`, `wchan`: as in `ProcessState`."""
+    """A process that a rank started, such as a worker of its data loader, with its state and wchan in proc(5)."""
 
     pid: int
     name: str
@@ -66,10 +66,10 @@ class RankState(Struct, frozen=True, kw_only=True):
     """The state of one rank, as read from outside of its process.
 
     `process` is None if the rank had ended. The state in `process` is D only if the rank was in the same wchan a moment
-    before. `core_share` is the part of a core that the main thread used, or waited for while other threads used it.
+    before. `core_share` is the share of time in which the main thread used a core or waited for one (None: not known).
     `holds_gpu` is whether the rank has a GPU open, `holds_gil` whether its main thread has the GIL (None: not known).
-    `why_no_stack` says why `process` has no stack. `collectives` is as in `Outcome`, `why_no_collectives` says why it
-    is None, and `posted_age_seconds` is the age of its newest entry.
+    `why_no_stack` says why `process` has no stack. `collectives` are those in the rank's flight recorder,
+    `why_no_collectives` says why they are None, and `posted_age_seconds` is the age of the newest one.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class RankState(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """The innermost frame without its line number, as ranks in one loop differ in the line. Empty: no stack."""
+        """The innermost frame up to the line number, which differs in a loop: "spin (train.py". Empty: no stack."""
         return self.stack[0].rpartition(":")[0] if self.stack else ""
 
     @property
@@ -239,7 +239,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(sorted(rank for rank, activity in self.activities.items() if activity in activities))
 
     def calls_text(self, ranks: Sequence[int]) -> str:
-        """The collectives in which `ranks` wait: as flight recorders show them, else the names of the functions."""
+        """The collectives in which `ranks` wait: from flight recorders, else by function names, or "a collective"."""
         states = [self.by_rank[rank] for rank in ranks]
         ends = {collective_text(end) for state in states if (end := last_collective(state.collectives)) is not None}
         calls = dict.fromkeys(state.call for state in states if state.call)
@@ -265,6 +265,6 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         return f", which is in {stack[0]}" if stack else ""
 
 
-def subject(ranks: Sequence[int], one: str, many: str) -> str:
-    """The ranks and the verb of a sentence: "rank 1 is", "ranks 1-2 are". `one` is its singular, `many` its plural."""
-    return f"{ranks_text(ranks)} {one if len(ranks) == 1 else many}"
+def subject(ranks: Sequence[int], singular: str, plural: str) -> str:
+    """The ranks and the verb of a sentence, in singular or plural: "rank 1 is", "ranks 1-2 are"."""
+    return f"{ranks_text(ranks)} {singular if len(ranks) == 1 else plural}"

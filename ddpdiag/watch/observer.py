@@ -53,7 +53,7 @@ class Observer:
         self._next_search = 0.0
 
     def refresh(self) -> None:
-        """Search for the ranks again, unless the last search was a short time ago."""
+        """Search for the ranks, unless the last search was a short time ago."""
         begin = time.monotonic()
         if begin >= self._next_search:
             self._find_ranks()
@@ -64,7 +64,7 @@ class Observer:
         self._ranks = self._with_ended_ranks(find_ranks(self._processes))
 
     def _with_ended_ranks(self, current: RankProcesses) -> RankProcesses:
-        """`current` with the earlier ranks that have ended, if others of them still run or no rank is found."""
+        """`current` and the earlier ranks that have ended; without these if they were guessed or started anew."""
         earlier = self._ranks
         if earlier.are_guessed or not earlier.by_rank:
             return current
@@ -87,7 +87,7 @@ class Observer:
             _send_signal(process.pid, signal.SIGKILL)
 
     def observe(self, look: Look) -> Look:
-        """Read the state of all ranks and GPUs within about LOOK_SECONDS, and return `look` with it."""
+        """Read the state of all ranks and GPUs within about LOOK_SECONDS. Returns a copy of `look` with this state."""
         end = time.monotonic() + LOOK_SECONDS
         self._find_ranks()
         ranks = self._ranks.by_rank
@@ -119,7 +119,7 @@ class Observer:
         )
 
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
-        """Read each rank's flight recorder, or say why it cannot be read. All ranks write their dumps at one time."""
+        """Read each rank's flight recorder, or say why it cannot be read. All ranks dump at the same time."""
         requests = {rank: request_dump(each.pid, rank, each.environ) for rank, each in self._ranks.by_rank.items()}
         return {rank: each if isinstance(each, str) else await_dump(each, end) for rank, each in requests.items()}
 

@@ -2,8 +2,8 @@
 
 Each `ddpdiag watch` binds an abstract Unix socket, which has no file and ends with its process. The name of the socket
 contains the launch, the number of this `ddpdiag watch` in the launch, its pid, and the pid of its command.
-/proc/net/unix lists all such names. The `ddpdiag watch` with the lowest number leads: it reports on the ranks of all,
-and waits for its own command's output only, because usually only rank 0 prints.
+/proc/net/unix lists all such names. The `ddpdiag watch` with the lowest number leads: it reports on the ranks of all of
+them. It checks the output of its own command only, because usually only rank 0 prints.
 """
 
 import contextlib

@@ -126,7 +126,7 @@ def _training_process(top: Process, processes: Sequence[Process]) -> Process:
 def _python_process(top: Process, processes: Sequence[Process]) -> Process | None:
     """The only Python process at or below `top`, not counting those below another Python. None if there is none.
 
-    If there are several, any of them may train, so this is `top`.
+    If there are several, any of them may train, so the result is `top`.
     """
     python_processes: list[Process] = []
     wrappers: set[int] = set()
@@ -146,8 +146,8 @@ def _python_process(top: Process, processes: Sequence[Process]) -> Process | Non
 class KnownProcesses:
     """Remembers the environment and program of every process, as read the first time.
 
-    Later a process may have ended, become unreadable, or written a title over its environment (setproctitle). It is
-    read again only after an exec of another program, as in `bash -c 'export RANK=..; exec python train.py'`.
+    Later a process may have ended, become unreadable, or written a title over its environment (setproctitle). So a
+    process is read again only after an exec of another program, as in `bash -c 'export RANK=..; exec python train.py'`.
     """
 
     def __init__(self, root: Path = PROC) -> None:

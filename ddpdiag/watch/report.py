@@ -22,7 +22,7 @@ _SHOW_SECONDS = 2.0
 
 
 class Reporter:
-    """Shows looks on standard error, and waits at most 2 s for it, because the terminal or file system may hang."""
+    """Shows looks on standard error, for at most 2 s each, because the terminal or file system may hang."""
 
     def __init__(self, options: DisplayArgs, show: Callable[[str], None] | None = None) -> None:
         self._options = options

@@ -274,7 +274,7 @@ def _possible_classes(script: Analysis, model: ast.expr | None, depth: int) -> s
 
 
 def _hides_layer_use(script: Analysis, model: ast.ClassDef) -> bool:
-    """Whether the layers in use are not known: the class has another base, a subclass, or a loop over its layers."""
+    """Whether unseen code may use layers: the class has a subclass, a base other than Module, or a loop over layers."""
     bases = [script.name(base) for base in model.bases]
     parents = {script.name(base) for each in script.classes.values() for base in each.bases}
     return bases != ["torch.nn.Module"] or model.name in parents or bool(_LAYER_ITERATION & set(words_in(model)))

@@ -86,8 +86,7 @@ def model_on_some_ranks(script: Analysis) -> Iterator[Hit]:
     Fix: evaluate model.module, or evaluate on all ranks.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
-    (broadcast_buffers);
-    seen with torch 2.13 over gloo.
+    (broadcast_buffers); seen with torch 2.13 over gloo.
     """
     sends_buffers = has_batchnorm(script) and not any(
         is_constant(argument(wrapping, "broadcast_buffers"), False) for wrapping in script.wrappings

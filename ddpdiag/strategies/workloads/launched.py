@@ -1,6 +1,6 @@
 """A training script that any launcher can start. `ddpdiag train --compare-launchers` starts it by each of them:
 
-    torchrun --nproc-per-node 2 -m ddpdiag.strategies.workloads.launched ...                   (and distributed.run)
+    torchrun --nproc-per-node 2 -m ddpdiag.strategies.workloads.launched ...             (or torch.distributed.run)
     python -m torch.distributed.launch --nproc-per-node 2 [--use-env] -m ddpdiag.strategies.workloads.launched ...
     python -m ddpdiag.strategies.workloads.launched --spawn ...
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.strategies.workloads.launched ...
@@ -110,7 +110,7 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> 
 
 
 def agreed_steps(step_seconds: float, seconds: float, device: torch.device) -> int:
-    """The number of steps, 3 or more, for `seconds`, by the slowest rank's step time. All ranks get the same number."""
+    """The number of steps that the slowest rank can do in `seconds`, at least 3. All ranks must call this."""
     slowest = torch.tensor(step_seconds, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return max(3, int(seconds / slowest.item()))

@@ -40,7 +40,7 @@ class SplitNetwork(nn.Module):
 
 
 def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device]:
-    """The `group_size` devices of type `kind` for a rank, or so many times the CPU. Makes the first device current."""
+    """The `group_size` devices of a rank: GPUs, of which the first becomes current; or the CPU that many times."""
     if kind == "cpu":
         return [torch.device("cpu")] * group_size
     module = torch.get_device_module(kind)
@@ -51,7 +51,7 @@ def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str, group_size: int) -> Data:
-    """Train on this rank's share of the images, with the network on `group_size` devices that no other rank uses."""
+    """Train on this rank's share of the images. The network is on `group_size` GPUs of this rank, or on the CPU."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
         devices = devices_of(device.type, ctx.place.local_rank or 0, group_size)

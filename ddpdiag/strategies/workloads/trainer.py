@@ -26,7 +26,7 @@ class Task(Struct, frozen=True, kw_only=True):
     """The network and its batches. `batch_size` is over all ranks; `hidden` is the width of the last layers.
 
     The network has GroupNorm and not BatchNorm, because GroupNorm normalises each image separately, so the division of
-    the images over the ranks does not matter. Only the first weights and the order of the images are drawn, by `seed`.
+    the images over the ranks does not matter. The first weights and the order of the images are random, by `seed`.
     """
 
     steps: int
@@ -75,7 +75,7 @@ def use_exact_float32() -> None:
 def shared_reason(ctx: Context, reason: str) -> str:
     """The reason why some rank cannot train by a strategy, or "". `reason` is this rank's; all ranks must call this.
 
-    Otherwise a rank that can train would wait for the others until the deadline, and be reported as hung.
+    If a rank that can train did not know, it would wait for the others until the deadline, and be reported as hung.
     """
     is_impossible = is_true_on_any_rank(ctx, bool(reason))
     return f"torch {torch.__version__}: {reason}" if reason else "another rank's torch cannot" if is_impossible else ""
@@ -119,12 +119,12 @@ class Trainer:
             self._peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
 
     def keep_loss(self, loss: Tensor) -> None:
-        """Keep the mean loss of this rank's images in this step, on the device, because reading it would take time."""
+        """Keep the mean loss of this rank's images in this step, on the device, because a copy would take time."""
         if len(self._losses) < self._task.steps:
             self._losses.append(loss.detach())
 
     def measurements(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end_checksum: str = "") -> Data:
-        """This rank's measurements. `end_checksum` is that of its `parameters` if they are the complete network's."""
+        """This rank's measurements. `end_checksum` is that of the trained network if ranks have copies, else ""."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return Data(
             start_checksum=checksum(self._task.network()),
