@@ -1,7 +1,7 @@
 """Show a benchmark as blocks for Markdown and HTML, and as text in the format of nccl-tests.
 
-The text begins with nccl-tests' table, in which each line that is not a row starts with "#". The tables of the series
-and of the ranks follow, also after "#", and then the findings and the verdict.
+The text begins with the table of nccl-tests. The tables of peak rates and of ranks follow, with "#" before each line,
+because scripts for nccl-tests skip such lines. The findings and the verdict are at the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,20 +20,20 @@ from ddpdiag.text import byte_count, count, fold_hosts, is_exceeded
 
 
 def blocks(report: Report) -> Iterator[Section]:
-    """Yield the section of a benchmark: tables of the series and ranks, a chart, and the rows behind folds."""
+    """Yield the section of a benchmark: the tables of peaks and ranks, a chart, and the tables of sizes in folds."""
     bench = bench_of(report)
     rows = (Fold(part.name, (_sizes_table(part),)) for part in sweep_tables(bench))
     yield Section("Benchmark", (*_result_blocks(report), *_bandwidth_chart(bench), *rows), name="benchmark")
 
 
 def _result_blocks(report: Report) -> Iterator[Block]:
-    """Yield the tables of the series and of the ranks, with the sentences that explain them."""
+    """Yield the table of peaks and the tables of ranks, each with the sentences that explain its numbers."""
     bench = bench_of(report)
     if bench.series:
         yield _series_table(bench.series)
     elif not bench.rows:
         yield Text("nothing was measured")
-    # The sentence of the whole report is shown elsewhere, and its parts are not repeated.
+    # The report's own sentence is shown elsewhere. Sentences that it contains are not repeated here.
     sentences = (one.sentence for one in bench.series if one.sentence and one.sentence not in report.sentence)
     if items := tuple(dict.fromkeys((*sentences, *bench.omissions))):
         yield Items(items, "What the numbers mean")
@@ -48,7 +48,7 @@ def _result_blocks(report: Report) -> Iterator[Block]:
 
 
 def plausible_expectation(series: Series) -> Expectation | None:
-    """The expected bandwidth, or None if it is unknown, or wrong because the measured peak exceeds it by far."""
+    """The expected bandwidth of a series. None if it is unknown, or if the measured peak shows that it is too low."""
     expected = series.expectation
     is_wrong = expected is not None and is_exceeded(series.peak_busbw_bytes_per_s, expected.busbw_bytes_per_s)
     return None if is_wrong else expected
@@ -85,7 +85,7 @@ def _series_table(series: Sequence[Series]) -> Table:
 
 
 def _ranks_table(title: str, ranks: Sequence[BenchRank]) -> Table:
-    """The table of ranks at one size. If a painter shortens it, slow ranks and the longest calls are kept."""
+    """The table of ranks at one size. A shortened table keeps slow ranks and the ranks with the longest calls."""
     keys = [(not rank.slow_reason, -(rank.seconds or 0.0)) for rank in ranks]
     return Table(
         title=title,
@@ -170,7 +170,7 @@ def _series_key(item: BenchRow | Series) -> tuple[str, str, str]:
 def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
     """The report as text. With `details`, no list or table is shortened.
 
-    All lines above the findings are rows or comments, so that scripts for nccl-tests' output can read them.
+    Above the findings, all lines are rows or begin with "#", so that scripts for nccl-tests' output can read them.
     """
     page, bench = Page(color=color, width=width), bench_of(report)
     for line in (*_head_lines(bench, report.world, details=details), *_sweep_lines(bench)):

@@ -17,7 +17,7 @@ def run(launch: LaunchArgs, bench: BenchRequest, baseline: str | None, outputs: 
     for backend in bench.backend:
         check_backend(backend)
         refuse_nccl_without_gpus(backend)
-    # The last backend is that of the run, as of a job; one before it, such as gloo, is measured for comparison.
+    # The last backend is the one that the job would use. An earlier one, such as gloo, is measured for comparison.
     backend = bench.backend[-1] if bench.backend else "auto"
     options = CheckArgs(select=SELECTED_CHECKS, backend=backend, budget=bench.timeout, baseline=baseline)
     return check.run(launch, options, outputs, bench=bench)

@@ -24,8 +24,8 @@ def rank_row(
     wrong: int | None,
     extremes: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> RankRow:
-    """Make one rank's row from the `seconds` of its calls of one size. `wrong` is None if values were not checked.
-    `extremes` has, for each call, the shortest and the longest time that any rank needed."""
+    """Make one rank's row for one size from the `seconds` of each call. `wrong` is None if values were not checked.
+    `extremes` has the shortest and the longest time of any rank for each call. If None, the row has no lag."""
     ordered, mean = sorted(seconds), sum(seconds) / len(seconds)
     deviation = math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds))
     lag_seconds = last_starts = transfer_seconds = None
@@ -55,9 +55,9 @@ class Data(Struct, frozen=True, kw_only=True):
 
     `rank_count` ranks took part in the trial. `device` is the name of this rank's CPU or GPU; `device_index`,
     `gpu_uuid` and `pci` are None for a CPU. `copy_rates` are the rates, in bytes per second, at which the rank copied
-    within the memory of its device, at moments at which all ranks copied. `notes` are sentences on rows that were left
-    out, with the reason; all ranks have the same notes. `unsupported` has a sentence for each requested combination
-    that torch or the backend lacks. `is_complete` is False if time or memory was too short for some rows.
+    within the memory of its device while all other ranks copied as well. `notes` are sentences about sizes that were
+    left out or had fewer calls than requested, with the reason. `unsupported` has a sentence for each requested
+    combination that torch or the backend lacks. `is_complete` is False if time or memory was too short for some rows.
     """
 
     backend: str
@@ -91,7 +91,7 @@ class Sweep:
 
     @cached_property
     def rank_rows(self) -> Mapping[tuple[str, int], Mapping[int, RankRow]]:
-        """The row of each rank by (dtype, size in bytes), for sizes that all ranks with any row measured."""
+        """Maps (dtype, size in bytes) to the row of each rank. A size counts if all ranks with any row have it."""
         rows: dict[tuple[str, int], dict[int, RankRow]] = {}
         for rank, data in self.data_by_rank.items():
             for row in data.rows:
@@ -114,7 +114,7 @@ def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
 
 
 def table_rows(sweep: Sweep) -> Iterator[BenchRow]:
-    """Yield a row for each dtype and size of a sweep, with the times of the slowest rank."""
+    """Yield a row for each dtype and size: the mean time of the slowest rank, and the wrong elements of all ranks."""
     for by_rank in sweep.rank_rows.values():
         rank, slowest = max(by_rank.items(), key=lambda each: each[1].mean_seconds)
         wrong_counts = [row.wrong for row in by_rank.values() if row.wrong is not None]

@@ -17,7 +17,7 @@ _MAX_SENTENCES = 3
 
 
 def summary_text(series: Sequence[Series]) -> str:
-    """The sentences of the first series. Equal sentences, such as those about one slow rank, are given once."""
+    """Join the first sentences of the series, and count the others. Equal ones (about one slow rank) are given once."""
     sentences = [*dict.fromkeys(one.sentence for one in series)]
     omitted = len(sentences) - _MAX_SENTENCES
     closing = [f"{omitted} more {'result is' if omitted == 1 else 'results are'} in the report."] if omitted > 0 else []
@@ -26,7 +26,7 @@ def summary_text(series: Sequence[Series]) -> str:
 
 @lru_cache(maxsize=1)
 def bench_report(seen: Seen[Data]) -> BenchReport:
-    """The report on all sweeps, without rows if nothing was measured. The result for the latest `seen` is cached."""
+    """The benchmark's part of the report. It has no rows if nothing was measured. The latest result is cached."""
     request, done = seen.options.bench or BenchRequest(), sweeps(seen)
     expected_sweeps = len(request.collective) * max(1, len(request.backend))
     rows_of_sweeps = [(sweep, tuple(table_rows(sweep))) for sweep in done]

@@ -1,4 +1,4 @@
-"""The options for the output files of `ddpdiag allreduce-bench`. `ddpdiag.model.bench.Bench` has its other options."""
+"""The options for the output files of `ddpdiag allreduce-bench`. Its other options are in `ddpdiag.model.bench`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

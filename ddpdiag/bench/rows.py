@@ -46,7 +46,7 @@ def sweep_tables(bench: BenchReport) -> tuple[SweepTable, ...]:
 
 
 def reaches_minimum(bench: BenchReport, table: SweepTable) -> bool | None:
-    """Whether all series of `table` reach `--min-busbw` at their best size; None without that option."""
+    """Whether the peak of each dtype in `table` reaches `--min-busbw`. None if this option was not given."""
     if (minimum := bench.request.min_busbw_bytes_per_s) is None:
         return None
     series = [one for one in bench.series if (one.backend, one.collective) == (table.backend, table.collective)]
@@ -54,7 +54,7 @@ def reaches_minimum(bench: BenchReport, table: SweepTable) -> bool | None:
 
 
 def rank_devices(bench: BenchReport) -> list[BenchRank]:
-    """One entry of `bench.ranks` for each rank, in the order of ranks. An entry with a GPU is preferred."""
+    """One entry of `bench.ranks` for each rank, sorted by rank: the first with a GPU, or else the first."""
     rank_by_number: dict[int, BenchRank] = {}
     for line in sorted(bench.ranks, key=lambda line: (line.rank, line.gpu_uuid is None)):
         rank_by_number.setdefault(line.rank, line)
@@ -79,7 +79,7 @@ HEADER_LINES = (
 
 
 def format_number(value: float, width: int) -> str:
-    """Format `value` with up to two decimals, as many as fit into `width`, like nccl-tests' `getFloatStr`."""
+    """Format `value` like nccl-tests' `getFloatStr`: with up to two decimals that fit into `width`, or an exponent."""
     for decimals in (2, 1, 0):
         if len(text := f"{value:{width}.{decimals}f}") <= width:
             return text
@@ -87,7 +87,7 @@ def format_number(value: float, width: int) -> str:
 
 
 def row_line(row: BenchRow) -> str:
-    """The line of the table for a row. The mode that torch does not have is shown as N/A."""
+    """The line of the table for a row. The mode that torch lacks for the collective is shown as N/A."""
     reduction = "sum" if "reduce" in row.collective else "none"
     root = 0 if row.collective in ("broadcast", "reduce") else -1
     key = f"{row.size_bytes:12d}  {row.count:12d}  {one_line(row.dtype):>8}  {reduction:>6}  {root:6d}"
@@ -102,7 +102,7 @@ def row_line(row: BenchRow) -> str:
 
 
 def footer_lines(table: SweepTable, is_reached: bool | None) -> Iterator[str]:
-    """Yield the lines below the rows: the wrong elements, and the mean bus bandwidth (OK above `--min-busbw`)."""
+    """Yield two lines: the number of wrong elements, and the mean bus bandwidth with OK or FAILED for `is_reached`."""
     wrong = [row.wrong for row in table.rows if row.wrong is not None]
     checked = f"{sum(wrong):d} {'FAILED' if sum(wrong) else 'OK'}" if wrong else "N/A not checked"
     yield f"# {'Out of bounds values':<20} : {checked}"
@@ -114,7 +114,7 @@ CSV_COLUMNS = (*BenchRow.__struct_fields__, "slowest_host")
 
 
 def to_csv(report: Report) -> str:
-    """The rows as CSV in SI units, with a header. Unknown values are empty, other non-finite ones nan, inf or -inf."""
+    """The rows as CSV in SI units, with a header. None is an empty field; a number may be nan, inf or -inf."""
     text, bench = StringIO(), bench_of(report)
     hosts = {line.rank: line.host for line in rank_devices(bench)}
     writer = csv.writer(text, lineterminator="\n")

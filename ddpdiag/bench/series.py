@@ -1,10 +1,9 @@
 """Judge a sweep: find its bottleneck and its slow ranks, and make the table of its ranks.
 
-The bottleneck is the first of these that applies: a slow rank; too few cores (then no number is judged); latency, if
-all messages are too short for bandwidth; the part of the machine whose limit was reached. Otherwise it is unknown.
-
-A rank is slow if it copies more slowly than the other ranks of the run, or starts its calls later. To find slow ranks
-no table of hardware is needed.
+Possible bottlenecks are tried in this order: a slow rank; too few cores (then no number is judged); latency, if all
+messages are too short; the hardware, if its expected rate is reached. If none of them applies, the bottleneck is
+unknown. A rank is slow if it copies more slowly than the other ranks of the run, or starts its calls later. This
+comparison needs no table of hardware.
 """
 
 import math
@@ -91,7 +90,7 @@ def assess(
     core_shortage: tuple[int, int] | None = None,
     slow_ranks: Mapping[str, str] = {},
 ) -> tuple[Bottleneck, str]:
-    """The bottleneck in the rows of one dtype, and a sentence with the collective, its rate and the expectation.
+    """Find the bottleneck in the rows of one dtype. Returns it with a sentence that explains it to users.
 
     `core_shortage` is (ranks, cores) of a host with fewer cores than ranks. The keys of `slow_ranks` are names such as
     "rank 3 on n1", and the values are the reasons.
@@ -139,7 +138,7 @@ def _share(peak: BenchRow, limit: Bound | None) -> float | None:
 
 
 def bench_ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
-    """Yield a line of the table of ranks for each rank: its figures at the largest size of the sweep's first dtype."""
+    """Yield the figures of each rank at the largest size of the sweep's first dtype; nothing if no size is complete."""
     if not sweep.rank_rows:
         return
     dtype = next(iter(sweep.rank_rows))[0]
@@ -185,9 +184,9 @@ LAG_SHARE = SLOW_RATIO - 1
 class RankEvidence(NamedTuple):
     """The measurements that show whether one rank is slow; None for a figure that was not measured.
 
-    `copy_rates` are the rates, in bytes per second, at which the rank copied at moments at which all ranks copied.
-    `lag_share` is the median of its lag (its delay against the first rank) over the transfer time, and
-    `started_last_share` the share of calls that it started last; both are from large sizes only.
+    `copy_rates` are the rates, in bytes per second, at which the rank copied while all other ranks copied as well.
+    `lag_share` is the median of the rank's lag (its start after the first rank) divided by the transfer time.
+    `started_last_share` is the share of calls that the rank started last. Small sizes do not count for either share.
     """
 
     copy_rates: tuple[float, ...] = ()
@@ -216,10 +215,10 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, memory: str = "its own m
 
 
 def copy_slowdowns(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
-    """For each rank that copies steadily more slowly than the others: their median rate over the rank's rate.
+    """Map each rank that copies steadily more slowly than the others to its slowdown, such as 2.1.
 
-    The value is the median of these ratios at all moments. So a disturbance that slows all ranks of a host at once, or
-    one rank rarely, has no effect.
+    At one moment, the slowdown is the median rate of the other ranks divided by the rank's rate. The result is the
+    median over all moments. A disturbance that slows all ranks at once, or one rank rarely, has no effect.
     """
     moments = max((len(each.copy_rates) for each in evidence.values()), default=0)
     by_moment = [
@@ -235,7 +234,7 @@ def copy_slowdowns(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
 
 
 def _slowdowns(rates: Mapping[int, float]) -> dict[int, float]:
-    """For each rank with a measured rate, the median rate of the other ranks over this rate."""
+    """Map each rank with a measured rate to the median rate of the other ranks, divided by its own rate."""
     # A rate below one byte per second is no measurement, and dividing by it may give infinity.
     measured = {rank: rate for rank, rate in rates.items() if 1 <= rate < math.inf}
     known = sorted(measured.values())
@@ -247,7 +246,7 @@ _LARGE_BYTES = 1 << 20
 
 
 class RankJudgement(NamedTuple):
-    """The slow ranks over one backend with the reasons, and the `core_shortage` of a machine, if there is one."""
+    """The reason for each slow rank over one backend, and the (ranks, cores) of a machine with too few cores."""
 
     slow_reasons: Mapping[int, str]
     core_shortage: tuple[int, int] | None
@@ -266,8 +265,8 @@ def judge_ranks(seen: Seen[Data], backend: str) -> RankJudgement:
 
 
 def core_shortage(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
-    """(ranks, cores) of the first machine with fewer cores than ranks, or None; always None over nccl, which needs
-    hardly any CPU. Containers of one machine have its boot id, so they count together."""
+    """The (ranks, cores) of the first machine with fewer cores than ranks. None if there is none, and always over nccl,
+    which needs hardly any CPU. Ranks in several containers of a machine count together."""
     if backend == "nccl":
         return None
     machines: dict[str, dict[int, int]] = {}
@@ -298,7 +297,7 @@ def evidence_by_rank(seen: Seen[Data], backend: str) -> dict[int, RankEvidence]:
 
 
 def _evidence_of(trials: list[Data], moments: int) -> RankEvidence:
-    """Make the evidence from all data of one rank, with its first `moments` copy rates: all ranks have so many."""
+    """Make the evidence from all data of one rank, with its first `moments` copy rates: every rank has as many."""
     rows: list[RankRow] = []
     for data in trials:
         # Only large sizes count; if all are small, only the largest.

@@ -52,11 +52,11 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     it counts as a note if the log has another reason for the failure.
 
     `shows_only` is "library" or "process" if the text shows only which library failed, or only that a process ended.
-    `is_fallback` marks a card for lines that no other card knows; it quotes the first line of each kind. Known texts
-    are listed before it, except texts with `shows_only` that are printed later. A fallback with the role "hint" is a
-    warning; it becomes the failure if the log shows a failure, but no better reason for it. A card `in_traceback` is
-    matched against the last line of each Python traceback. `action` is what the GPU or NVSwitch needs that a line of
-    the kernel's log names; a cause with an action is a fault of that device, and without one a fault of a program.
+    `is_fallback` marks a card for lines that no other card knows. Such a card quotes the first line of each kind. If it
+    has the role "hint", it is a warning: the warning counts as the failure if the log shows a failure, but no better
+    reason for that failure. A card `in_traceback` is matched against the last line of each Python traceback. `action`
+    is what must be done with the GPU or NVSwitch that a line of the kernel's log names. A cause with an action is a
+    fault of that device; a cause without an action is a fault of a program.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     action: Literal["", "monitor", "reset", "reboot", "isolate"] = ""
 
     def with_values(self, values: Mapping[str, str]) -> "Card":
-        """The card with its placeholders replaced by the values of a line's groups."""
+        """The card with its placeholders replaced by the values of a line's groups, or by their defaults."""
         usable_values = self.defaults | {name: value for name, value in values.items() if _SAFE_VALUE.fullmatch(value)}
         texts = {
             name: PLACEHOLDER.sub(lambda match: usable_values.get(match[1], match[1].upper()), getattr(self, name))

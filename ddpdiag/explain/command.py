@@ -27,7 +27,7 @@ _MAX_FILES = 4096  # torchrun's two files for each of 2,048 ranks
 
 
 def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
-    """Explain the command's arguments, and print the result. Returns 3 if neither text nor log is explained, or 0."""
+    """Explain the command's arguments, and print the result. Returns 0 if anything was explained, else 3."""
     text = " ".join(words)
     if len(words) == 1 and (code := text if _CODE_PATTERN.fullmatch(text) else code_of(text)) is not None:
         _print_page(code, display.color)
@@ -67,7 +67,7 @@ def _is_log(word: str) -> bool:
 
 
 def _files_below(folder: str) -> list[str]:
-    """The text files and dumps among the first `_MAX_FILES` files below a folder. Raises UsageError if none is."""
+    """The text files and dumps among the first `_MAX_FILES` files below a folder. Raises UsageError if it has none."""
     files = list(islice(_plain_files(folder), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:
         complain(f"{readable(folder)} has more than {_MAX_FILES:,} files; the others are not read")
@@ -96,7 +96,7 @@ def _plain_files(folder: str) -> Iterator[str]:
 
 
 def _head(path: str, *, complain_unreadable: bool = False) -> bytes:
-    """The first `_HEAD_BYTES` bytes of a file, or no bytes if the file cannot be read."""
+    """The first `_HEAD_BYTES` bytes of a file, or b"" if the file cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(_HEAD_BYTES)

@@ -172,7 +172,7 @@ class Traceback(NamedTuple):
 
 
 def tracebacks(block: bytes, *, is_first: bool = False) -> Iterator[Traceback]:
-    """Yield the complete tracebacks in a block of lines. The first block of a log may begin inside a traceback."""
+    """Yield the complete tracebacks in a block of lines, and with `is_first` also one that began before the block."""
     at = block.find(_TRACEBACK_START)
     frame = block.find(b'File "', 0, at if at >= 0 else len(block)) if is_first else -1
     if frame >= 0 and (traceback := _read_traceback(block, block.rfind(b"\n", 0, frame) + 1, frame)) is not None:
@@ -187,7 +187,7 @@ def tracebacks(block: bytes, *, is_first: bool = False) -> Iterator[Traceback]:
 
 
 def message_after(block: bytes, end: int, origin: Origin) -> str:
-    """The message of an exception whose line ends with a colon: the next lines of this origin after byte `end`."""
+    """The message of an exception whose line ends with a colon: the next few lines of `origin` after byte `end`."""
     texts = (text.strip() for _, text in _following_lines(block, end, origin))
     return " ".join(islice(filter(None, texts), _MAX_MESSAGE_LINES))
 
@@ -225,7 +225,7 @@ def _line_end(block: bytes, at: int) -> int:
 
 
 def _following_lines(block: bytes, at: int, origin: Origin) -> Iterator[tuple[int, str]]:
-    """Yield the next lines of this origin after byte `at`: the byte at which each begins, and its text."""
+    """Yield the next lines of `origin` after byte `at`: the byte at which each begins, and its text."""
     for _ in range(_MAX_TRACEBACK_LINES):
         start = at + 1
         if start >= len(block):
@@ -237,7 +237,7 @@ def _following_lines(block: bytes, at: int, origin: Origin) -> Iterator[tuple[in
 
 
 def _find_exception(lines: Iterable[tuple[int, str]], indent: int) -> tuple[int, str, str] | None:
-    """The start and text of the exception's line (the first not indented beyond `indent`), and the deepest frame."""
+    """The start and text of the first line indented at most `indent`, and the deepest frame. None if no exception."""
     frames: list[str] = []
     user_frames: list[str] = []
     for start, text in lines:

@@ -4,9 +4,9 @@ The log is read once, in blocks of lines. Each block is searched for every card'
 an anchor are decoded and matched against patterns, and at most a few thousand characters of each. So the time depends
 on the length of the log only.
 
-An unknown warning of NCCL, error of CUDA or exception of Python is quoted by a fallback card. It is not counted as a
-failure if it follows from a known text: if its exception was raised because of that text, or if the same process had
-printed the text before.
+A fallback card quotes an unknown text: a warning of NCCL, an error of CUDA or an exception of Python. The unknown text
+does not count as a failure if it follows from a known text: the same process had printed the known text before, or the
+exception was raised because of it.
 """
 
 import re
@@ -165,7 +165,7 @@ class _Matcher:
         return self._tallies[key]
 
     def _relate_to_earlier(self, key: _TallyKey, tally: Tally, origin: Origin, traceback: Traceback | None) -> None:
-        """Record in `tally` whether an unknown text follows from a text that its process printed earlier."""
+        """Record a text for later lines and, if it is unknown, whether it follows from an earlier text."""
         card = tally.card
         cause = None
         if traceback is not None:

@@ -31,8 +31,8 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     `count` is the number of these lines, `first_line` and `last_line` are the numbers of the first and the last, and
     `excerpt` is the text of the first. `ranks`, `local_ranks` (in torchrun's prefix), `tasks` (of `srun -l`) and
-    `hosts` are named in the lines. `missing_ranks` are ranks that others waited for. `ranks_by_work` has the number of
-    a collective, with the ranks whose last collective it was. `differing_calls` are the different collectives that
+    `hosts` are named in the lines. `missing_ranks` are ranks that others waited for. `ranks_by_work` maps the number of
+    a collective to the ranks whose last collective it was. `differing_calls` are the different collectives that
     ranks name under the number `differing_work`, the most common one last, each with its ranks. `frame` is the place
     in the user's code that raised an exception.
     """
@@ -74,8 +74,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Tally:
-    """Counts the lines of a card (and kind) while a log is read. `work_by_rank` has the number of each rank's last
-    collective, and `calls_by_work` what each rank called under a (group, number)."""
+    """Counts the lines of one card and kind while a log is read. `work_by_rank` has the number of each rank's last
+    collective. `calls_by_work` maps a process group and number to the collective that each rank called."""
 
     card: Card
     first_line: int
@@ -91,7 +91,7 @@ class Tally:
     calls_by_work: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
     first_values: dict[str, str] = field(default_factory=dict)
     frame: str = ""
-    # Whether any line of an unknown text followed from no known text; else `follower_role` is the role of the text.
+    # Of an unknown text: whether any line follows from no known text. If each follows from one, `follower_role` counts.
     is_independent: bool = False
     follower_role: Role = Role.NOTE
 
@@ -118,7 +118,7 @@ class Tally:
                 self.calls_by_work.setdefault((groups.get("group", ""), int(groups["work"])), {})[rank] = call
 
     def first_difference(self) -> tuple[int | None, tuple[tuple[Call, tuple[int, ...]], ...]]:
-        """The first number under which ranks name different collectives, and these with their ranks; else None, ()."""
+        """The first number under which ranks name different collectives, and the ranks of each. (None, ()) if none."""
         for (_, work), calls in sorted(self.calls_by_work.items(), key=lambda item: item[0][1]):
             if (odd_ranks := find_odd_ranks(calls)) is not None:
                 ranks_by_call = {calls[ranks[0]]: ranks for ranks in odd_ranks.by_value.values()}
@@ -126,7 +126,7 @@ class Tally:
         return None, ()
 
     def sighting(self) -> Sighting:
-        """Make a sighting of the tally. An unknown text that only followed from others does not count as a failure."""
+        """Make a sighting. An unknown text of which all lines followed from other texts does not count as a failure."""
         card = self.card.with_values(self.first_values)
         if card.is_fallback and not self.is_independent:
             card = structs.replace(card, role=self.follower_role)

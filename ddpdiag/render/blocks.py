@@ -130,7 +130,7 @@ class Chart(Struct, frozen=True, kw_only=True):
 
 
 class Matrix(Struct, frozen=True):
-    """A matrix of pairs, of rates (coloured in HTML) or words. `note` explains the rates or the words."""
+    """Rates (coloured in HTML) or words for pairs, such as GPUs or hosts. `note` explains these rates or words."""
 
     title: str
     matrix: model.Matrix
@@ -145,7 +145,7 @@ class Fold(Struct, frozen=True):
 
 
 class Section(Struct, frozen=True):
-    """Blocks under a heading. `name` is the id of the section in HTML. Sections are not nested there."""
+    """Blocks under a heading. `name` is the section's id in HTML, where sections are not nested."""
 
     title: str
     blocks: tuple["Block", ...]
@@ -196,7 +196,7 @@ def draw_columns(table: Table, row_indices: Sequence[int], absent_text: str) -> 
 
 
 def matrix_table(block: Matrix) -> Table:
-    """The matrix as a table with a row for each source. Row numbers replace long names of columns."""
+    """The matrix as a table with a row for each source. Long names of columns are replaced by the numbers of rows."""
     matrix = block.matrix
     names, headings = matrix.rows, matrix.columns
     if names == headings and max(map(len, headings), default=0) > _MAX_HEADING_LETTERS:

@@ -1,7 +1,7 @@
 """Write text to a file (completely or not at all), a terminal or a pipe.
 
 The text is written to a temporary file in the same folder, which is then renamed. So readers never see a partial file,
-and the old file remains if the disk is full. A pipe or a device must not be replaced, and is written to directly.
+and the old file remains if the disk is full. Pipes and devices are never replaced, but written directly.
 """
 
 import errno
@@ -81,9 +81,9 @@ def _unwritable(path: str, error: OSError | ValueError) -> UsageError:
 
 
 def show(text: str, stream: TextIO | None) -> None:
-    """Write a text for people to standard output or error, which is None if it was closed before the start.
+    """Write a text for people to standard output or error. `stream` is None if it was closed before the start.
 
-    Raises OSError or ValueError if that fails. Characters that the stream cannot encode are replaced by ASCII.
+    Raises OSError or ValueError if writing fails. Characters that the stream cannot encode are replaced by ASCII.
     """
     if stream is not None and not can_show(stream, text):
         text = text.translate(_ASCII_LOOKALIKES)
@@ -144,7 +144,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _create_temporary(target: Path) -> tuple[Path, int]:
-    """Create a file in the folder of `target`; not by tempfile, whose files no other user may read."""
+    """Create a file beside `target` that others may read, unlike tempfile's. Returns its path and descriptor."""
     temporary = target.parent / f".ddpdiag-{os.urandom(8).hex()}"
     return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 

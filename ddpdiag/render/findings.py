@@ -1,10 +1,10 @@
 """Show findings to people: the error, the blamed ranks and hosts, the fix, and then the evidence.
 
-The fix comes before the evidence, so that the first screen shows the first finding except for its figures. Only the
-first three codes of errors and warnings are shown in full; the others have a title, the blamed and the fix.
+The fix comes before the evidence, so that the first screen shows the first finding except for its figures.
 
-Without `--details`, figures that the message already names are left out, and only the first frames of one stack are
-shown: in a hang, all ranks but one are usually at the same place in the code.
+Without `--details`, the errors and warnings of only three codes are shown in full. Those of other codes have a title,
+the blamed ranks or hosts, and the fix. Figures that the message already names are left out. Of several stacks, only
+the first frames of one are shown: in a hang, all ranks but one are usually at the same place in the code.
 """
 
 import re
@@ -52,7 +52,7 @@ def group_by_code(findings: Iterable[Finding]) -> dict[tuple[Severity, str], lis
 def write_findings(
     page: Page, findings: Sequence[Finding], *, details: bool, severities: Sequence[Severity] = SEVERITIES
 ) -> None:
-    """Write the findings of these `severities`, errors first. Without `details`, only a few of each code are shown."""
+    """Write the findings of these `severities`, errors first. Without `details`, write only a few of each code."""
     groups = group_by_code(findings)
     total = sum(shown_count(group, SAME_SHOWN) for group in groups.values())
     max_per_code = SAME_SHOWN if total <= FINDINGS_SHOWN else 1
@@ -128,7 +128,7 @@ def _no_blame_sentence(findings: Sequence[Finding]) -> str:
 
 
 def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:
-    """Write the fix and its variables, or, if a finding `above` has the same ones, a reference to that finding."""
+    """Write the fix and its variables. If a finding `above` has the same fix, write a reference to that finding."""
     if finding.fix:
         text = finding.fix if above is None else f"see {one_line(above.code)} above."
         page.write(text, indent=4, lead="Fix: ", lead_style="bold")
@@ -181,12 +181,12 @@ def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iter
 
 
 def shown_count(items: Sequence[object], limit: int) -> int:
-    """How many of `items` to show: `limit`, or all if this is only one more, because "1 more" also takes a line."""
+    """How many items to show: `limit`, but all if at most one would be left out, because "1 more" also takes a line."""
     return len(items) if len(items) <= limit + 1 else limit
 
 
 def _evidence_to_show(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Value]:
-    """The evidence without figures for experts, unknown values, and values that the title or message names."""
+    """The evidence without expert figures, unknown values and values in the message. Empty if the error is known."""
     if KNOWN_ERROR in finding.evidence:
         return {}
     prose = one_line(f"{finding.title} {finding.message}")
@@ -217,7 +217,7 @@ def _is_in_prose(name: str, value: Value, prose: str) -> bool:
 
 
 def _value_lines(name: str, value: Value, *, details: bool) -> list[str]:
-    """The lines of a value whose items need a line each, such as "rank 3: hung" or frames of a stack; else empty."""
+    """The lines of a value to show line by line, such as "rank 3: hung" or stack frames. Empty for other values."""
     if isinstance(value, str):
         return value.splitlines() if details and "\n" in value else []
     if not isinstance(value, list):
@@ -256,7 +256,7 @@ _NAMES_SHOWN, _SHORT = 24, 100
 
 
 def finding_boxes(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[Block, ...]]]:
-    """The first findings of each code with their blocks, errors first. The last block counts findings left out."""
+    """The first findings of each code with their blocks, errors first. A last block counts the others of the code."""
     boxes = []
     for group in group_by_code(findings).values():
         shown = shown_count(group, SAME_SHOWN)
@@ -270,7 +270,7 @@ def finding_boxes(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[Bloc
 
 
 def finding_blocks(finding: Finding) -> Iterator[Block]:
-    """Yield the message, the blamed subjects, the fix and the evidence of a finding."""
+    """Yield the message of a finding, the blamed ranks, hosts, GPUs and links, the fix and the evidence."""
     yield Text(finding.message)
     if names := blamed_text((finding,), _NAMES_SHOWN):
         yield Text(names, "About" if finding.severity is Severity.NOTE else "Blamed")

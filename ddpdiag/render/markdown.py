@@ -1,4 +1,4 @@
-"""The report as Markdown for tickets and chats: first the verdict, then the blamed and the fixes, then folded figures.
+"""The report as Markdown for tickets and chats: the verdict, the findings with their fixes, and folded figures.
 
 The text always fits into a comment on GitHub: lists, tables and texts are cut, and if that is not enough, parts that do
 not fit are left out. A sentence says so each time.

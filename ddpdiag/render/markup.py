@@ -35,7 +35,7 @@ from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count
 
-# An invisible character, written in ASCII, after which GitHub recognizes no name, number or address.
+# An invisible character, written in ASCII. GitHub makes no link of a name, number or address that contains it.
 _BREAK = "&#8203;"
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
 _MARKUP = re.compile(r"[\\`*_\[\]|~!{}]")
@@ -144,7 +144,7 @@ _ROWS_SHOWN, _COLUMNS_SHOWN, _TITLE_LETTERS = 64, 16, 400
 
 
 def draw_pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
-    """Draw the blocks as Markdown, and yield one or more pieces for each."""
+    """Draw the blocks as Markdown, and yield one or more pieces for each block; none for a chart."""
     for block in blocks:
         match block:
             case Section(title=title, blocks=inner):

@@ -17,7 +17,7 @@ _ROUTINE_MATRICES = ("fab.pairs", "rdz.mesh")
 
 
 class MatrixGroup(NamedTuple):
-    """A matrix and all hosts that have an equal one. `name` is the matrix's name without the host."""
+    """A matrix, and all hosts that have an equal matrix. `name` is the matrix's name without the host."""
 
     name: str
     hosts: tuple[str, ...]
@@ -33,8 +33,8 @@ class MatrixGroup(NamedTuple):
 def matrix_blocks(
     matrices: Sequence[Matrix], findings: Sequence[Finding], *, details: bool
 ) -> Iterator[blocks.Matrix | blocks.Text]:
-    """Yield the matrices that a terminal shows, and a text about the others. With `details` all are shown, else those
-    with findings and, if there are few, all except `_ROUTINE_MATRICES`."""
+    """Yield the matrices that a terminal shows, and a text about the others. Without `details`, it shows the first
+    small matrices with findings, and also those that are not routine, if they are at most `FEW_MATRICES`."""
     groups = group_equal_matrices(matrices)
     special = [group for group in groups if group.name not in _ROUTINE_MATRICES]
     shown_anyway = special if len(special) <= FEW_MATRICES else []
@@ -49,7 +49,7 @@ def matrix_blocks(
 
 
 def group_equal_matrices(matrices: Sequence[Matrix]) -> list[MatrixGroup]:
-    """Group matrices that differ only in the host in their name ("p2p.topology.HOST"), in the order of the first."""
+    """Group matrices that are equal except for the host in their name, such as "p2p.topology.HOST"."""
     groups: dict[tuple[object, ...], list[Matrix]] = defaultdict(list)
     for matrix in matrices:
         shown = matrix.title, matrix.rows, matrix.columns, matrix.cells, matrix.unit

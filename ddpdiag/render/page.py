@@ -128,7 +128,7 @@ class NumberFormat(NamedTuple):
 
 
 def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None) -> NumberFormat:
-    """A format with 3 digits for a column's median, and 1 for its smallest number. The default unit fits the median."""
+    """Choose decimals for 3 digits of the median, and 1 of the smallest number. The default unit fits the median."""
     numbers = sorted(filter(is_number, values))
     unit = unit or column_unit(name, numbers)
     sizes = sorted(size for number in numbers if (size := abs(number / unit.size)))

@@ -29,7 +29,7 @@ _ITEMS_SHOWN = 8
 
 
 def paint(page: Page, blocks: Iterable[Block], *, details: bool = False) -> None:
-    """Write the blocks on the page. With `details`, nothing is shortened, and folds are shown."""
+    """Write the blocks on the page. With `details`, folds are shown, and lists and up to 1,000 rows of a table."""
     for block in blocks:
         if isinstance(block, Section) or (isinstance(block, Fold) and details):
             _write_title(page, block.title)
@@ -73,7 +73,7 @@ def _write_items(page: Page, block: Items, *, details: bool) -> None:
 
 
 def write_table(page: Page, table: Table, *, details: bool = False) -> None:
-    """Write a table. If the page is too narrow, write only its first columns, or with `details` several tables."""
+    """Write a table. A wide one is split; of the parts of one with `key_columns`, only `details` shows all."""
     if not table.rows:
         return
     row_indices = shown_row_indices(table, DETAIL_ROWS_SHOWN if details else ROWS_SHOWN)

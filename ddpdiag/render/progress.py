@@ -49,7 +49,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 @dataclass(frozen=True)
 class CurrentWork:
-    """The check that runs, with its latest trial, or a stage before its first check. Times are by its clock."""
+    """The check that runs, with its latest trial, or a stage before its first check. Times are of a monotonic clock."""
 
     title: str
     began: float
@@ -77,7 +77,7 @@ class CurrentWork:
 
 
 def pending_text(pending: TrialPending) -> str:
-    """The state of a trial's ranks: "3 of 4 ranks done, waiting for rank 3 on n1". If all are awaited, no names."""
+    """The state of a trial's ranks: "3 of 4 ranks done, waiting for rank 3 on n1", or "0 of 4 ranks done"."""
     text = f"{pending.done:,} of {count(pending.ranks, 'rank')} done"
     if not pending.awaited or len(pending.awaited) == pending.ranks:
         return text

@@ -13,7 +13,7 @@ from ddpdiag.text import column_unit, is_number
 Row = Mapping[str, Scalar]
 
 # The parts of a training step; their sum is the step.
-STEP = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "wait_seconds")
+TRAINING_STEP_PARTS = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "wait_seconds")
 # The order of columns: these come first, because a terminal has no room for all; then all others; then the last group.
 _FIRST_COLUMNS = (
     "samples_per_second",
@@ -45,7 +45,7 @@ _MISSING_SHOWN = 16
 
 
 def severity_of_blamed_ranks(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severity]:
-    """The worst severity with which each rank is blamed. A finding with hosts, but no ranks, blames all their ranks."""
+    """The worst severity with which each rank is blamed. A finding with hosts only blames all ranks on these hosts."""
     severity_of_rank: dict[int, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
         findings_of_severity = [finding for finding in findings if finding.severity is severity]
@@ -58,14 +58,14 @@ def severity_of_blamed_ranks(findings: Sequence[Finding], rows: Iterable[Row]) -
 
 
 def ranks_table(report: Report) -> Table | None:
-    """The table of ranks. None if all ranks joined without any figures, or if the host was checked alone."""
+    """The table of ranks. None if no rank joined, if all joined but have no figures, or if a host was checked alone."""
     if not report.ranks or report.world.launcher == ALONE:
         return None
     rows, blame, names = report.ranks, severity_of_blamed_ranks(report.findings, report.ranks), _columns(report.ranks)
     never_joined = list(_never_joined(report))
     if not names and not never_joined:
         return None
-    slow_rows = {name: _slow_rows(name, rows) for name in names if name not in STEP}
+    slow_rows = {name: _slow_rows(name, rows) for name in names if name not in TRAINING_STEP_PARTS}
     states = [_state_cell(index, row, blame, slow_rows.values()) for index, row in enumerate(rows)]
     has_states = bool(never_joined) or any(state.value for state in states)
     notes = [text for name, text in _COLUMN_NOTES if name in names]
@@ -122,7 +122,7 @@ def _severity_of(row: Row, blame: Mapping[int, Severity]) -> Severity | None:
 
 
 def _state_cell(index: int, row: Row, blame: Mapping[int, Severity], slow_rows: Iterable[frozenset[int]]) -> Cell:
-    """The cell for the severity with which the rank is blamed, or else for an outlier among its figures."""
+    """The cell for the severity with which a rank is blamed, or for an outlier among its figures, or an empty cell."""
     if (severity := _severity_of(row, blame)) is not None:
         return _STATE_CELLS[severity]
     return Cell("outlier", Mark.WARNING) if any(index in indices for indices in slow_rows) else Cell(None)

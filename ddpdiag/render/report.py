@@ -151,7 +151,7 @@ def outcomes_text(check: CheckSummary) -> str:
 
 
 def count_equal(problems: Sequence[str]) -> list[str]:
-    """Each problem once, with its number if it occurred several times, because a thousand files can have the same."""
+    """Each problem once, with the number of times if it occurred several times: a thousand files can have the same."""
     counts = Counter(problems)
     return [text if times == 1 else f"{text} ({times:,} times)" for text, times in counts.items()]
 

@@ -78,7 +78,7 @@ def _exclude_failing(report: Report, failing: Sequence[str]) -> tuple[str, str]:
 
 
 def _exclude_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
-    """The pair for slow hosts. An srun command also excludes failing hosts, so that it runs on healthy hosts only."""
+    """The sentence and line for slow hosts. An srun command also excludes failing hosts: the job fails there."""
     lost_share = max(report.hosts.slow[name] for name in slow)
     verb = "host is" if len(slow) == 1 else "hosts are up to"
     sentence = f"{len(slow):,} {verb} {times_text(1 / max(1 - lost_share, 1e-6))} slower than the others"

@@ -119,7 +119,7 @@ def _world_text(report: Report) -> str:
 
 
 def _start_text(created: str) -> str:
-    """The time at which the run began: "2026-11-22 05:31 UTC"."""
+    """The time at which the run began: "2026-11-22 05:31 UTC". A `created` without a valid time is not changed."""
     try:
         return f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if created else ""
     except (ValueError, OverflowError):
@@ -200,7 +200,7 @@ def _stage_mark(stage: StageSummary, findings: Sequence[Finding]) -> str:
 
 
 def _stage_summary(stage: StageSummary, mark: str, checks: Sequence[CheckSummary], findings: Sequence[Finding]) -> str:
-    """Describe a stage: failed checks (unless a finding is an error) and findings, else the number of checks."""
+    """Describe a stage by its findings and failed checks, or, if there are none, by its number of checks."""
     words = []
     for severity in SEVERITIES:  # "2 errors: COL002.slow, COL003.wrong"
         if codes := [one_line(finding.code) for finding in findings if finding.severity is severity]:
@@ -234,7 +234,7 @@ def _check_counts(mark: str, checks: Sequence[CheckSummary]) -> str:
 
 
 def write_skipped(page: Page, checks: Sequence[CheckSummary], *, details: bool) -> None:
-    """Write why checks were skipped: with `details` all reasons, else those that hold for the most checks."""
+    """Write why checks were skipped. Without `details`, only the reasons with the most checks are written."""
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.skipped_because is not None:

@@ -33,7 +33,7 @@ _REPORT_SECONDS_PER_ROW = 300 / 5e6
 
 
 def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds: float) -> Data:
-    """Run a sweep within `seconds`, report finished rows from time to time, and return `empty_data` with results."""
+    """Run a sweep within `seconds`, and copies in between. Reports its progress; returns `empty_data` with results."""
     # The sweep ends before the trial's deadline.
     end = min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
     ctx.step("measure this rank's own limits")
@@ -73,7 +73,7 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
 
 
 class _CopyMeter:
-    """Measures how fast this rank copies within the memory of its CPU or GPU. `rates` has all results."""
+    """Measures how fast this rank copies within the memory of its CPU or GPU. `rates` are all results, in bytes/s."""
 
     def __init__(self, device: torch.device) -> None:
         self.rates: list[float] = []
@@ -99,7 +99,7 @@ class _CopyMeter:
 
 
 def _free_bytes(ctx: Context, device: torch.device) -> int:
-    """The free bytes of this rank's GPU, or its equal share of the free memory of the host or its cgroup."""
+    """The free bytes of this rank's GPU, or for a CPU the rank's equal share of what its host and cgroup have free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     host, group = memory(proc_root(os.environ)), cgroup(proc_root(os.environ), sys_root(os.environ)).memory

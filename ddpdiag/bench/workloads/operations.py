@@ -38,7 +38,7 @@ class MissingCollective(Exception):
 
 
 class Operation(NamedTuple):
-    """A collective with its buffers in the default group.
+    """A collective over torch's default process group, with its buffers.
 
     `call` runs the collective once. `count_wrong` returns the number of incorrect elements in this rank's result. The
     first of the `buffers` is the input; the second, if there is one, is the result.
@@ -60,7 +60,7 @@ class Operation(NamedTuple):
 
 
 def prepare(collective: str, dtype: str, counts: MessageSize, device: torch.device) -> Operation:
-    """Allocate the buffers of a collective, and return both. Raises MissingCollective if torch lacks the function."""
+    """Make an operation with new, zeroed buffers. Raises MissingCollective if torch lacks the collective's function."""
     source = torch.zeros(counts.send, dtype=DTYPES[dtype], device=device)
     is_in_place = collective in IN_PLACE
     result = source if is_in_place else torch.zeros(counts.receive, dtype=DTYPES[dtype], device=device)
@@ -88,7 +88,7 @@ def _bound_call(collective: str, source: torch.Tensor, result: torch.Tensor) -> 
 
 
 def _torch_function(*names: str) -> Callable[..., object]:
-    """The first function of `names` that this torch has. Version 2.13 renamed some, such as all_gather_into_tensor."""
+    """The first of `names` that this torch has, because version 2.13 renamed some. Raises MissingCollective if none."""
     for name in names:
         if (function := getattr(dist, name, None)) is not None:
             return function  # type: ignore[no-any-return]

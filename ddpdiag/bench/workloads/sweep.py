@@ -1,4 +1,4 @@
-"""Run a sweep: all ranks of the open group measure one collective at one size after the other.
+"""Run a sweep: all ranks of the process group measure one collective, one dtype and size after the other.
 
 Calls are timed by a monotonic clock on a CPU, and by CUDA events on a GPU. If time is short, a sweep makes fewer calls
 or leaves out sizes.
@@ -80,7 +80,7 @@ def sweep(context: SweepContext, empty_data: Data) -> Data:
 
 
 def _why_unsupported(collective: str, dtype: str, device: torch.device) -> str | None:
-    """Try a call with one element. Returns the reason if torch or the backend lacks the collective or dtype."""
+    """Try one element. Returns why torch or the backend lacks the collective or dtype, or None if neither does."""
     try:
         prepare(collective, dtype, counts_of(collective, dtype, 1), device).call()
         synchronize(device)
@@ -98,7 +98,7 @@ def _first_line(error: Exception) -> str:
 
 
 def counts_of(collective: str, dtype: str, wanted_bytes: int) -> MessageSize:
-    """The numbers of elements for a message of about `wanted_bytes` over the open group."""
+    """The size of a message of about `wanted_bytes`, rounded to whole elements for each rank of the process group."""
     return rounded_size(collective, wanted_bytes, DTYPES[dtype].itemsize, dist.get_world_size())
 
 
@@ -143,7 +143,7 @@ class _SweepRun:
         return True
 
     def _measure_size(self, dtype: str, counts_of_size: MessageSize, time_share: float) -> RankRow | None:
-        """Check the values of one size, agree on the number of calls, and time these; None if there is no time."""
+        """Check the values of one size, agree on the number of calls, and time them. None if the time is too short."""
         context, bench, size_bytes = self._context, self._context.bench, counts_of_size.size_bytes
         label = f"{context.collective} {size_bytes} B {dtype}"
         context.announce_step(f"{label}: is there time?")
@@ -222,7 +222,7 @@ def _sizes_text(sizes: Sequence[int]) -> str:
 
 
 def has_time(size_bytes: int, last: tuple[int, float] | None, left_seconds: float) -> bool:
-    """Whether there is time for MIN_CALLS calls of a size, judged by the (bytes, seconds) of the `last` call."""
+    """Whether MIN_CALLS calls of a size fit into the time left, judged by the (bytes, seconds) of the `last` call."""
     size, seconds = last or (1, 0.0)
     return left_seconds > seconds * max(1.0, size_bytes / size) * (_FIRST_CALL_FACTOR + MIN_CALLS)
 

@@ -48,7 +48,7 @@ class CellView(NamedTuple):
 
 
 class TableView(NamedTuple):
-    """A table as text. `heads` are (title, is right-aligned) pairs; `kinds` are CSS classes; a click opens `folded`."""
+    """A table as text, closed if `folded`. `heads` are (title, is right-aligned) pairs; `kinds` are CSS classes."""
 
     caption: str
     heads: list[tuple[str, bool]]
@@ -90,7 +90,7 @@ def _table_view(table: Table) -> TableView:
 
 
 def _full_bar_value(column: Column, table: Table, number: int) -> float:
-    """The number whose bar fills the cell: the largest of the column. 0 for a column without bars."""
+    """The largest number of a column, whose bar fills its cell. 0 for a column without bars."""
     values = (value_of(row[number]) for row in table.rows) if column.bar else ()
     return max((value for value in values if is_number(value) and value < 1e30), default=0.0)
 
