@@ -83,8 +83,8 @@ def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
     "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
 )
 def check(launch: LaunchArgs, args: CheckArgs, outputs: Outputs) -> None:
-    """Test this allocation. Started once, it starts the ranks of this host; torchrun, srun and mpirun start one for
-    each rank.
+    """Test this allocation. Started by hand, it starts the ranks of this host itself; torchrun, srun and mpirun start
+    it once for each rank.
 
     Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug in ddpdiag, 130 and 143 after a signal. Options are
     also read from DDPDIAG_<OPTION>, such as DDPDIAG_BUDGET=30.
@@ -129,8 +129,8 @@ def allreduce_bench(
 ) -> None:
     """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; explain the result.
 
-    Start it once (it starts the missing ranks), or once per rank with torchrun, srun, mpirun or by hand. K, M and G are
-    powers of 1024, GB/s is 1e9 bytes per second. Ctrl-C prints what was measured so far.
+    Start it once (it starts the ranks of this host), or once per rank with torchrun, srun, mpirun or by hand. K, M and
+    G are powers of 1024, GB/s is 1e9 bytes per second. Ctrl-C prints what was measured so far.
 
     Exit code: 0 FIT, 1 UNFIT (wrong values, below --min-busbw), 2 wrong usage, 3 UNKNOWN, 4 a bug in ddpdiag.
     """
@@ -181,11 +181,11 @@ def watch(
 ) -> None:
     """Start a training unchanged, and when it stalls, report which rank stops it.
 
-    Stalled means: no output, and no new collective if NCCL's flight recorder can be read. The report goes to standard
+    Stalled means: no output, and no new collective if torch's flight recorder can be read. The report goes to standard
     error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install py-spy`).
 
-    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank is named)
-    or 3 (none is).
+    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started. If --kill ended the
+    command: 1 if a rank is named, else 3.
     """
     from ddpdiag.watch import command as watch
 
@@ -200,7 +200,7 @@ def compare(
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same of a later run.")],
     outputs: Annotated[CompareOutputs, "json", "markdown", "quiet", "color"],
 ) -> None:
-    """Show what changed between two runs: regressions first, beyond the noise that their repeats show.
+    """Show what changed between two runs by more than the noise of their repeated measurements, regressions first.
 
     Exit code: 0 no regression, 1 regression, 2 a file that holds no run, 3 no regression, but no figure was compared or
     the new run's verdict is UNKNOWN.

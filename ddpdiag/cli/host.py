@@ -34,7 +34,7 @@ WITHOUT_TORCH = (
 # GPU010 and HST006 compare counters before and after the run. Without torch a run is too short, and loads no GPU.
 WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010", "GPU012")
 # The codes of the checks that judge the run itself (Stage.RUN).
-_RUN_CHECKS = ("RUN001", "RUN002", "RUN003", "RUN004")
+_CODES_ABOUT_RUN = ("RUN001", "RUN002", "RUN003", "RUN004")
 
 
 def run(args: HostArgs, outputs: Outputs) -> int:
@@ -74,7 +74,7 @@ def _test_host(args: HostArgs, options: RunOptions, outputs: Outputs, announce: 
     host = node_name(os.environ, readable(socket.gethostname()))
     place = Place(rank=0, world_size=1, host=host, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
     header_codes = codes(torch=args.torch)
-    checks = tuple(map(check_by_code, (*header_codes, *_RUN_CHECKS)))
+    checks = tuple(map(check_by_code, (*header_codes, *_CODES_ABOUT_RUN)))
     announce("count the GPUs")
     arrival = own_arrival(place)
     announce("test the host")

@@ -1,4 +1,4 @@
-"""Turn dataclasses of options into parameters of Typer's commands, and the typed values into these dataclasses."""
+"""Turn dataclasses of options into parameters of Typer's commands, and a command line into these dataclasses."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -63,8 +63,8 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
     """Return `body` with a signature for Typer: each parameter that is a dataclass becomes one option per field.
 
     Of `Annotated[Outputs, "json", "record"]` only these fields become options, in this order. An option that is not
-    typed has the value that was typed before the command (from the context's object), or its default. The returned
-    function raises UsageError for an empty text.
+    given after the command has the value that was given before it (from the context's object), or its default. The
+    returned function raises UsageError for an empty text.
     """
     hints = get_type_hints(body, include_extras=True)
     groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_without_annotation(hint))}
@@ -103,9 +103,9 @@ class _Group:
         names = dict.fromkeys(name for kind in self._type.__mro__ for name in get_annotations(kind))
         self.fields = [known[name] for name in get_args(hint)[1:] or names]
 
-    def make(self, values: dict[str, object], typed_before: Mapping[str, object]) -> object:
+    def make(self, values: dict[str, object], given_before: Mapping[str, object]) -> object:
         """Make the dataclass from its fields in `values`, and remove these fields from `values`."""
-        return self._type(**{each.name: _value(each, values.pop(each.name), typed_before) for each in self.fields})
+        return self._type(**{each.name: _value(each, values.pop(each.name), given_before) for each in self.fields})
 
 
 def _without_annotation(hint: object) -> Any:  # noqa: ANN401 - a dataclass, or the type of an argument
@@ -131,10 +131,10 @@ def _parameter(declared: "Field[Any]") -> Parameter:
     return _keyword_only(declared.name, Annotated[kind, typer_option], declared.default)
 
 
-def _value(declared: "Field[Any]", value: object, typed_before: Mapping[str, object]) -> object:
-    """The parsed value of an option. An option that was not typed has the value in `typed_before`, else its default."""
+def _value(declared: "Field[Any]", value: object, given_before: Mapping[str, object]) -> object:
+    """The parsed value of an option. An option that was not given has the value in `given_before`, else its default."""
     if value is None or value == []:
-        return typed_before.get(declared.name, declared.default)
+        return given_before.get(declared.name, declared.default)
     typed = tuple(value) if isinstance(value, list) else value
     if (parse := declared.metadata["parse"]) is None:
         return typed

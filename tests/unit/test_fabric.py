@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ddpdiag.checks.fabric.search import SearchInput, SearchResult, replay, search_all, search_pairs
 from ddpdiag.checks.fabric.search_data import (
-    Bar,
     Diagnosis,
     Phase,
+    RateLimits,
     Result,
     Results,
     Round,
@@ -176,7 +176,7 @@ def test_a_round_robin_meets_everybody_once(count):
 
 def test_the_bar_lies_by_the_noise_of_the_fleet_and_never_above_the_floor():
     quiet = bar_of([USUAL] * 100, 200, Rules())
-    assert quiet == Bar(USUAL, 0.0, pytest.approx(0.95 * USUAL))
+    assert quiet == RateLimits(USUAL, 0.0, pytest.approx(0.95 * USUAL))
     chance = random.Random(1)
     noisy = bar_of([USUAL * (1 + 0.1 * chance.gauss(0, 1)) for _ in range(2000)], 4000, Rules())
     assert noisy.sigma == pytest.approx(0.1, rel=0.25)
@@ -201,7 +201,7 @@ def test_more_units_need_a_higher_bar_or_more_rounds():
 @relaxed
 @given(st.floats(0, 0.2), st.integers(2, 20_000))
 def test_the_smallest_slowdown_is_one_that_fails_every_time(sigma, units):
-    bar = Bar(USUAL, sigma, USUAL * (1 - max(0.05, z_of(units, Rules()) * sigma)))
+    bar = RateLimits(USUAL, sigma, USUAL * (1 - max(0.05, z_of(units, Rules()) * sigma)))
     found_from = smallest_slowdown(bar, 4)
     assert bar.share - 1e-9 <= found_from <= 1
 

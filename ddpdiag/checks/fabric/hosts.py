@@ -9,26 +9,27 @@ tested; up to 128 hosts begin with three rounds of pairs.
 A pair fails if it is far below the rate that most pairs reach: by `floor_share` (over gloo 0.4 if not set: CPUs of busy
 hosts vary more than network cards), or by so many standard deviations of the measured noise that fewer than 0.05
 healthy hosts are blamed in a whole run. A host is blamed after three failures (four among more than 1,000 hosts), all
-but one of them with healthy partners (more than 1,000 hosts take four rounds), if it is as slow in quiet rounds (of up
-to four hosts there are none: at most one other pair communicates in any round).
+but one of them with healthy partners, if it is as slow in quiet rounds. A search of up to four hosts has no quiet
+rounds: at most one other pair communicates in any of its rounds.
 
 Quiet rounds tell a slow host from a network that does not carry all hosts at once, or is busy with other jobs. Only
-suspects and healthy partners communicate. Four rounds have a quarter of the suspects each, and neighbours are in
-different ones; two more rounds have those that still fail, with healthy neighbours as witnesses. They cost two rounds
-for one suspect and six for many (some 3 s each), never more than ten rounds of pairs among more than 128 hosts, and
-none without suspects. Hosts whose tests do not end are not slow but failing, and are not tried again.
+suspects and healthy hosts communicate in them. Each of the first four has a quarter of the suspects; hosts that are
+neighbours in the order of leaves and ranks are in different ones. The last two have the suspects that never passed and,
+as witnesses, their nearest healthy neighbours. A single suspect takes two quiet rounds, many suspects take all six
+(some 3 s each), and without suspects there are none. More than 128 hosts never take more than ten rounds of pairs in
+all. Hosts whose tests do not end are not slow but failing, and are not tried again.
 
 A host that is slow alone among fast neighbours is at fault. Hosts that are slow together share the cause, and none of
-them is blamed: hosts that are slow only while others communicate; rows of slow hosts that are no chance, in the order
-of leaves and ranks (Slurm and most others number hosts along their cables); and, of up to 128 hosts, healthy hosts of
-which many pairs are slow. Where the order of ranks says nothing about cables and no leaf is known, hosts behind a
-network that is slow all the time are blamed. A slow host behind a leaf that is slow itself is not found. Of two hosts
-that are all of their leaf it is not known whether they are slow or the leaf.
+them is blamed: hosts that are slow only while others communicate; rows of slow hosts, in the order of leaves and ranks,
+that are too long for chance (Slurm and most others number hosts along their cables); and, of up to 128 hosts, healthy
+hosts of which many pairs are slow. Where the order of ranks says nothing about cables and no leaf is known, hosts
+behind a network that is slow all the time are blamed. A slow host behind a leaf that is slow itself is not found. If a
+leaf has only two hosts in this run and both are slow, it is not known whether the hosts or the leaf is slow.
 
 A quick check of up to 16 hosts skips this check if the all-reduce over all ranks succeeded, or if RDZ004 has found what
 is wrong between the hosts: use `--depth standard` or `--stage fabric`. Hosts that were lost before take no part; the
-variables that P2P003 found are set here, too. A pair that takes more than four times as long as half of the pairs did,
-and 5 s at least, did not end.
+variables that P2P003 found are set here, too. A pair counts as not ended if it takes more than four times the time in
+which half of the pairs ended, and 5 s at least.
 
 Findings:
 
@@ -58,9 +59,9 @@ from ddpdiag.checks.fabric.search import BadAlone, SearchResult, median_rate
 from ddpdiag.checks.fabric.search_data import (
     BadPath,
     BadUnit,
-    Bar,
     CongestedPart,
     Phase,
+    RateLimits,
     Result,
     Rules,
     SystemicFault,
@@ -203,7 +204,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
-    """Return the ranks of each host that fails when tested alone."""
+    """Return the ranks of each host that is slow or fails when tested alone."""
     fabric = _fabric(seen)
     alone = fabric.state.alone if seen.trials and isinstance(fabric.state, SearchResult) else ()
     return frozenset(fabric.fleet.ranks[each.unit] for each in alone)
@@ -303,11 +304,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _final_findings(seen, fabric, state)
 
 
-def _congested_finding(seen: Seen[D], fabric: FabricState, part: CongestedPart, bar: Bar) -> Finding:
+def _congested_finding(seen: Seen[D], fabric: FabricState, part: CongestedPart, limits: RateLimits) -> Finding:
     names = [fabric.fleet.names[unit] for unit in part.units]
     where = f"{'between' if part.is_between else 'behind'} {names_text(names)}"
     loaded, quiet = median_rate(part.loaded_tests), median_rate(part.quiet_tests)
-    is_slow_in_quiet = quiet is not None and quiet < bar.least
+    is_slow_in_quiet = quiet is not None and quiet < limits.least
     rate = "not measured" if quiet is None else f"{rate_text(quiet)} busbw"
     known = f"{part.domain}: " if part.domain is not None else ""
     pairs = f"Pairs of one of these {len(names)} hosts with another host"
@@ -317,15 +318,15 @@ def _congested_finding(seen: Seen[D], fabric: FabricState, part: CongestedPart, 
         "congested",
         f"{known}the network {where} is {'slow' if is_slow_in_quiet else 'slow while other hosts communicate'}",
         f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate, and {rate} while they "
-        f"do not. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[is_slow_in_quiet]}",
-        severity=severity_of_tests(part.quiet_tests, bar.usual) if is_slow_in_quiet else Severity.WARNING,
+        f"do not. Other pairs reach {rate_text(limits.usual)}. {_CONGESTED[is_slow_in_quiet]}",
+        severity=severity_of_tests(part.quiet_tests, limits.usual) if is_slow_in_quiet else Severity.WARNING,
         hosts=(),
         evidence={
             "hosts": [*names],
             "domain": str(part.domain) if part.domain is not None else None,
             "loaded_bytes_per_s": loaded,
             "quiet_bytes_per_s": quiet,
-            "usual_bytes_per_s": bar.usual,
+            "usual_bytes_per_s": limits.usual,
         },
         fix="Ask the network team what these hosts share (leaf switch, uplinks), and for its load from other jobs, "
         "links that are down, and counters of drops, ECN marks and PFC pauses. No host needs to be replaced.",
@@ -348,7 +349,7 @@ def _alone_finding(seen: Seen[D], fabric: FabricState, alone: BadAlone) -> Findi
     )
 
 
-def _host_finding(seen: Seen[D], fabric: FabricState, bad: BadUnit, bar: Bar) -> Finding:
+def _host_finding(seen: Seen[D], fabric: FabricState, bad: BadUnit, limits: RateLimits) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
     return unit_finding(
         seen,
@@ -356,7 +357,7 @@ def _host_finding(seen: Seen[D], fabric: FabricState, bad: BadUnit, bar: Bar) ->
         name,
         f"{count(len(set(partners)), 'partner')} ({names_text([*dict.fromkeys(partners)], _SHOWN)})",
         bad,
-        bar,
+        limits,
         hosts=(name,),
         fix=f"{begun(leave_out([name]))}. Then compare its network links with another host's (`ethtool INTERFACE`, "
         f"`ibstat`), and run `ddpdiag check` on {name} alone.",
@@ -369,7 +370,7 @@ def unit_finding(
     name: str,
     partners: str,
     bad: BadUnit,
-    bar: Bar,
+    limits: RateLimits,
     *,
     fix: str,
     hosts: Sequence[str] | None = None,
@@ -377,19 +378,19 @@ def unit_finding(
     gpus: Sequence[str] = (),
 ) -> Finding:
     """Create the finding that a host or rank (`word`) is slow or fails with every partner."""
-    share = slower_share(bad.tests, bar.usual)
+    share = slower_share(bad.tests, limits.usual)
     quiet = ", also while others do not communicate" if bad.quiet_tests else ""
     return seen.finding(
         word,
         f"{name} {'fails with every partner' if share is None else f'is slower than the other {word}s'}",
         f"With each of {partners}{quiet} {name} {'fails' if share is None else f'is {share_text(share)} slower'}: "
-        f"{tests_text(bad.tests)}. Pairs of {word}s usually reach {rate_text(bar.usual)} busbw, and these partners "
+        f"{tests_text(bad.tests)}. Pairs of {word}s usually reach {rate_text(limits.usual)} busbw, and these partners "
         "reach it with others.",
-        severity=severity_of_tests(bad.tests, bar.usual),
+        severity=severity_of_tests(bad.tests, limits.usual),
         hosts=hosts,
         ranks=ranks,
         gpus=gpus,
-        evidence=tests_evidence(bad.tests, bar.usual),
+        evidence=tests_evidence(bad.tests, limits.usual),
         fix=fix,
     )
 
@@ -424,7 +425,7 @@ def path_finding(seen: Seen[D], ends: tuple[str, str], where: str, path: BadPath
     )
 
 
-def _systemic_finding(seen: Seen[D], fabric: FabricState, systemic: SystemicFault, bar: Bar) -> Finding:
+def _systemic_finding(seen: Seen[D], fabric: FabricState, systemic: SystemicFault, limits: RateLimits) -> Finding:
     if len(fabric.units) <= 2:
         return seen.finding(
             "undecided",
@@ -434,21 +435,22 @@ def _systemic_finding(seen: Seen[D], fabric: FabricState, systemic: SystemicFaul
             fix="Run again with a third host; the pairs with it show which of the two is at fault.",
         )
     # If no pair ended there is no usual rate.
-    usual = f"; pairs that end usually reach {rate_text(bar.usual)} busbw" if bar.usual else ""
+    usual = f"; pairs that end usually reach {rate_text(limits.usual)} busbw" if limits.usual else ""
     return seen.finding(
         "systemic",
         "most pairs of hosts are slow or fail: no host is blamed",
         f"{begun(systemic.reason)}{usual}. So many failures have a cause that the hosts share, such as a setting, "
         "the wrong interface, a fallback to TCP sockets, or a switch.",
-        severity=Severity.ERROR if systemic.most_failed or bar.usual < bar.least else Severity.WARNING,
-        evidence={"usual_bytes_per_s": bar.usual} if bar.usual else {},
+        severity=Severity.ERROR if systemic.most_failed or limits.usual < limits.least else Severity.WARNING,
+        evidence={"usual_bytes_per_s": limits.usual} if limits.usual else {},
         fix="Run `ddpdiag check --select RDZ003,P2P004`, which shows the interface and the transport in use. Set "
         "NCCL_SOCKET_IFNAME (gloo: GLOO_SOCKET_IFNAME) or NCCL_IB_HCA to the fast network, then run again.",
     )
 
 
 def _final_findings(seen: Seen[D], fabric: FabricState, state: SearchResult) -> Iterator[Finding]:
-    """Yield findings on undecided hosts and on the test of all healthy hosts; otherwise that no other host is slow."""
+    """Yield findings on undecided hosts and on a failed all-reduce over all healthy hosts. If no host is undecided,
+    also yield that no other host is slow."""
     found, proof = state.diagnosis, state.proof
     if open_ones := [fabric.fleet.names[unit] for unit in found.undecided]:
         yield seen.finding(

@@ -1,4 +1,5 @@
-"""The state of FAB001's search (the hosts, and the results of all rounds), derived from the trials of the run."""
+"""The state of FAB001's search for slow or failing hosts and paths: the hosts, and the results of all rounds, derived
+from the trials of the run."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -26,12 +26,12 @@ from ddpdiag.checks.fabric.search_data import (
     UNHEARD,
     BadPath,
     BadUnit,
-    Bar,
     CongestedPart,
     Diagnosis,
     Domain,
     Pair,
     Phase,
+    RateLimits,
     Result,
     Results,
     Round,
@@ -303,7 +303,7 @@ def _test_alone(search_input: SearchInput) -> Generator[Round, Results, tuple[Ba
         return ()
     results = yield Round(Phase.LOCAL, tuple(units))
     rates = [tested.rate for tested in results.values() if tested.rate is not None]
-    rules, bar = search_input.rules._replace(least=0.0), Bar(0.0, 0.0, 0.0)
+    rules, bar = search_input.rules._replace(least=0.0), RateLimits(0.0, 0.0, 0.0)
     if len(rates) >= _MIN_UNITS_TO_COMPARE:
         spread = max(tested.spread for tested in results.values())
         bar = bar_of(rates, len(rates), rules, spread)
@@ -375,7 +375,7 @@ def search_pairs(
     return _diagnose(state)
 
 
-def _bar(state: SearchState, opening_results: Sequence[Results]) -> Bar:
+def _bar(state: SearchState, opening_results: Sequence[Results]) -> RateLimits:
     """Derive the bar from the best rate of each unit; after only one round, from the rates of all pairs."""
     pairs = (item for results in opening_results for item in results.items())
     ended = [(pair, own, own.rate) for pair, own in pairs if own.rate is not None]

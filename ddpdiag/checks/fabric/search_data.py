@@ -138,7 +138,7 @@ class Rules(NamedTuple):
         return 4 if unit_count > MANY_UNITS or self.transients > MANY_TRANSIENTS else 3
 
 
-class Bar(NamedTuple):
+class RateLimits(NamedTuple):
     """The bar of a test: `least` is the lowest rate that passes, in bytes per second.
 
     `usual` is the rate of most healthy pairs (0: not known), and `sigma` its standard deviation as a share of `usual`.
@@ -154,7 +154,7 @@ class Bar(NamedTuple):
         return 1 - self.least / self.usual if self.usual else 0.0
 
 
-def bar_of(rates: Sequence[float], unit_count: int, rules: Rules, spread: float = 0.0) -> Bar:
+def bar_of(rates: Sequence[float], unit_count: int, rules: Rules, spread: float = 0.0) -> RateLimits:
     """Derive the bar from the rates of pairs. `spread` is the noise within single tests, as a share of their rates.
 
     The usual rate is the median of the shortest half of all rates. If a quarter of the units is bad, nearly half of the
@@ -162,29 +162,29 @@ def bar_of(rates: Sequence[float], unit_count: int, rules: Rules, spread: float 
     """
     known = sorted(rates)
     if not known or known[-1] <= 0:
-        return Bar(0.0, 0.0, 0.0)
+        return RateLimits(0.0, 0.0, 0.0)
     usual, width = _shortest_half(known)
     sigma = width / _HALF_WIDTH * (1 + _SMALL_SAMPLE / len(known)) / usual if usual >= 1 else 0.0
     return _bar(usual, max(sigma, spread), unit_count, rules)
 
 
-def bar_of_best(best: Sequence[float], test_count: int, rules: Rules, spread: float = 0.0) -> Bar:
+def bar_of_best(best: Sequence[float], test_count: int, rules: Rules, spread: float = 0.0) -> RateLimits:
     """Derive the bar from each unit's best rate of `test_count` tests. Of these only rates of bad units are slow."""
     known = sorted(best)
     if not known or known[-1] <= 0:
-        return Bar(0.0, 0.0, 0.0)
+        return RateLimits(0.0, 0.0, 0.0)
     mean, deviation = _LARGEST_OF.get(test_count, _LARGEST_OF_MORE)
     middle = quantile(known, 0.5)
     if middle < 1:  # less than a byte in a second is no rate
-        return Bar(0.0, 0.0, rules.least)
+        return RateLimits(0.0, 0.0, rules.least)
     away = quantile(sorted(abs(rate - middle) for rate in known), 0.5)
     sigma = max(_MAD_TO_SIGMA * away / deviation / middle, spread)
     return _bar(middle / (1 + mean * sigma), sigma, len(best), rules)
 
 
-def _bar(usual: float, sigma: float, unit_count: int, rules: Rules) -> Bar:
+def _bar(usual: float, sigma: float, unit_count: int, rules: Rules) -> RateLimits:
     share = max(rules.floor, z_of(unit_count, rules) * sigma)
-    return Bar(usual, sigma, max(rules.least, usual * (1 - share)))
+    return RateLimits(usual, sigma, max(rules.least, usual * (1 - share)))
 
 
 def _shortest_half(known: Sequence[float]) -> tuple[float, float]:
@@ -203,7 +203,7 @@ def z_of(unit_count: int, rules: Rules) -> float:
     return min(_MAX_Z, max(0.0, _NORMAL.inv_cdf(1 - min(left, 0.5))))
 
 
-def smallest_slowdown(bar: Bar, rounds: int, *, probability: float = 0.99) -> float:
+def smallest_slowdown(bar: RateLimits, rounds: int, *, probability: float = 0.99) -> float:
     """Return the smallest slowdown, as a share, that fails in all of `rounds` rounds with this `probability`."""
     if not bar.usual:
         return 1.0
@@ -295,7 +295,7 @@ class Diagnosis(NamedTuple):
     as a share, that would have been found.
     """
 
-    bar: Bar
+    bar: RateLimits
     rounds: int
     bad: tuple[BadUnit, ...] = ()
     cleared: frozenset[int] = frozenset()
@@ -330,7 +330,7 @@ class SearchState:
         self.lone_tests: dict[Pair, Result] = {}  # results of pairs while no other pair communicated
         self.slow_between = False  # whether the network between cleared units is at fault
         self.rounds = 0
-        self.bar = Bar(0.0, 0.0, 0.0)
+        self.bar = RateLimits(0.0, 0.0, 0.0)
 
     def record(self, results: Results) -> None:
         """Record the results of a round of pairs, and clear the units of those pairs that passed."""

@@ -212,7 +212,7 @@ def card_findings(seen: Seen[Any], faults_of: Callable[[Card], Iterable[Fault]])
 
 
 def skip(seen: Seen[Any]) -> SkipReason | None:
-    """Skip a check as GPU002 does, or if GPU003, which reads the GPUs, did not run."""
+    """Skip a check if no host has a visible GPU, or if GPU003, which reads the GPUs, did not run."""
     reader = check_by_code("GPU003")
     reason = f"{reader.code} ({reader.name}), which reads the GPUs for it, did not run"
     return devices.skip(seen) or inapplicable(None if seen.of(reader).trials else reason)

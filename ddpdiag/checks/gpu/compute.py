@@ -197,7 +197,7 @@ def _measuring_ranks(seen: Seen[Data]) -> list[int]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Skip this check as GPU002 does, or if torch shows no GPU."""
+    """Skip this check if no host has a visible GPU, or if torch shows none."""
     no_gpu = None if seen.trials or plan(seen) else unneeded(devices.NO_GPU_IN_TORCH)
     return devices.skip(seen) or no_gpu
 

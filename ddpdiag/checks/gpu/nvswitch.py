@@ -1,12 +1,12 @@
 """NVSwitch fabric, and recoveries that the driver requests.
 
-On boards with NVSwitches every GPU must have joined the fabric, by the fabric manager, before CUDA starts there (error
-802, "system not yet initialized"). From driver 570 on, a GPU also reports which recovery it needs.
+On boards with NVSwitches the fabric manager must have joined every GPU to the fabric. Before that CUDA does not start
+on the GPU: error 802, "system not yet initialized". From driver 570 on, a GPU also reports which recovery it needs.
 
 Findings and their causes:
 
-Fix: run `systemctl status nvidia-fabricmanager`, then follow the finding. `nvidia-smi -q` shows both under "Fabric" and
-"GPU Recovery Action".
+Fix: run `systemctl status nvidia-fabricmanager`, then follow the finding. In `nvidia-smi -q`, "Fabric" shows whether
+the GPU has joined, and "GPU Recovery Action" the recovery that it needs.
 
 Confirm by hand: `systemctl status nvidia-fabricmanager`; `nvidia-smi -q | grep -A4 -E 'Fabric|Recovery'`; the fabric
 manager's version must be the driver's.

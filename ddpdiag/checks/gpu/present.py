@@ -99,7 +99,7 @@ class HostGpus(Struct, frozen=True, kw_only=True):
     promised: int | None
 
     @property
-    def unopened_drivers(self) -> dict[str, str | None]:
+    def driver_by_unopened_gpu(self) -> dict[str, str | None]:
         """The kernel driver of each GPU that is on the PCI bus but not shown by NVML, by PCI address."""
         known = {gpu.pci for gpu in self.gpus}
         return {function.address: function.driver for function in self.functions or () if function.address not in known}
@@ -157,7 +157,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     hosts = host_gpus(seen)
     largest_host = max(hosts, key=lambda host: len(host.gpus), default=None)
     for host in hosts:
-        where = ", ".join(host.unopened_drivers)
+        where = ", ".join(host.driver_by_unopened_gpu)
         for gpu in host.lost:
             yield seen.finding(
                 "lost",
@@ -200,7 +200,7 @@ def _missing_findings(seen: Seen[Data], host: HostGpus, largest_host: HostGpus |
             f"{host.name}: NVML fails with {host.error!r}. The loaded kernel driver and the installed libnvidia-ml "
             "have different versions, so no new process can use CUDA.",
             ranks=host.ranks,
-            evidence={"pci": list(host.unopened_drivers)},
+            evidence={"pci": list(host.driver_by_unopened_gpu)},
             fix=f"As root reboot {host.name}, which loads the new driver after an update. If you cannot, "
             f"{leave_out([host.name])}.",
         )
@@ -232,7 +232,7 @@ def _reasons_to_expect_more(seen: Seen[Data], host: HostGpus, largest_host: Host
     if host.functions and present < len(host.functions):
         unopened_drivers = [
             f"{address} {f'with driver {driver}' if driver else 'without a driver'}"
-            for address, driver in host.unopened_drivers.items()
+            for address, driver in host.driver_by_unopened_gpu.items()
         ]
         reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {names_text(unopened_drivers, 4)})")
     elif not host.functions and promised is None and present < host.visible:
@@ -246,9 +246,9 @@ def _fewer_finding(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Find
     trouble = f" (NVML: {host.error})" if host.trouble else ""
     ask = f"Ask for GPUs (Slurm: `--gres=gpu:{seen.options.expect_gpus or host.promised or 'N'}`; docker: `--gpus all`)"
     leave = leave_out([host.name])
-    if not host.unopened_drivers:
+    if not host.driver_by_unopened_gpu:
         fix = f"{ask}, or {leave}. In WSL2 install NVIDIA's driver on Windows only."
-    elif set(host.unopened_drivers.values()) <= {"nvidia"}:
+    elif set(host.driver_by_unopened_gpu.values()) <= {"nvidia"}:
         fix = f"{ask}. If the job has them: {xid_fix(host.name)} Then reboot {host.name}, or {leave}. {_CPUS_ONLY}"
     else:
         fix = (
@@ -264,7 +264,7 @@ def _fewer_finding(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Find
         evidence={
             "gpus": len(host.gpus),
             "pci_gpus": None if host.functions is None else len(host.functions),
-            "pci": list(host.unopened_drivers),
+            "pci": list(host.driver_by_unopened_gpu),
             "promised": host.promised,
             "expected": seen.options.expect_gpus,
             "nvml": host.trouble.value if host.trouble else None,
