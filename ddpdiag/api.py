@@ -35,9 +35,9 @@ def check(*, nproc_per_node: int | str | None = None, **options: str | float | b
     as on all ranks of a launcher but rank 0.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
-        given = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
-        report_path = Path(str(given["json"]))
-        arguments = [word for name, value in given.items() for word in _option_arguments(option_name(name), value)]
+        settings = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
+        report_path = Path(str(settings["json"]))
+        arguments = [word for name, value in settings.items() for word in _option_arguments(option_name(name), value)]
         command = python_command("ddpdiag", "check", "--quiet", *arguments)
         code, stderr_text = _run_to_end(command)
         if report_path.exists():
@@ -72,7 +72,7 @@ def _run_to_end(command: Sequence[str]) -> tuple[int, str]:
 
 
 def judge(path: str | Path) -> Report:
-    """Judge a recording (a file of `--record`), or read a JSON report (of `--json`). UsageError for any other file."""
+    """Judge a recording (of `--record`), or read a JSON report (of `--json`). Raises UsageError for another file."""
     return read_report(str(path))
 
 

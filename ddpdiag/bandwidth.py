@@ -38,7 +38,7 @@ class MessageSize(Struct, frozen=True):
     """The size of one message, rounded as nccl-tests does. Two requested sizes may round to the same `MessageSize`.
 
     `size_bytes` is the first column of nccl-tests' table, and `count` the second, in elements: those of one rank's part
-    for SPLIT_COLLECTIVES, else of the message. The last two fields are the elements of one rank's buffers.
+    for SPLIT_COLLECTIVES, else of the message. `send` and `receive` are the elements of a rank's buffers.
     """
 
     size_bytes: int
@@ -147,18 +147,18 @@ def lowest_bound(collective: str, backend: str, hosts: _RanksByHost, limits: _Li
             host_count = len(hosts)
             hosts, cards = _merge_nvlink_domains(hosts, limits)
             mnnvl_text = "; NVLinks join the GPUs of several hosts (MNNVL)" if len(hosts) < host_count else ""
-            host_bounds = [found for ranks in hosts.values() if (found := _link_bound(ranks, limits))]
+            host_bounds = [bound for ranks in hosts.values() if (bound := _link_bound(ranks, limits))]
             network_bounds = _nic_bounds(collective, rank_count, hosts, cards)
         case "gloo" if collective == "all_reduce":
             by_owner = {"this host's" if len(hosts) == 1 else f"{host}'s": ranks for host, ranks in hosts.items()}
-            host_bounds = [found for owner, ranks in by_owner.items() if (found := _copy_bound(owner, ranks, limits))]
+            host_bounds = [bound for owner, ranks in by_owner.items() if (bound := _copy_bound(owner, ranks, limits))]
             network_bounds = [
                 _nic_bound(GOODPUT_SHARE, cards, _send_rate(hosts[host], rank_count, cards), host)
                 for host, cards in _cards_by_host(hosts, limits).items()
             ]
         case _:
             return None
-    lowest = min([*host_bounds, *network_bounds], default=None, key=lambda found: found.busbw_bytes_per_s)
+    lowest = min([*host_bounds, *network_bounds], default=None, key=lambda bound: bound.busbw_bytes_per_s)
     if lowest is None:
         return None
     if lowest.bottleneck is Bottleneck.NVLINK:
@@ -191,8 +191,8 @@ def _merge_nvlink_domains(hosts: _RanksByHost, limits: _LimitsByRank) -> tuple[_
         ranks[name] = sorted(rank for host in names for rank in hosts[host])
         known = [cards[host] for host in names if host in cards]
         if len(groups) > 1 and len(known) == len(names):
-            numbers, totals, slowest = zip(*known, strict=True)
-            merged_cards[name] = _Cards(sum(numbers), sum(totals), min(slowest))
+            counts, totals, slowest = zip(*known, strict=True)
+            merged_cards[name] = _Cards(sum(counts), sum(totals), min(slowest))
     return ranks, merged_cards
 
 
@@ -306,9 +306,9 @@ def _copy_bound(owner: str, host_ranks: Sequence[int], limits: _LimitsByRank) ->
     Each rate is the median of the host's ranks, so that one slow rank does not lower it. None without a loopback rate.
     `owner` is the host as the text of `source` names it.
     """
-    gpus = [limits[rank] for rank in host_ranks if rank in limits]
-    loopback_rate = _median(limit.loopback_bytes_per_s for limit in gpus)
-    copy_rate = _median(limit.copy_bytes_per_s for limit in gpus)
+    known_limits = [limits[rank] for rank in host_ranks if rank in limits]
+    loopback_rate = _median(limit.loopback_bytes_per_s for limit in known_limits)
+    copy_rate = _median(limit.copy_bytes_per_s for limit in known_limits)
     if loopback_rate is None:
         return None
     copy_text = f" and copies {rate_text(copy_rate)}" if copy_rate else ""

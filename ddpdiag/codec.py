@@ -92,13 +92,13 @@ def _check_numbers(data: bytes | msgspec.Raw, value: object, min_magnitude: floa
     if _HUGE_EXPONENT.search(data) is None:
         return
     # Numbers in a msgspec.Raw are checked when the Raw is decoded.
-    waiting: list[object] = [msgspec.to_builtins(value, enc_hook=lambda _raw: None)]
-    while waiting:
-        match waiting.pop():
+    unchecked: list[object] = [msgspec.to_builtins(value, enc_hook=lambda _raw: None)]
+    while unchecked:
+        match unchecked.pop():
             case dict() as item:
-                waiting += item.values()
+                unchecked += item.values()
             case list() | tuple() as item:
-                waiting += item
+                unchecked += item
             case float() as number if math.isfinite(number) and number:
                 if not min_magnitude <= abs(number) <= LARGEST_NUMBER:
                     limits = f"0, or {min_magnitude:g} to {LARGEST_NUMBER:g}"
@@ -108,7 +108,7 @@ def _check_numbers(data: bytes | msgspec.Raw, value: object, min_magnitude: floa
 def open_file(path: str | Path) -> BufferedReader:
     """Open a regular file for reading. Raises OSError for a pipe or a device, which may block its reader for ever.
 
-    Descriptors of this process, such as /dev/stdin or <(command), and /dev/null are opened all the same.
+    Exceptions are descriptors of this process, such as /dev/stdin or <(command), and /dev/null: they are opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     is_plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -120,7 +120,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """Read a whole file. Raises OSError, with the limit as its reason, if the file has more than `most` bytes."""
+    """Read a whole file. Raises OSError, with the limit as its reason, if the file has more than `max_bytes`."""
     with open_file(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -194,12 +194,12 @@ def _read_file(path: Path, problems: list[str]) -> list[Line]:
 
 def _rows(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file. A line above MAX_LINE_BYTES is cut. Raises UsageError if the file cannot be read."""
-    left = MAX_RECORDING_BYTES
+    bytes_left = MAX_RECORDING_BYTES
     try:
         with open_file(path) as file:
             while row := file.readline(MAX_LINE_BYTES + 1):
-                left -= len(row)
-                if left < 0:
+                bytes_left -= len(row)
+                if bytes_left < 0:
                     raise OSError(
                         errno.EFBIG, f"it has more than {MAX_RECORDING_BYTES >> 30} GiB, the most that is read"
                     )
@@ -212,7 +212,7 @@ def _rows(path: Path) -> Iterator[bytes]:
 def assemble(lines: Iterable[Line], problems: Iterable[str] = ()) -> Recording:
     """Build a recording from the records in `lines`. A record that is in two files counts once.
 
-    If rank 0's header is among them, it becomes the header: only rank 0's says how ranks are authenticated. Raises
+    Rank 0's header is used if it is among the lines, because only it says how ranks are authenticated. Raises
     UsageError if the records belong to different runs, or if there is no header.
     """
     records_by_type: dict[type, list[Any]] = defaultdict(list)
@@ -242,7 +242,7 @@ def assemble(lines: Iterable[Line], problems: Iterable[str] = ()) -> Recording:
 def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
     """Return the recording that `assemble` builds from the records of `recording` and `lines`.
 
-    It is fast if `lines` sort last: the coordinator of thousands of ranks calls it some hundred times in a run.
+    This is fast if `lines` come after all records of `recording`: a coordinator calls it some hundred times in a run.
     """
     new = assemble([recording.header, *lines])
     is_appended = _follows([t.number for t in recording.trials], [t.number for t in new.trials]) and _follows(
@@ -268,7 +268,7 @@ def _follows(old: Sequence[K], new: Sequence[K]) -> bool:
 
 
 def _merge_trials(trials: Iterable[Trial]) -> dict[int, Trial]:
-    """Merge the records of each trial: each rank's record has only its own group. Returns the trials by number."""
+    """Merge the records of each trial, since a rank's record has only that rank's group. Returns trials by number."""
     first: dict[int, Trial] = {}
     groups: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for trial in trials:

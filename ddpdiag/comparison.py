@@ -23,7 +23,7 @@ from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
 # The least ratio of two medians of repeats. The time of a step differed by up to 27 % between runs on one busy machine.
 REPEATS_RATIO = 1.4
 # Summaries (minimum, median, 95th percentile) differ on three conditions: the quickest call of one run takes longer
-# than the 95th percentile of the other; the medians differ by 1.5 (SLOW_RATIO of bench/series.py); and they differ by
+# than the 95th percentile of the other; the medians differ by a factor of 1.5 (SLOW_RATIO of bench/series.py), and by
 # twice the spread of the calls of a run, which are disturbed together. Of 3,540 pairs of healthy runs of two ranks over
 # gloo, 82 met the first two conditions, and 4 met all three.
 SUMMARY_RATIO, SUMMARY_SPREADS = 1.5, 2
@@ -103,7 +103,7 @@ def _unjudged(name: str, text: str) -> Change:
 
 
 def lowest_core_share(old: Snapshot | None, new: Snapshot | None) -> float:
-    """The share of its core that a rank had, in the run with the smaller share. 1 on GPUs, 0 if it was not measured."""
+    """The smaller `core_share` (a rank's share of its core) of two runs. 1 for a run on GPUs, 0 if not measured."""
     return min(0.0 if each is None else 1.0 if each.on_gpus else each.core_share or 0.0 for each in (old, new))
 
 
@@ -135,7 +135,7 @@ def _change_of_figure(name: str, text: str, shift: Shift) -> Change:
 
 
 def median_without(ordered: Sequence[float], value: float) -> float:
-    """The median of sorted values after `value`, one of at least two, is removed. The values need no new sorting."""
+    """The median of `ordered` without `value`. `ordered` has at least two values, sorted, and contains `value`."""
     index, count = bisect_left(ordered, value), len(ordered) - 1
     middle = [ordered[at if at < index else at + 1] for at in ((count - 1) // 2, count // 2)]
     return quantile(middle, 0.5)
@@ -220,7 +220,7 @@ def curve_name(curve: BenchCurve) -> str:
 
 
 def matching_curve(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurve | str:
-    """The baseline's curve to compare `new` with: same name, same hardware, common sizes. Else the reason for none."""
+    """The baseline's curve to compare `new` with: same name, same hardware, common sizes. Else why there is none."""
     old = next((curve for curve in baseline if curve_name(curve) == curve_name(new)), None)
     if old is None:
         return "the baseline has no such benchmark"
@@ -240,8 +240,8 @@ def matching_curve(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurv
 def worst_loss(old: BenchCurve, new: BenchCurve) -> tuple[BenchPoint, BenchPoint] | None:
     """The old and the new point of the size with the largest loss; None without a loss.
 
-    A loss exceeds LOSS_SHARE, and LOSS_SPREADS in either run. Only `_large_sizes` are compared, because the time of
-    smaller messages depends on the fixed cost of a call.
+    A loss exceeds LOSS_SHARE, and LOSS_SPREADS times the `cv` of both runs. Only `_large_sizes` are compared, because
+    the time of smaller messages depends on the fixed cost of a call.
     """
     new_points, old_points = _points_by_size(new), _points_by_size(old)
     losses = []

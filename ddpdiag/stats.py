@@ -50,12 +50,12 @@ def find_odd_ranks(values: Mapping[int, V]) -> OddRanks | None:
     if len(counts) <= 1:
         return None
     by_value: dict[object, tuple[int, ...]] = {
-        value: tuple(sorted(rank for rank, own in values.items() if own == value)) for value in counts
+        value: tuple(sorted(rank for rank, actual in values.items() if actual == value)) for value in counts
     }
     majority, count = counts.most_common(1)[0]
     if 2 * count <= len(values):
         return OddRanks(None, (), by_value)
-    return OddRanks(majority, tuple(sorted(rank for rank, own in values.items() if own != majority)), by_value)
+    return OddRanks(majority, tuple(sorted(rank for rank, actual in values.items() if actual != majority)), by_value)
 
 
 # Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993): the factor of the modified z-score, and its limit.

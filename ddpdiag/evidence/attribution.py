@@ -1,15 +1,15 @@
 """Attribution of a hang from what each rank posted to its process groups.
 
-A rank that has an operation open waits for each rank of that group that has not posted it. These waits lead from group
-to group, from rank to rank, to the ranks that wait for no other: they hold up the job. Four faults end such a path:
+A rank with an open operation waits for each rank of the operation's group that has not posted the operation. The waits
+form paths from rank to rank. A path ends at a rank that waits for no other rank, and the end shows one of four faults:
 
-- a rank that did not post the operation, and waits for none: its program is elsewhere, or it has ended;
+- a rank that did not post the operation, and waits for none: its program does something else, or has ended;
 - a rank whose GPU does not finish an operation that all other ranks of the group have finished;
 - ranks that posted different operations under the same number;
-- an operation that all ranks have posted and none finishes: no rank is at fault, the path between them is.
+- an operation that all ranks have posted and none finishes: no rank is at fault, but a connection between them.
 
-A rank without a dump is one that may hold up the others: the process group of a rank that raised writes none (pytorch
-issue 196968).
+Paths without an end are a deadlock: ranks wait for each other. A rank without a dump may hold up the others, because a
+rank that raised an exception writes none (pytorch issue 196968).
 """
 
 from collections import defaultdict
@@ -24,25 +24,25 @@ from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun, ranks_text
 
-# Ranks must pass equally many elements to these. In a gather, a scatter or an all-to-all they may differ.
+# All ranks must pass equally many elements to these collectives. In a gather, scatter or all-to-all they may differ.
 _EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
-# Some ranks may finish these before others have begun.
+# Some ranks may finish these collectives before other ranks have begun.
 _ENDS_EARLY = frozenset({"broadcast", "reduce", "scatter", "gather"})
-_SIDES_SHOWN = 4
+_MAX_SHOWN = 4
 _STACK_FIX = (
     "Look at what {} did instead: its log, its Python stack (`py-spy dump --pid PID`), the kernel log of its host."
 )
 _GPU_FIX = (
     "Look at the GPU of {0} (`dmesg -T | grep Xid`, `nvidia-smi -q -d ECC`), and run `ddpdiag host` on the host of {0}."
 )
-_PATHS_FIX = (
+_MISMATCH_FIX = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
 )
 
 
 class Wait(NamedTuple):
-    """An open operation of `rank`, and the other ranks of its group that have not posted it."""
+    """An open operation of `rank`, and the ranks for which it waits, because they have not posted or finished it."""
 
     rank: int
     operation: Operation
@@ -56,7 +56,7 @@ class Job(Struct, frozen=True, dict=True):
 
     @cached_property
     def groups(self) -> dict[str, Group]:
-        """The groups of all ranks. If the recorder does not know a group's ranks, they are those that posted to it."""
+        """The groups of all ranks, by name. A group without recorded ranks has the ranks whose dumps name it."""
         groups: dict[str, Group] = {}
         members: dict[str, set[int]] = defaultdict(set)
         for rank, witness in self.witnesses.items():
@@ -67,13 +67,13 @@ class Job(Struct, frozen=True, dict=True):
 
     @cached_property
     def absent(self) -> frozenset[int]:
-        """Ranks without a dump: those of the groups, and those between the ranks that have one."""
+        """Ranks without a dump: members of the groups, and all numbers below the highest rank with a dump."""
         ranks = {rank for group in self.groups.values() for rank in group.ranks}
         return frozenset({*ranks, *range(max(self.witnesses, default=0))} - self.witnesses.keys())
 
     @cached_property
     def collectives(self) -> dict[tuple[str, int], dict[int, Operation]]:
-        """The collectives that ranks posted, by group and number, the oldest first."""
+        """The operation that each rank posted, by group name and collective number, in the order of the numbers."""
         found: dict[tuple[str, int], dict[int, Operation]] = defaultdict(dict)
         for rank, witness in self.witnesses.items():
             for operation in witness.operations:
@@ -82,7 +82,7 @@ class Job(Struct, frozen=True, dict=True):
         return dict(sorted(found.items(), key=lambda item: item[0][1]))
 
     def missing(self, group: str, number: int) -> tuple[int, ...]:
-        """The ranks of a group that have not posted its collective `number`, as far as is known."""
+        """The ranks of a group that have not posted its collective `number`, and those without a dump."""
         posted = {rank: self.witnesses[rank].posted for rank in self.groups[group].ranks if rank in self.witnesses}
         return tuple(
             rank for rank in self.groups[group].ranks if rank not in posted or posted[rank].get(group, -1) < number
@@ -90,7 +90,7 @@ class Job(Struct, frozen=True, dict=True):
 
     @cached_property
     def open_collectives(self) -> dict[tuple[str, int], dict[int, Operation]]:
-        """Those of `collectives` that are open. If ends are not recorded, only those that some rank has not posted."""
+        """The open ones of `collectives`. If ends are not recorded, only those that some rank has not posted."""
         found = {}
         for (group, number), by_rank in self.collectives.items():
             ranks = {rank: operation for rank, operation in by_rank.items() if operation.is_open}
@@ -100,7 +100,7 @@ class Job(Struct, frozen=True, dict=True):
 
     @cached_property
     def stuck(self) -> dict[int, Operation]:
-        """The first open operation of each rank whose GPU does not finish what the other ranks of a group finished."""
+        """The first open operation of each rank whose GPU does not finish what half of its group has finished."""
         found: dict[int, Operation] = {}
         for (group, number), by_rank in self.open_collectives.items():
             done = len(self.groups[group].ranks) - len(by_rank)
@@ -110,7 +110,7 @@ class Job(Struct, frozen=True, dict=True):
 
     @cached_property
     def waits(self) -> list[Wait]:
-        """For each rank and group the first open operation for which ranks are missing, and all that are missing."""
+        """For each rank and group, the first open operation that waits, and all ranks that the rank waits for."""
         found: dict[tuple[int, str], Wait] = {}
         for (group, number), by_rank in self.open_collectives.items():
             missing = self.missing(group, number)
@@ -122,7 +122,7 @@ class Job(Struct, frozen=True, dict=True):
         return [*found.values(), *self._unmatched()]
 
     def _unmatched(self) -> Iterator[Wait]:
-        """Open sends and receives whose other end is not open."""
+        """Yield a wait for each open send or receive whose peer has no open counterpart."""
         ends = {
             (operation.group, operation.name, rank, operation.peer): operation
             for rank, witness in self.witnesses.items()
@@ -136,29 +136,29 @@ class Job(Struct, frozen=True, dict=True):
 
 
 def find_faults(job: Job) -> list[Finding]:
-    """The faults that hold up the job, each with the ranks that it names. Empty if no operation is open."""
+    """Find the faults that hold up the job, each with its ranks. If there are none, name the ranks without a dump."""
     edges: dict[int, set[int]] = defaultdict(set)
     for wait in job.waits:
         edges[wait.rank].update(wait.missing)
-    found = [*_mismatches(job), *_stuck(job)]
+    found = [*_mismatch_findings(job), *_stuck_findings(job)]
     named = {rank for finding in found for rank in finding.ranks}
     ends = {other for others in edges.values() for other in others} - edges.keys() - named
-    blocked = {rank: operation for rank in ends if (operation := _posted_by_all(job, rank)) is not None}
+    blocked = {rank: operation for rank in ends if (operation := _collective_of_all(job, rank)) is not None}
     behind = sorted(ends - blocked.keys() - job.absent)
     if behind:
-        found += _behind(job, behind)
+        found += _behind_findings(job, behind)
     if blocked or not (found or edges):
-        found += _unfinished(job, tuple(blocked.values()))
+        found += _unfinished_findings(job, tuple(blocked.values()))
     if circle := _circle(edges, ends | named):
-        found.append(_deadlock(job, circle))
+        found.append(_deadlock_finding(job, circle))
     absent = tuple(sorted(ends & job.absent)) or (() if found else tuple(sorted(job.absent)))
     if absent and not named and not behind:
-        found.append(_absent(job, absent))
+        found.append(_absent_finding(job, absent))
     return found
 
 
 def _circle(edges: Mapping[int, set[int]], ends: Iterable[int]) -> tuple[int, ...]:
-    """Ranks that wait for each other: those of which no path leads to `ends`, without ranks that only wait for them."""
+    """Ranks that wait for each other: no path leads from them to `ends`, and at least one of them waits for each."""
     reverse: dict[int, set[int]] = defaultdict(set)
     for rank, others in edges.items():
         for other in others:
@@ -176,67 +176,67 @@ def _circle(edges: Mapping[int, set[int]], ends: Iterable[int]) -> tuple[int, ..
         left = waited_for
 
 
-def _posted_by_all(job: Job, rank: int) -> Operation | None:
-    """The first open collective of `rank` that all ranks of its group have posted; None if there is none."""
+def _collective_of_all(job: Job, rank: int) -> Operation | None:
+    """The first open collective of `rank` that all ranks of the group have posted; None if there is none."""
     for (group, number), by_rank in job.open_collectives.items():
         if rank in by_rank and not job.missing(group, number):
             return by_rank[rank]
     return None
 
 
-def _mismatches(job: Job) -> Iterator[Finding]:
-    """Groups whose ranks posted different operations under one number: the first such number of each."""
-    seen: set[str] = set()
+def _mismatch_findings(job: Job) -> Iterator[Finding]:
+    """Yield, for each group whose ranks posted different collectives under one number, the first such number."""
+    reported_groups: set[str] = set()
     for (group, number), by_rank in job.collectives.items():
-        odd = find_odd_ranks({rank: _call(operation) for rank, operation in by_rank.items()})
-        if odd is None or group in seen:
+        odd = find_odd_ranks({rank: _signature(operation) for rank, operation in by_rank.items()})
+        if odd is None or group in reported_groups:
             continue
-        seen.add(group)
+        reported_groups.add(group)
         sides = "; ".join(
-            f"{ranks_text(ranks)} posted {_words(by_rank[ranks[0]])}"
-            for ranks in sorted(odd.by_value.values(), key=lambda ranks: (len(ranks), ranks))[:_SIDES_SHOWN]
+            f"{ranks_text(ranks)} posted {_operation_text(by_rank[ranks[0]])}"
+            for ranks in sorted(odd.by_value.values(), key=lambda ranks: (len(ranks), ranks))[:_MAX_SHOWN]
         )
         yield _finding(
             "mismatch",
             f"{ranks_text(odd.ranks)} posted a different collective than the others"
             if odd.ranks
-            else f"the ranks of {_group(job, group)} posted different collectives",
-            f"Collective {number} of {_group(job, group)}: {sides}.",
-            _PATHS_FIX,
+            else f"the ranks of {_group_text(job, group)} posted different collectives",
+            f"Collective {number} of {_group_text(job, group)}: {sides}.",
+            _MISMATCH_FIX,
             odd.ranks,
         )
 
 
-def _stuck(job: Job) -> Iterator[Finding]:
+def _stuck_findings(job: Job) -> Iterator[Finding]:
     if ranks := tuple(sorted(job.stuck)):
         first = job.stuck[ranks[0]]
         yield _finding(
             "stuck",
             f"the GPU of {ranks_text(ranks)} does not finish its work",
-            f"{begun(ranks_text(ranks[:1]))} posted {_text(job, first)}. "
+            f"{begun(ranks_text(ranks[:1]))} posted {_full_text(job, first)}. "
             "The other ranks have finished it, this GPU has not.",
             _GPU_FIX.format(ranks_text(ranks)),
             ranks,
         )
 
 
-def _behind(job: Job, ranks: Sequence[int]) -> Iterator[Finding]:
-    """Name ranks that did not post an operation for which others wait: one finding for each such operation."""
-    lacking: dict[tuple[str, int], tuple[Wait, list[int]]] = {}
+def _behind_findings(job: Job, ranks: Sequence[int]) -> Iterator[Finding]:
+    """Yield one finding for each operation that some of `ranks` did not post and for which other ranks wait."""
+    waits_and_ranks: dict[tuple[str, int], tuple[Wait, list[int]]] = {}
     for rank in ranks:
         waits = [wait for wait in job.waits if rank in wait.missing]
         wait = min(waits, key=lambda wait: (wait.operation.is_p2p, len(wait.missing), wait.operation.number, wait.rank))
-        lacking.setdefault((wait.operation.group, wait.operation.number), (wait, []))[1].append(rank)
+        waits_and_ranks.setdefault((wait.operation.group, wait.operation.number), (wait, []))[1].append(rank)
     direct = {wait.rank for wait in job.waits if set(wait.missing) & set(ranks)}
     others = tuple(sorted({wait.rank for wait in job.waits} - direct))
     in_turn = f" {begun(ranks_text(others))} wait for those." if others else ""
-    for wait, behind in lacking.values():
+    for wait, behind in waits_and_ranks.values():
         waiting = {each.rank for each in job.waits if set(each.missing) & set(behind)}
         name = ranks_text(behind)
         end = f"the other end of a {wait.operation.name} on rank {wait.rank}"
         yield _finding(
             "behind",
-            f"{name} did not post {end if wait.operation.is_p2p else _text(job, wait.operation)}",
+            f"{name} did not post {end if wait.operation.is_p2p else _full_text(job, wait.operation)}",
             f"{_waiting_text(waiting)} for {name}.{in_turn}",
             _STACK_FIX.format(name),
             tuple(behind),
@@ -247,22 +247,23 @@ def _waiting_text(ranks: Collection[int]) -> str:
     return f"{begun(ranks_text(tuple(sorted(ranks))))} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
-def _unfinished(job: Job, operations: Sequence[Operation]) -> Iterator[Finding]:
+def _unfinished_findings(job: Job, operations: Sequence[Operation]) -> Iterator[Finding]:
     todo = operations or [
         next(iter(ops.values())) for key, ops in job.open_collectives.items() if not job.missing(*key)
     ]
     for operation in list(dict.fromkeys(todo))[:1]:
         yield _finding(
             "unfinished",
-            f"all ranks have posted {_words(operation)}, and none finishes it",
-            f"It is a collective of {_group(job, operation.group)}. No rank is missing, so a message does not arrive.",
+            f"all ranks have posted {_operation_text(operation)}, and none finishes it",
+            f"It is a collective of {_group_text(job, operation.group)}. "
+            "No rank is missing, so a message does not arrive.",
             "Look at what these ranks share: network, firewall, interface, the paths between GPUs (`ddpdiag check`).",
         )
 
 
-def _deadlock(job: Job, ranks: tuple[int, ...]) -> Finding:
+def _deadlock_finding(job: Job, ranks: tuple[int, ...]) -> Finding:
     waits = {wait.rank: wait for wait in job.waits if wait.rank in ranks}
-    each = [f"{ranks_text([rank])} waits in {_words(waits[rank].operation)}" for rank in ranks[:_SIDES_SHOWN]]
+    each = [f"{ranks_text([rank])} waits in {_operation_text(waits[rank].operation)}" for rank in ranks[:_MAX_SHOWN]]
     return _finding(
         "deadlock",
         f"{ranks_text(ranks)} wait for each other",
@@ -272,60 +273,60 @@ def _deadlock(job: Job, ranks: tuple[int, ...]) -> Finding:
     )
 
 
-def _absent(job: Job, ranks: tuple[int, ...]) -> Finding:
-    few = len(ranks) < len(job.witnesses)
+def _absent_finding(job: Job, ranks: tuple[int, ...]) -> Finding:
+    can_name = len(ranks) < len(job.witnesses)
     return _finding(
         "no-dump",
         f"{ranks_text(ranks)} left no dump",
         f"The other ranks wait for {'it' if len(ranks) == 1 else 'them'}. A rank that raised or was killed leaves none."
-        if few
+        if can_name
         else "So the rank that holds up the job cannot be named.",
-        f"Look at the log of {ranks_text(ranks)}." if few else "Copy the dumps of all hosts into one folder.",
-        ranks if few else (),
+        f"Look at the log of {ranks_text(ranks)}." if can_name else "Copy the dumps of all hosts into one folder.",
+        ranks if can_name else (),
     )
 
 
 def rank_lines(job: Job) -> list[str]:
-    """A line for each group of ranks that do the same."""
-    doing: dict[str, list[int]] = defaultdict(list)
+    """One line for all ranks that wait in the same operation, and one for all ranks in no collective."""
+    ranks_by_text: dict[str, list[int]] = defaultdict(list)
     waits: dict[int, list[Wait]] = defaultdict(list)
     for wait in job.waits:
         waits[wait.rank].append(wait)
     for rank in sorted(job.witnesses):
         if waits[rank]:
             wait = min(waits[rank], key=lambda wait: len(wait.missing))
-            text = f"in {_text(job, wait.operation)}, without {ranks_text(wait.missing)}"
-        elif operation := job.stuck.get(rank) or _posted_by_all(job, rank):
-            text = f"in {_text(job, operation)}, which all its ranks posted"
+            text = f"in {_full_text(job, wait.operation)}, without {ranks_text(wait.missing)}"
+        elif operation := job.stuck.get(rank) or _collective_of_all(job, rank):
+            text = f"in {_full_text(job, operation)}, which all its ranks posted"
         else:
             text = "in no collective"
-        doing[text].append(rank)
-    return [f"{ranks_text(ranks)}: {text}" for text, ranks in doing.items()]
+        ranks_by_text[text].append(rank)
+    return [f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_by_text.items()]
 
 
-def _finding(word: str, title: str, message: str, fix: str, ranks: tuple[int, ...] = ()) -> Finding:
+def _finding(kind: str, title: str, message: str, fix: str, ranks: tuple[int, ...] = ()) -> Finding:
     severity = Severity.ERROR if ranks else Severity.WARNING
-    return Finding(code=f"dump.{word}", severity=severity, title=title, message=message, fix=fix, ranks=ranks)
+    return Finding(code=f"dump.{kind}", severity=severity, title=title, message=message, fix=fix, ranks=ranks)
 
 
-def _call(operation: Operation) -> tuple[str, int, str]:
-    """What must be alike in all ranks that post one collective."""
+def _signature(operation: Operation) -> tuple[str, int, str]:
+    """The properties that must be equal on all ranks of a collective: name, for `_EQUAL_SIZES` also size and dtype."""
     name = operation.name
     return (name, operation.elements, operation.dtype) if name in _EQUAL_SIZES else (name, 0, "")
 
 
-def _words(operation: Operation) -> str:
+def _operation_text(operation: Operation) -> str:
     """An operation in words: "all_to_all #45265 (2048x5120 BFloat16)"."""
     if operation.is_p2p:
         return f"{operation.name} {'to' if operation.name == 'send' else 'from'} rank {operation.peer}"
-    sizes = ", ".join("x".join(map(str, size)) for size in operation.sizes[:_SIDES_SHOWN])
+    sizes = ", ".join("x".join(map(str, size)) for size in operation.sizes[:_MAX_SHOWN])
     return f"{operation.name} #{operation.number}" + (f" ({sizes} {operation.dtype})" if sizes else "")
 
 
-def _group(job: Job, name: str) -> str:
+def _group_text(job: Job, name: str) -> str:
     group = job.groups[name]
     return f"{group.description or f'group {name}'} ({ranks_text(group.ranks)})"
 
 
-def _text(job: Job, operation: Operation) -> str:
-    return f"{_words(operation)} of {_group(job, operation.group)}"
+def _full_text(job: Job, operation: Operation) -> str:
+    return f"{_operation_text(operation)} of {_group_text(job, operation.group)}"

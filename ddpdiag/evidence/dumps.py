@@ -1,12 +1,12 @@
 """Reader of the files that torch's flight recorder writes when a job hangs, one for each rank.
 
 A file is a pickle (what ProcessGroupNCCL's watchdog writes, torch 2.6 to 2.15) or JSON (what the debug server returns).
-Its rank is the number at the end of its name ("nccl_trace_rank_12"). Not each version has each field:
+The rank is the number at the end of the file's name ("nccl_trace_rank_12"). Not every version writes every field:
 
-- `pg_config` names the groups of the rank by their name in all ranks; gloo leaves it empty (measured, torch 2.13).
-- `pg_status` counts what a rank posted, by the group's number in its own process. Both list the groups in the order in
-  which they were opened. gloo counts point-to-point operations as well, which its recorder does not list.
-- gloo never notes that an operation is over: all stay "scheduled" (measured, torch 2.13 and 2.15).
+- `pg_config` has the rank's groups by name, which is equal on all ranks; gloo leaves it empty (measured, torch 2.13).
+- `pg_status` counts what a rank posted, by the number that the group has in the rank's process. Both fields list groups
+  in the order in which they were opened. gloo also counts point-to-point operations, which its recorder does not list.
+- gloo never records the end of an operation: all stay "scheduled" (measured, torch 2.13 and 2.15).
 """
 
 import contextlib
@@ -33,10 +33,10 @@ from ddpdiag.evidence.witness import Group, Operation, Witness
 MAX_BYTES = 32 << 20
 _RANK = re.compile(r"(\d{1,6})(?:\.(?:json|pkl|pickle))?$")
 _PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
-# Memory beyond that of the process while a pickle is read: nine bytes can ask for gigabytes.
+# The limit of additional memory while a pickle is read, because nine bytes of a pickle can request gigabytes.
 _MEMORY_BYTES = 256 << 20
-# The operations of each group that are kept: those that are open, and these before them.
-_KEPT = 16
+# So many of the newest operations of each group are kept. Operations known to be open are always kept.
+_NEWEST_KEPT = 16
 
 
 class _Entry(Struct, frozen=True, gc=False):
@@ -67,8 +67,8 @@ class _Dump(Struct, frozen=True):
     pg_status: dict[str, _Status] = field(default_factory=dict)
 
 
-class _PlainData(pickle.Unpickler):
-    """An unpickler of numbers, texts, lists, tuples and dicts, which refuses whatever has a name."""
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler of numbers, texts, lists, tuples and dicts. It refuses classes, functions and references."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")
@@ -105,7 +105,7 @@ def read_job(paths: Sequence[str]) -> tuple[Job, list[str]]:
 def read_dump(path: str | Path) -> Witness | None:
     """Read the dump of one rank. None if the file is no dump of a flight recorder, is cut off, or names no rank.
 
-    Raises OSError if it cannot be read, or is larger than 32 MiB.
+    Raises OSError if the file cannot be read, or is larger than 32 MiB.
     """
     rank = _RANK.search(Path(path).name)
     dump = _parse(read_bytes(path, MAX_BYTES))
@@ -115,7 +115,7 @@ def read_dump(path: str | Path) -> Witness | None:
 def _parse(data: bytes) -> _Dump | None:
     try:
         with _limited_memory():
-            trace = _PlainData(io.BytesIO(data)).load() if data.startswith(b"\x80") else json.loads(data)
+            trace = _PlainUnpickler(io.BytesIO(data)).load() if data.startswith(b"\x80") else json.loads(data)
             return msgspec.convert(trace, _Dump, strict=False)
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
         return None
@@ -125,7 +125,7 @@ def _parse(data: bytes) -> _Dump | None:
 
 @contextlib.contextmanager
 def _limited_memory() -> Iterator[None]:
-    """Let this process grow by no more than `_MEMORY_BYTES` of addresses, and collect no garbage, which costs 60 %."""
+    """Limit the growth of the address space to `_MEMORY_BYTES`, and pause garbage collection, which costs 60 %."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = min(value for value in (soft, hard, used + _MEMORY_BYTES) if value != resource.RLIM_INFINITY)
@@ -140,12 +140,12 @@ def _limited_memory() -> Iterator[None]:
 
 def _witness(rank: int, dump: _Dump) -> Witness:
     groups = {
-        name: Group(description=config.desc, ranks=_ranks(config.ranks))
+        name: Group(description=config.desc, ranks=_parse_ranks(config.ranks))
         for name, config in dump.pg_config.items()
         if config.ranks not in ("", "[]")
     }
     knows_ends = not any(entry.profiling_name.startswith("gloo:") for entry in dump.entries)
-    posted = _posted(dump, groups) if knows_ends else {}
+    posted = _last_posted(dump, groups) if knows_ends else {}
     operations: list[Operation] = []
     counts: Counter[str] = Counter()
     for entry in sorted(dump.entries, key=attrgetter("time_created_ns"), reverse=True):
@@ -153,7 +153,7 @@ def _witness(rank: int, dump: _Dump) -> Witness:
         is_open = entry.state != "completed"
         if not entry.is_p2p:
             posted[name] = max(posted.get(name, 0), entry.collective_seq_id)
-        if counts[name] >= _KEPT and not (is_open and knows_ends):
+        if counts[name] >= _NEWEST_KEPT and not (is_open and knows_ends):
             continue
         counts[name] += 1
         group = groups.setdefault(name, Group(description=description[0] if description else ""))
@@ -177,17 +177,16 @@ def _operation(entry: _Entry, name: str, group: Group, *, is_open: bool) -> Oper
     )
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def _parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
-def _posted(dump: _Dump, groups: Mapping[str, Group]) -> dict[str, int]:
-    """The number of the last collective of each group, for groups whose recent operations are all over.
+def _last_posted(dump: _Dump, groups: Mapping[str, Group]) -> dict[str, int]:
+    """The number of the last collective of each group, from `pg_status`; empty if its groups cannot be identified.
 
-    Groups with point-to-point operations are left out, because their number counts these instead.
+    Groups with point-to-point operations are left out, because `pg_status` does not count only their collectives.
     """
-    names = _in_order(groups)
-    numbers = _in_order(dump.pg_status)
+    names, numbers = _sorted_by_number(groups), _sorted_by_number(dump.pg_status)
     if len(names) != len(numbers):
         return {}
     pairs = dict(zip(numbers, names, strict=True))
@@ -197,5 +196,5 @@ def _posted(dump: _Dump, groups: Mapping[str, Group]) -> dict[str, int]:
     return {name: dump.pg_status[number].last_enqueued_collective for number, name in pairs.items() if name not in p2p}
 
 
-def _in_order(names: Iterable[str]) -> list[str]:
+def _sorted_by_number(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))

@@ -1,4 +1,4 @@
-"""The model of what a rank posted to its process groups, whoever recorded it."""
+"""The model of what a rank posted to its process groups, as a flight recorder shows it."""
 
 import math
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from msgspec import Struct
 class Operation(Struct, frozen=True, kw_only=True, gc=False):
     """A collective or point-to-point operation that a rank posted.
 
-    `group` is the group's name, and `number` counts the group's collectives from 1. `name` is such as "all_reduce".
-    `peer` is the rank at the other end of a "send" or "recv", None for a collective. `is_open`: it is not known to be
-    over.
+    `group` is the group's name, and `number` counts the group's collectives from 1. `name` is, say, "all_reduce".
+    `peer` is the rank at the other end of a "send" or "recv" (None: a collective, or not known). `is_open` says that no
+    end of the operation is recorded.
     """
 
     group: str
@@ -33,18 +33,18 @@ class Operation(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """A process group: its description in the script, and its ranks (empty: the recorder does not know them)."""
+    """A process group: its description in the script, and its ranks (empty if they are not recorded)."""
 
     description: str = ""
     ranks: tuple[int, ...] = ()
 
 
 class Witness(Struct, frozen=True, kw_only=True):
-    """The record of one rank.
+    """What one rank posted to its process groups, as its dump shows.
 
-    `operations` are the last ones of each group, the oldest first. `posted` is the number of the last collective of
-    each group. `groups` has the groups of the rank by their names. `knows_ends`: the recorder notes which operations
-    are over, as that of NCCL does; the one of gloo does not.
+    `operations` are the last operations of each group, the oldest first. `posted` is, by group name, the number of the
+    last collective that the rank posted. `groups` are the rank's groups by name. `knows_ends` says that the recorder
+    records the ends of operations: NCCL's recorder does, gloo's does not.
     """
 
     rank: int

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from ddpdiag.model import Collective
 
 MAX_COLLECTIVES = 8
-# torch's reader by class. That for gloo exists since torch 2.8. In builds without NCCL both readers return the same.
+# torch's reading function by class; gloo's exists since torch 2.8. Without NCCL, both functions return the same.
 _READERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 # For a class that a hook records, the reader needs the class's own name: "nccl2", which torch registers as "nccl".
 _HOOK_READER, _HOOK_CLASSES = "_dump_fr_trace_json", ("nccl2",)
@@ -80,9 +80,9 @@ def posted_collectives(since_unix_seconds: float = 0.0) -> tuple[Collective, ...
 def why_unreadable() -> str:
     """The reason why the collectives of some open group cannot be read, without a full stop; empty if there is none."""
     backends = _open_backends()
-    size = next((name for name in BUFFER_NAMES if os.environ.get(name)), "")
-    if backends and os.environ.get(size) == "0":
-        return f"{size}=0 turns torch's flight recorder off"
+    size_variable = next((name for name in BUFFER_NAMES if os.environ.get(name)), "")
+    if backends and os.environ.get(size_variable) == "0":
+        return f"{size_variable}=0 turns torch's flight recorder off"
     unrecorded = [name for name in backends if not _is_recorded(name)]
     version = getattr(sys.modules.get("torch"), "__version__", "")
     return f"torch {version} keeps no record of what {unrecorded[0]} does" if unrecorded else ""

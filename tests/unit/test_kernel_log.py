@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.gpu.kernel_log import MOST_LINES, kernel_log, kmsg_path, newest_line_number, parse_xid
+from ddpdiag.probes.gpu.kernel_log import MAX_LINES, kernel_log, kmsg_path, newest_line_number, parse_xid
 
 
 def record(line, seconds, text):
@@ -79,14 +79,14 @@ def test_only_matching_lines_are_kept_and_long_ones_are_cut(tmp_path):
 def test_a_program_that_fails_in_a_loop_does_not_hide_another_line(tmp_path):
     flood = [record(n, n, "NVRM: Xid (PCI:0000:65:00): 31, Ch 1") for n in range(2, 500)]
     log = log_of(tmp_path, record(1, 1, "NVRM: Xid (PCI:0000:65:00): 79, gone"), *flood)
-    assert [xid.code for xid in log.xids] == [79] + [31] * MOST_LINES
+    assert [xid.code for xid in log.xids] == [79] + [31] * MAX_LINES
     assert log.xids[-1].line == 499
 
 
 def test_a_marginal_link_does_not_hide_its_fatal_line(tmp_path):
     flood = [record(n, n, "NVRM: Xid (PCI:0000:65:00): 145, RLW_RXPIPE Nonfatal XC0") for n in range(2, 500)]
     log = log_of(tmp_path, record(1, 1, "NVRM: Xid (PCI:0000:65:00): 145, RLW_RXPIPE Fatal XC0"), *flood)
-    assert [xid.is_nonfatal for xid in log.xids] == [False] + [True] * MOST_LINES
+    assert [xid.is_nonfatal for xid in log.xids] == [False] + [True] * MAX_LINES
 
 
 def test_a_log_that_is_not_there_or_closed_says_so(golden, tmp_path):

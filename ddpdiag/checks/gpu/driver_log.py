@@ -30,7 +30,7 @@ from ddpdiag.checks.known_errors import explain_line
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import GpuReading
-from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
+from ddpdiag.probes.gpu.kernel_log import MAX_LINES, KernelLog, Xid, kernel_log, kmsg_path
 
 FINDINGS = {
     **dict.fromkeys(
@@ -65,7 +65,7 @@ class XidGroup(NamedTuple):
     @property
     def text(self) -> str:
         """The group as text, such as 'Xid 79, 3 times, the last one 12 min ago: "GPU has fallen off the bus"'."""
-        often = "" if self.times == 1 else f", {'at least ' if self.times >= MOST_LINES else ''}{self.times} times"
+        often = "" if self.times == 1 else f", {'at least ' if self.times >= MAX_LINES else ''}{self.times} times"
         when = f"the last one {_age(self.age_seconds)} ago" if self.times > 1 else f"{_age(self.age_seconds)} ago"
         quoted = f': "{self.newest.text.rstrip(".")}"' if self.newest.text else ""
         name = "SXid" if self.newest.switch else "Xid"

@@ -182,8 +182,8 @@ def reports_recovery(driver: str | None) -> bool:
     return major.isdecimal() and int(major) >= _RECOVERY_DRIVER
 
 
-def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
-    known = [bits for bits in looks if bits is not None]
+def _clocks(device: Device, readings: Sequence[int | None]) -> Clocks:
+    known = [bits for bits in readings if bits is not None]
     return Clocks(
         events=reduce(and_, known) if known else None,
         celsius=device.number("nvmlDeviceGetTemperature", _GPU_SENSOR),

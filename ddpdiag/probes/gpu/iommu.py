@@ -72,8 +72,8 @@ class PcieTopology(Struct, frozen=True, kw_only=True):
     def bridges_between(self, one: str | None, other: str | None) -> tuple[Bridge, ...]:
         """The bridges on the path between two GPUs: those that are above exactly one of the two."""
         first, second = self.slot(one).bridges, self.slot(other).bridges
-        apart = {*first} ^ {*second}
-        return tuple(bridge for bridge in self.bridges if bridge.address in apart)
+        above_only_one = {*first} ^ {*second}
+        return tuple(bridge for bridge in self.bridges if bridge.address in above_only_one)
 
     def share_a_bridge(self, one: str | None, other: str | None) -> bool:
         """Whether some bridge is above both GPUs, so that traffic between them need not pass the processor."""
@@ -112,12 +112,12 @@ def read_pcie_topology(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> 
 def on_local_cores(pci: str | None, sys_root: Path) -> Iterator[None]:
     """Run this thread on the cores next to a PCI device, so that memory it allocates is on the device's NUMA node.
 
-    nvbandwidth does the same (memcpy.cpp, HostBuffer: setOptimalCpuAffinity). The affinity is not changed if the
-    firmware does not name the node, or if this process may not use its cores. Afterwards it is restored.
+    nvbandwidth does the same (memcpy.cpp, HostBuffer: setOptimalCpuAffinity). The affinity is restored afterwards. It
+    is not changed if the firmware does not name the node, or if this process may not use the node's cores.
     """
     before = os.sched_getaffinity(0)
     if pci is not None and slot_of(pci, sys_root).numa_node is not None:
-        cores = _numbers(read_text(sys_root / "bus" / "pci" / "devices" / pci / "local_cpulist") or "")
+        cores = _parse_cpu_list(read_text(sys_root / "bus" / "pci" / "devices" / pci / "local_cpulist") or "")
         with suppress(OSError, OverflowError):
             os.sched_setaffinity(0, cores)
     try:
@@ -126,7 +126,7 @@ def on_local_cores(pci: str | None, sys_root: Path) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _numbers(text: str) -> set[int]:
+def _parse_cpu_list(text: str) -> set[int]:
     """Expand a list in the kernel's format (bitmap_parselist), such as "0-3,8"; empty if `text` has another format."""
     parts = [part.split("-") for part in text.split(",")]
     if not all(end.isdigit() for part in parts for end in part):

@@ -19,11 +19,11 @@ KMSG = Path("/dev/kmsg")
 # Above the size of any record: the kernel refuses smaller buffers (PRINTKRB_RECORD_MAX, CONSOLE_EXT_LOG_MAX).
 _RECORD_BYTES = 16384
 # The largest log buffer that a kernel can be built with has 32 MiB (CONFIG_LOG_BUF_SHIFT 25).
-_MOST_BYTES = 64 << 20
-_MOST_TEXT = 300
+_MAX_BYTES = 64 << 20
+_MAX_CHARACTERS = 300
 # The limit of lines for each device and Xid, with fatal and non-fatal lines counted separately: a program that fails in
 # a loop causes thousands of lines, and a marginal link causes thousands of non-fatal lines.
-MOST_LINES = 20
+MAX_LINES = 20
 
 _RECORD = re.compile(r"\d+,(\d+),(\d+),[^;]*;(.*)")
 _ADDRESS = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?"
@@ -88,7 +88,7 @@ def kernel_log(path: Path) -> KernelLog:
     newest_first: list[Xid] = []
     for record in reversed(records):
         xid = parse_xid(record[3], int(record[1]), int(record[2]) / 1e6)
-        if xid is not None and kept[xid.pci, xid.code, xid.is_nonfatal] < MOST_LINES:
+        if xid is not None and kept[xid.pci, xid.code, xid.is_nonfatal] < MAX_LINES:
             kept[xid.pci, xid.code, xid.is_nonfatal] += 1
             newest_first.append(xid)
     return KernelLog(
@@ -107,7 +107,7 @@ def _content(path: Path) -> str:
     content = bytearray()
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        while len(content) < _MOST_BYTES:
+        while len(content) < _MAX_BYTES:
             try:
                 part = os.read(descriptor, _RECORD_BYTES)
             except BlockingIOError:
@@ -132,7 +132,7 @@ def parse_xid(text: str, line: int = 0, seconds: float = 0.0) -> Xid | None:
     return Xid(
         pci=f"{int(domain, 16):04x}:{rest.lower()}",
         code=int(code),
-        text=(message or "").strip()[:_MOST_TEXT],
+        text=(message or "").strip()[:_MAX_CHARACTERS],
         line=line,
         seconds=seconds,
         switch=gpu is None,

@@ -3,7 +3,7 @@
 Without persistence mode, the driver starts a GPU when the first process on the host uses it, which takes 1 to 4 s, and
 stops it after the last (docs.nvidia.com/deploy/driver-persistence). NVML starts a GPU when a process gets the GPU's
 handle (nvmlInit_v2). So a process that has opened NVML keeps it open until the process ends: the first workers of a run
-keep all GPUs started for later workers. The steps of these calls begin with NVML_STEP, which gives them more time.
+keep all GPUs started for later workers. Steps whose names begin with NVML_STEP are given more time for this reason.
 
 NVML ignores CUDA_VISIBLE_DEVICES and numbers GPUs in PCI order, so a GPU is identified by its UUID, not by its index.
 
@@ -84,7 +84,7 @@ def opened_nvml() -> Iterator[ModuleType]:
 
 
 def enumerate_gpus(step: Callable[[str], None]) -> Enumeration:
-    """List every GPU that NVML shows. A failure is returned, not raised. `step` gets each GPU's name first."""
+    """List every GPU that NVML shows. A failure is returned, not raised. `step` announces each GPU first."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
@@ -293,7 +293,7 @@ def _member_number(filled: ctypes.Structure, name: str) -> int:
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """The present use of one GPU of this host, and the pids of the processes that compute on it."""
+    """The present use of one GPU (`memory_bytes`: used memory), and the pids of the processes that compute on it."""
 
     index: int
     busy_share: float | None = None

@@ -103,7 +103,7 @@ def peers_of(uuid: str, others: Sequence[str]) -> dict[str, PeerPath]:
         with opened_nvml() as pynvml:
             devices = {key: Device(pynvml.nvmlDeviceGetHandleByUUID(key)) for key in dict.fromkeys((uuid, *others))}
             pcis = {key: device.pci() for key, device in devices.items()}
-            links = {key: _ends(device, frozenset(filter(None, pcis.values()))) for key, device in devices.items()}
+            links = {key: _link_ends(device, frozenset(filter(None, pcis.values()))) for key, device in devices.items()}
             source = devices.pop(uuid)
             for other, device in devices.items():
                 statuses = [source.pair_number("nvmlDeviceGetP2PStatus", device, caps) for caps in (_READ, _WRITE)]
@@ -119,11 +119,11 @@ def peers_of(uuid: str, others: Sequence[str]) -> dict[str, PeerPath]:
 
 
 def _paths(devices: Sequence[tuple[Gpu, Device]], step: Callable[[str], None]) -> Iterator[GpuPath]:
-    peers = frozenset(gpu.pci for gpu, _ in devices if gpu.pci)
+    gpu_addresses = frozenset(gpu.pci for gpu, _ in devices if gpu.pci)
     links = {}
     for gpu, device in devices:
         step(f"NVLinks of GPU {gpu.index} (PCI {gpu.pci})")
-        links[gpu.index] = _ends(device, peers)
+        links[gpu.index] = _link_ends(device, gpu_addresses)
     for source, device in devices:
         step(f"ways from GPU {source.index} (PCI {source.pci})")
         for target, other in devices:
@@ -142,7 +142,7 @@ def _paths(devices: Sequence[tuple[Gpu, Device]], step: Callable[[str], None]) -
                 )
 
 
-def _ends(device: Device, peers: Set[str]) -> _LinkEnds:
+def _link_ends(device: Device, gpu_addresses: Set[str]) -> _LinkEnds:
     direct: Counter[str] = Counter()
     switched = unknown = 0
     for link in (number for number, is_up in link_states(device).items() if is_up):
@@ -150,7 +150,7 @@ def _ends(device: Device, peers: Set[str]) -> _LinkEnds:
         remote = _remote_address(device, link)
         if kind == TO_SWITCH or (remote or "").startswith(_HIDDEN):
             switched += 1
-        elif remote is not None and (remote in peers or kind == TO_GPU):
+        elif remote is not None and (remote in gpu_addresses or kind == TO_GPU):
             direct[remote] += 1
         elif kind in (TO_GPU, TO_UNKNOWN, None):
             unknown += 1

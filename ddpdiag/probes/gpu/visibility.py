@@ -20,7 +20,7 @@ WSL = Path("/usr/lib/wsl")
 # Device files of NVIDIA; AMD (ROCm opens kfd and a render node); Intel; the kernel's accel class; WSL2.
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
 NVIDIA = "0x10de"
-# VGA and 3D controllers; an NVSwitch is a bridge (0x0680), a GPU's sound function 0x0403.
+# The PCI classes of VGA and 3D controllers. An NVSwitch has another class (0x0680), a GPU's sound function 0x0403.
 GPU_CLASSES = ("0x0300", "0x0302")
 _ORDINAL = re.compile(r"[+-]?\d+")
 

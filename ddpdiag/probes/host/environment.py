@@ -173,7 +173,7 @@ def versions() -> Versions:
 def driver_version(proc_root: Path) -> str | None:
     """Read the version of the loaded NVIDIA kernel module; None if there is none.
 
-    "NVRM version: NVIDIA UNIX x86_64 Kernel Module 535.104.05 Sat Aug 19 ..." (or "Open Kernel Module for x86_64").
+    The line is "NVRM version: NVIDIA UNIX x86_64 Kernel Module 535.104.05 ..." (or "Open Kernel Module for x86_64").
     """
     content = read_text(proc_root / "driver" / "nvidia" / "version") or ""
     first = content.partition("\n")[0]

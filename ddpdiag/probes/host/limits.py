@@ -1,7 +1,7 @@
 """Limits of this process (resource limits, processors, shared memory, control groups), and its measured throughput.
 
 A limit of a control group (version 1 or 2) applies to all processes in the group and in groups below. So every group
-from that of this process up to the mount is read, and the group with the smallest unused rest of its limit is reported.
+from that of this process up to the mount is read, and the group with the smallest unused part of its limit is reported.
 
 Throughput is measured for copies in memory, and for a TCP stream over the loopback interface. gloo sends over TCP even
 within a host, so both limit its rate there. (Measured on 2 cores: 2 GB/s over loopback, 11 to 15 GB/s copied.)
@@ -111,7 +111,7 @@ class Cgroup(Struct, frozen=True, kw_only=True):
     """The limits of control groups on this process; None means that there is no limit, or that it is not readable.
 
     `cpus` is a number of cores, such as 2.5. `memory` is in bytes, and page cache that the kernel can drop does not
-    count as used. `pids` counts processes and threads. `oom_kills` counts killed processes, for lack of memory.
+    count as used. `pids` counts processes and threads. `oom_kills` counts processes killed for lack of memory.
     """
 
     cpus: float | None = None
@@ -133,8 +133,8 @@ def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
     kills = (counts.get("oom_kill", "") for counts in events)
     return Cgroup(
         cpus=min((quota for level in cpu if (quota := _quota(level)) is not None), default=None),
-        memory=_smallest_rest(_memory_use(level) for level in memory),
-        pids=_smallest_rest(_limit_use(level, "pids.max", "pids.current") for level in pids),
+        memory=_least_unused(_memory_use(level) for level in memory),
+        pids=_least_unused(_limit_use(level, "pids.max", "pids.current") for level in pids),
         oom_kills=next((int(number) for number in kills if number.isdecimal()), None),
     )
 
@@ -150,8 +150,8 @@ def _quota(level: Path) -> float | None:
     quota, _, period = (read_text(level / "cpu.max") or "").partition(" ")
     if quota.isdecimal() and period.isdecimal() and int(period) > 0:
         return int(quota) / int(period)
-    allowed, every = read_int(level / "cpu.cfs_quota_us"), read_int(level / "cpu.cfs_period_us")
-    return allowed / every if allowed is not None and every and allowed > 0 else None
+    quota_us, period_us = read_int(level / "cpu.cfs_quota_us"), read_int(level / "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us is not None and period_us and quota_us > 0 else None
 
 
 def _memory_use(level: Path) -> LimitUse | None:
@@ -167,8 +167,8 @@ def _limit_use(level: Path, limit_name: str, used_name: str) -> LimitUse | None:
     return LimitUse(limit, used) if limit is not None and used is not None and limit < _UNLIMITED else None
 
 
-def _smallest_rest(shares: Iterable[LimitUse | None]) -> LimitUse | None:
-    return min((share for share in shares if share is not None), key=lambda share: share.unused, default=None)
+def _least_unused(uses: Iterable[LimitUse | None]) -> LimitUse | None:
+    return min((use for use in uses if use is not None), key=lambda use: use.unused, default=None)
 
 
 # Larger than the caches of a core, but small enough for many ranks on one host.

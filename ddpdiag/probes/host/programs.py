@@ -24,7 +24,7 @@ _JOB_NAMES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
 def port_user(port: int) -> str | None:
     """Describe the process that uses a port of this host, preferably a listener; None if no process uses the port.
 
-    Such as "pid 8123 (torchrun train.py, user bob, for 2.0 h, SLURM_JOB_ID 4711)".
+    For example "pid 8123 (torchrun train.py, user bob, for 2.0 h, SLURM_JOB_ID 4711)".
     """
     users = (sock for sock in tcp_sockets() if sock.port == port and sock.inode != "0")
     sockets = sorted(users, key=lambda sock: not sock.listens)
@@ -132,11 +132,11 @@ class CoreUseMeter:
         self._processes = self._process_ticks()
         self._cores = self._core_ticks()
         self._waited = _waited_seconds(root)
-        self._own, self._begin = time.process_time(), time.monotonic()
+        self._begin_own, self._begin = time.process_time(), time.monotonic()
 
     def use(self) -> CoreUse:
         """Measure the use from the construction until now."""
-        seconds, process_seconds = max(1e-9, time.monotonic() - self._begin), time.process_time() - self._own
+        seconds, process_seconds = max(1e-9, time.monotonic() - self._begin), time.process_time() - self._begin_own
         waited, cores = _waited_seconds(self._root), self._core_ticks()
         deltas = {
             core: [max(0, now - then) / self._ticks_per_second for now, then in zip(ticks, old, strict=True)]
@@ -157,8 +157,8 @@ class CoreUseMeter:
         used = {}
         for process, (ticks, core) in self._process_ticks().items():
             # A new process has used all of its time since the construction.
-            since = (ticks - self._processes.get(process, (0, core))[0]) / self._ticks_per_second
-            used[process] = since / seconds, core
+            used_seconds = (ticks - self._processes.get(process, (0, core))[0]) / self._ticks_per_second
+            used[process] = used_seconds / seconds, core
         for (pid, _), (cores, core) in sorted(used.items(), key=lambda item: -item[1][0])[:_MAX_PROCESSES]:
             folder = self._root / str(pid)
             name, fields = stat_of(folder)
@@ -234,7 +234,7 @@ class Result(NamedTuple):
 def run_until(
     command: Sequence[str], end: float, stdin_bytes: bytes = b"", *, env: Mapping[str, str] | None = None
 ) -> Result | None:
-    """Run a command until `end` (monotonic), then kill it and return None. OSError if it cannot be started.
+    """Run a command. Kill it and return None if it runs past `end` (monotonic). OSError if it cannot start.
 
     A child that is stuck in the kernel and survives SIGKILL keeps running. `stdin_bytes` is the standard input. Secrets
     are passed there, because every user can list arguments.

@@ -104,11 +104,11 @@ def read_start(path: Path) -> str | None:
 
 def wait_for_contents(expected: Mapping[Path, str | None], end: float) -> set[Path]:
     """Wait for the expected contents (None: no file) until `end` (monotonic), and return the files that had them."""
-    seen = set[Path]()
+    matched = set[Path]()
     while True:
-        seen |= {path for path, text in expected.items() if path not in seen and read_start(path) == text}
-        if len(seen) == len(expected) or time.monotonic() >= end:
-            return seen
+        matched |= {path for path, text in expected.items() if path not in matched and read_start(path) == text}
+        if len(matched) == len(expected) or time.monotonic() >= end:
+            return matched
         time.sleep(_POLL_SECONDS)
 
 
@@ -131,18 +131,18 @@ def find_files(directory: Path, rank: int, tokens: Mapping[int, str], seconds: f
     paths = {other: token_path(directory, token) for other, token in tokens.items() if token}
     own_file, first = paths.pop(rank), next(iter(tokens))
     end = time.monotonic() + seconds
-    late = end + seconds * _LINGER_SHARE
-    seen = wait_for_contents({path: tokens[other] for other, path in paths.items()}, end)
-    unseen = tuple(other for other, path in paths.items() if path not in seen)
+    linger_end = end + seconds * _LINGER_SHARE
+    found_paths = wait_for_contents({path: tokens[other] for other, path in paths.items()}, end)
+    missing = tuple(other for other, path in paths.items() if path not in found_paths)
     lock_is_local = None
     if rank == first:
-        wait_for_contents({done_path(path): _DONE for path in paths.values()}, late)
+        wait_for_contents({done_path(path): _DONE for path in paths.values()}, linger_end)
     else:
-        if first in paths and first not in unseen:
+        if first in paths and first not in missing:
             lock_is_local = {None: True, "EAGAIN": False}.get(try_lock(paths[first]))
         write_new(done_path(own_file), _DONE)
-        wait_for_contents({paths.get(first, own_file): None}, late)
-    return HostFiles(unseen, lock_is_local)
+        wait_for_contents({paths.get(first, own_file): None}, linger_end)
+    return HostFiles(missing, lock_is_local)
 
 
 _MAX_ENTRIES = 1000

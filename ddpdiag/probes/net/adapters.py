@@ -105,8 +105,8 @@ def outgoing_card(library: str, env: Mapping[str, str], sys: Path) -> Card | Non
         if found is not None:
             return found
     known = interfaces(sys) or ()
-    own = filter_own(resolve(socket.gethostname(), 0, _LOOKUP_SECONDS) or ())
-    address = chosen_address(library, ifnames(env), own, known)
+    own_addresses = filter_own(resolve(socket.gethostname(), 0, _LOOKUP_SECONDS) or ())
+    address = chosen_address(library, ifnames(env), own_addresses, known)
     if address is None or is_loopback(address):
         return None
     interface = interface_of(address, known)
@@ -158,7 +158,7 @@ class PortRule(NamedTuple):
     words: tuple[tuple[str, str], ...]
 
     def matches(self, word: tuple[str, str], adapter: str, port: str) -> bool:
-        """Whether this one of the rule's words matches the port."""
+        """Whether `word`, which is one of the rule's words, matches the port."""
         name, number = word
         return (adapter == name if self.exact else adapter.startswith(name)) and number in ("", port)
 
@@ -252,7 +252,7 @@ def read_network(peer_address: str | None, env: Mapping[str, str], step: Callabl
 
 
 def rdma_counters(sys: Path, nccl_names: Iterable[str]) -> Iterator[PortCounters]:
-    """Yield the counters of every RDMA port that `sys` shows. `nccl_names` are those that NCCL would use."""
+    """Yield the counters of every RDMA port that `sys` shows. `nccl_names` name the ports that NCCL would use."""
     for port in rdma_ports(sys):
         device = sys / "class" / "infiniband" / port.adapter
         folder = device / "ports" / port.number

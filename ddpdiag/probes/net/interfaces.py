@@ -24,7 +24,7 @@ class Interface(Struct, frozen=True, kw_only=True):
     """One network interface. `addresses` are in the kernel's order, IPv4 first.
 
     `running` means that the interface is up and has a carrier. `bytes_per_s` is the nominal speed; None if the device
-    reports none, and for virtual devices such as bridges, whose speed is invented.
+    reports none, and for virtual devices such as bridges, whose reported speed is not real.
     """
 
     name: str
@@ -116,11 +116,11 @@ def nccl_interfaces(variable: str | None, known: Sequence[Interface]) -> tuple[I
 
 def nccl_allows_interface(rule: str, name: str) -> bool:
     """Whether a value of NCCL_SOCKET_IFNAME allows this interface."""
-    others, rule = rule.startswith("^"), rule.removeprefix("^")
+    excludes, rule = rule.startswith("^"), rule.removeprefix("^")
     exact, rule = rule.startswith("="), rule.removeprefix("=")
     words = [word.partition(":")[0] for word in rule.split(",") if word]
-    hit = not words or any(name == word if exact else name.startswith(word) for word in words)
-    return hit != others
+    is_match = not words or any(name == word if exact else name.startswith(word) for word in words)
+    return is_match != excludes
 
 
 class Ifnames(Struct, frozen=True):
@@ -131,7 +131,7 @@ class Ifnames(Struct, frozen=True):
 
 
 def ifnames(env: Mapping[str, str]) -> Ifnames:
-    """Read the two variables from `env`, and NCCL_SOCKET_IFNAME else from NCCL's configuration files."""
+    """Read both variables from `env`; NCCL_SOCKET_IFNAME, if unset there, from NCCL's configuration files."""
     files = (settings.get("NCCL_SOCKET_IFNAME") for settings in nccl_files(env).values())
     nccl = env.get("NCCL_SOCKET_IFNAME") or next((value for value in files if value), None)
     return Ifnames(env.get("GLOO_SOCKET_IFNAME") or None, nccl)

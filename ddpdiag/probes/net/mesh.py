@@ -32,8 +32,8 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 # The interval at which progress is checked, so that a stalled connection is noticed.
 _POLL_SECONDS = 0.05
 _REPEATS = 3
-_SHORT_SECONDS = 0.1
-_TURN_SECONDS = 0.3
+_SHORT_SECONDS = 0.1  # a shorter measurement of the rate is repeated
+_TURN_SECONDS = 0.3  # the longest wait for a host's turn
 # Grace beyond the time for connecting: all hosts pass the barrier together, but a busy host may be late.
 _LATE_SECONDS = 1.0
 # On a link of 100 Mbit/s 6 MB pass in this time, enough to know the rate.
@@ -45,7 +45,7 @@ _SMALL_SECONDS = 4.0
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """A host of the group: the rank of its leader, and the host's number in the group.
+    """Another host of the mesh: the rank that measures there, and the host's number in the mesh.
 
     `offered` is the address that a job would use for this host ("": none), `host` the address that rank 0 uses.
     """
@@ -62,10 +62,10 @@ class Cell(Struct, frozen=True, kw_only=True):
     """The measurements of the path from this host to one peer, which are one cell of the matrix of hosts.
 
     `offered_reach` says how the connect to the address that a job would use failed, if `address` is another address.
-    `passed_bytes` is the largest size that was acknowledged, 0 if not even the hello was. `stalled_bytes` is the size
-    that was not acknowledged; `broken` says that the connection was cut then. `bytes_per_s` is measured from the first
-    byte to the acknowledgement of the last. `segments` and `retransmitted` are those of the repetition with the least
-    loss. None: not measured, or the kernel does not say.
+    `passed_bytes` is the largest size that was acknowledged, 0 if none was. `stalled_bytes` is the size that was not
+    acknowledged (0: the hello), and `broken` says that the connection was cut then. `bytes_per_s` is measured from the
+    first byte to the acknowledgement of the last. `segments` and `retransmitted` are those of the repetition with the
+    least loss. None: not measured, or the kernel does not say.
     """
 
     peer: int
@@ -112,7 +112,7 @@ class Connection:
     def measure_rate(self, load: memoryview, turn: threading.Lock, *, first: bool, seconds: float) -> bool:
         """Measure the rate while no other transfer of this run uses the two hosts; False if one of them is busy.
 
-        To avoid a deadlock, all hosts take the turn of the host with the lower number first (`first`: of this host).
+        To avoid a deadlock, the turn of the host with the lower number is taken first (`first`: it is this host).
         """
         with contextlib.ExitStack() as held:
             if first and not _take_turn(turn, held):
@@ -136,7 +136,7 @@ class Connection:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
     def _run_stage(self, size: int, stage: Callable[[socket.socket], object]) -> bool:
-        """Run one stage; whether it succeeded. If it fails, record the size as stalled, and reset the connection."""
+        """Run one stage. Returns whether it succeeds. If not, record the size as stalled, and reset the connection."""
         if self._sock is None:
             return False
         try:
@@ -160,15 +160,15 @@ class Connection:
 
     def _send_small(self, sock: socket.socket, size: int) -> None:
         """Send one small message. If that takes longer than `_SMALL_SECONDS`, record the rate until then, and close."""
-        pushed = _send_load(sock, memoryview(bytes(size)), _SMALL_SECONDS)
-        if pushed.complete:
+        sending = _send_load(sock, memoryview(bytes(size)), _SMALL_SECONDS)
+        if sending.complete:
             self.cell = structs.replace(self.cell, passed_bytes=size)
         else:
-            self.cell = _with_rate(self.cell, pushed)
+            self.cell = _with_rate(self.cell, sending)
             self.close(with_bye=False)
 
     def _request_turn(self) -> bool:
-        """Request the turn of the peer's host; whether it is granted. Without an answer, the connection is reset."""
+        """Request the turn of the peer's host. Returns whether it is granted. No answer resets the connection."""
         if self._sock is None:
             return False
         try:
@@ -186,13 +186,13 @@ class Connection:
         """
         begin = time.monotonic()
         for _ in range(_REPEATS):
-            pushed = _send_load(sock, load, seconds)
-            self.cell = _with_rate(self.cell, pushed)
-            if not pushed.complete:
+            sending = _send_load(sock, load, seconds)
+            self.cell = _with_rate(self.cell, sending)
+            if not sending.complete:
                 self.close(with_bye=False)
                 return
             spent = time.monotonic() - begin
-            if spent + pushed.seconds > seconds or (spent > _SHORT_SECONDS and not pushed.retransmitted):
+            if spent + sending.seconds > seconds or (spent > _SHORT_SECONDS and not sending.retransmitted):
                 return
 
 
@@ -247,20 +247,20 @@ def _result(sock: socket.socket, before: TcpInfo | None, count: int, seconds: fl
     after = tcp_info(sock)
     if before is None or after is None:
         return _Sending(count, seconds, complete, -1, 0)
-    segments, again = after.segments - before.segments, after.retransmitted - before.retransmitted
-    return _Sending(count, seconds, complete, segments, again)
+    segments, retransmitted = after.segments - before.segments, after.retransmitted - before.retransmitted
+    return _Sending(count, seconds, complete, segments, retransmitted)
 
 
-def _with_rate(cell: Cell, pushed: _Sending) -> Cell:
+def _with_rate(cell: Cell, sending: _Sending) -> Cell:
     """The cell with the higher rate and the lower loss: a loss that a repetition avoids is not a fault of the path."""
-    rate = max(cell.bytes_per_s or 0.0, pushed.bytes / pushed.seconds)
-    cell = structs.replace(cell, bytes_per_s=rate, passed_bytes=LARGE_SIZE if pushed.complete else cell.passed_bytes)
-    if pushed.segments <= 0:
+    rate = max(cell.bytes_per_s or 0.0, sending.bytes / sending.seconds)
+    cell = structs.replace(cell, bytes_per_s=rate, passed_bytes=LARGE_SIZE if sending.complete else cell.passed_bytes)
+    if sending.segments <= 0:
         return cell
-    share = pushed.retransmitted / pushed.segments
+    share = sending.retransmitted / sending.segments
     if cell.segments and cell.retransmitted is not None and cell.retransmitted / cell.segments <= share:
         return cell
-    return structs.replace(cell, segments=pushed.segments, retransmitted=pushed.retransmitted)
+    return structs.replace(cell, segments=sending.segments, retransmitted=sending.retransmitted)
 
 
 def survey(
@@ -282,13 +282,13 @@ def survey(
     late = time.monotonic() + addresses * CONNECT_SECONDS + _LATE_SECONDS
     step("connect to the other hosts")
 
-    def connected(peer: Peer) -> Connection:
+    def open_connection(peer: Peer) -> Connection:
         connection = Connection(peer)
         connection.try_sizes(own_number)
         return connection
 
     with ThreadPoolExecutor(len(peers), "call") as pool:
-        connections = list(pool.map(connected, peers))
+        connections = list(pool.map(open_connection, peers))
     step("send to the other hosts")
     _measure_rates(connections, own_number, turn, end)
     for connection in connections:

@@ -54,7 +54,7 @@ def request(kind: Request, number: int = 0) -> bytes:
 
 
 def receive(sock: socket.socket, count: int, seconds: float) -> bytes:
-    """Receive exactly `count` bytes. TimeoutError after `seconds`, ConnectionError if the peer closes it."""
+    """Receive exactly `count` bytes. TimeoutError after `seconds`, ConnectionError if the connection is closed."""
     end = time.monotonic() + seconds
     parts = b""
     while len(parts) < count:
@@ -85,7 +85,7 @@ class Listener:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def wait(self, callers: int, late: float) -> None:
-        """Wait until all `callers` have finished; after `late` (monotonic) only for those that have connected."""
+        """Wait until so many `callers` have finished; after `late` (monotonic), only for those that have connected."""
         with self._changed:
             while len(self._finished) < callers and (now := time.monotonic()) < self._end:
                 if now >= late and self._finished == self._connected:

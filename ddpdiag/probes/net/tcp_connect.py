@@ -227,12 +227,12 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
 _MAX_NAME_BYTES = 64
 # A host of this run sends its name at once. Another visitor, such as a port scanner, is closed after this time.
 _SILENCE_SECONDS = 1.0
-# At most this many visitors may be silent at a time. Above, the oldest is closed. It has already received the word.
+# At most this many visitors may be silent at a time. If there are more, the oldest is closed: it has received the word.
 _MAX_SILENT = 256
 
 
 class PortCheckResult(Struct, frozen=True, kw_only=True):
-    """The result of `check_port`. `listener_answered` is None without a connection, and if no word was expected."""
+    """The result of `check_port`. `listener_answered`: the word was received (None: not expected, or no connection)."""
 
     reached: Attempt
     listener_answered: bool | None = None
