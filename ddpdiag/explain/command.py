@@ -83,8 +83,8 @@ def _files_below(folder: str) -> list[str]:
 
 def _classify(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate logs from dumps of torch's flight recorder."""
-    dumps = [path for path in files if path != "-" and may_be_dump(path, _head(path))]
-    return [path for path in files if path not in dumps], dumps
+    dumps = {path: None for path in files if path != "-" and may_be_dump(path, _head(path))}
+    return [path for path in files if path not in dumps], [*dumps]
 
 
 def _plain_files(folder: str) -> Iterator[str]:

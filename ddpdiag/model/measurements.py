@@ -46,8 +46,8 @@ class Window(Struct, frozen=True):
     """Mean seconds of each part of a step, over a few consecutive steps.
 
     `data` is the time to make tensors of images, `wait` the time in the all-reduce. `core_share` is the processor time
-    of the process divided by `own_seconds`. A rank with a lower share than other ranks shared its cores with other
-    programs.
+    of the process divided by that for data, forward and backward. A rank with a lower share than other ranks shared its
+    cores with other programs.
     """
 
     data: float
