@@ -110,11 +110,11 @@ def be(rank: int, asked: argparse.Namespace, store: str) -> None:
     device = torch.device("cuda", rank) if asked.device == "cuda" else torch.device("cpu")
     backend = "nccl" if asked.device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=asked.ranks)
-    wanted, faithful, control = parse_size("--min", asked.min), 0, 0
+    wanted, faithful, control = parse_size(asked.min), 0, 0
     sizes = []
     if rank == 0:
         print("    size  median        ours / loop                loop / loop")
-    while wanted <= parse_size("--max", asked.max):
+    while wanted <= parse_size(asked.max):
         sizes.append(wanted)
         wanted *= 4
     for each in sizes:
