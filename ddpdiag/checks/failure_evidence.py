@@ -75,26 +75,26 @@ def waiting_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
     return f"{begun(ranks_text(waiting))} {verb} for {whom} in {collective_text(awaited)}{far}."
 
 
-def failure_evidence(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
-    """Return the evidence of a failure: each rank's state, and stacks of `guilty` ranks and of a waiting rank."""
-    groups = [group for _, group in _groups_by_state(guilty, outcomes)]
-    return {**state_evidence(guilty, outcomes), **_stacks(guilty, groups)}
+def failure_evidence(blamed_ranks: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
+    """Return the evidence of a failure: each rank's state, and stacks of blamed ranks and of a waiting rank."""
+    groups = [group for _, group in _groups_by_state(blamed_ranks, outcomes)]
+    return {**state_evidence(blamed_ranks, outcomes), **_stacks(blamed_ranks, groups)}
 
 
-def _groups_by_state(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
-    """Group outcomes by the rank's state, as (text, outcomes): guilty ranks first, small groups before large ones."""
+def _groups_by_state(blamed_ranks: Collection[int], outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
+    """Group outcomes by the rank's state, as (text, outcomes): blamed ranks first, then small groups."""
     groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
     traced = any(o.collectives for o in outcomes)
     for outcome in outcomes:
-        waits = bool(guilty) and outcome.rank not in guilty
-        groups[outcome.rank not in guilty, _rank_state_text(outcome, traced=traced, waits=waits)].append(outcome)
+        waits = bool(blamed_ranks) and outcome.rank not in blamed_ranks
+        groups[outcome.rank not in blamed_ranks, _rank_state_text(outcome, traced=traced, waits=waits)].append(outcome)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
     return [(text, group) for (_, text), group in ordered]
 
 
-def state_evidence(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
+def state_evidence(blamed_ranks: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
     """Return the evidence `ranks`: one line for each group of ranks in the same state."""
-    ordered = _groups_by_state(guilty, outcomes)
+    ordered = _groups_by_state(blamed_ranks, outcomes)
     lines: list[Scalar] = [f"{ranks_text([o.rank for o in own])}: {text}" for text, own in ordered[:_MAX_LINES]]
     if len(ordered) > _MAX_LINES:
         lines.append(f"others: {count(len(ordered) - _MAX_LINES, 'more state')}, in the recording")
@@ -102,7 +102,7 @@ def state_evidence(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict
 
 
 def _rank_state_text(outcome: Outcome, *, traced: bool, waits: bool) -> str:
-    """Describe how a rank ended, in words that are equal for all ranks in this state. `waits`: for a guilty rank."""
+    """Describe how a rank ended, in words that are equal for all ranks in this state. `waits`: for a blamed rank."""
     word = "waited" if waits and outcome.status is Status.HUNG else outcome.status.value
     words = ["ended after another rank failed" if outcome.interrupted else _STATUS_WORDS.get(outcome.status, word)]
     if outcome.last_step:
@@ -126,11 +126,11 @@ def _rank_state_text(outcome: Outcome, *, traced: bool, waits: bool) -> str:
     return f"{text}; {'posted nothing' if outcome.collectives is not None else 'its last collective is not known'}"
 
 
-def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Mapping[str, list[Scalar]]:
-    """Return one stack of the guilty ranks for each place in the code, and the stack of one other rank."""
+def _stacks(blamed_ranks: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Mapping[str, list[Scalar]]:
+    """Return the stacks of blamed ranks, equal stacks once, and the stack of one other rank."""
     stacks = [(o.rank, o.process.stack) for own in groups for o in own if o.process is not None and o.process.stack]
-    places = {tuple(stack): rank for rank, stack in reversed(stacks) if rank in guilty}
+    places = {tuple(stack): rank for rank, stack in reversed(stacks) if rank in blamed_ranks}
     blamed = [(rank, stack) for rank, stack in stacks if places.get(tuple(stack)) == rank][:_MAX_STACKS]
-    others = [row for row in stacks if row[0] not in guilty][-1:]
+    others = [row for row in stacks if row[0] not in blamed_ranks][-1:]
     inner = {rank: list(takewhile(lambda frame: not frame.startswith(_WORKER_FRAME), stack)) for rank, stack in stacks}
     return {f"stack_of_rank_{rank}": [*(inner[rank] or stack)] for rank, stack in (*blamed, *others)}

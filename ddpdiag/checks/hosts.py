@@ -40,7 +40,7 @@ def data_by_host(seen: Seen[D]) -> Iterator[tuple[Host, dict[int, D]]]:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Describe ranks: "rank 3", "ranks 0-3,7", or with more than 8 ranges "ranks 0-3,7,... and 85 more" (ranks)."""
+    """Describe ranks: "rank 3", "ranks 0-3,7". Ranks beyond 8 ranges are counted: "ranks 0-3,7,... and 85 more"."""
     return f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(ranks, limit=8).replace(' +', ' and ')}"
 
 
@@ -105,7 +105,7 @@ def untested_hosts_finding(seen: Seen[Any], limit: int, subject: str, clause: st
 
 
 def odd_text(odd: OddRanks, missing: str, show: Callable[[Sequence[int]], str] = ranks_text) -> str:
-    """List values with their ranks, the most common last: "a on rank 3, but b on ranks 0-2". None reads `missing`."""
+    """List values with their ranks, the most common last: "a on rank 3, but b on rank 0". `missing` replaces None."""
     groups = sorted(odd.by_value.items(), key=lambda group: len(group[1]))
     parts = [f"{missing if value is None else value} on {show(ranks)}" for value, ranks in groups]
     shown = parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:]

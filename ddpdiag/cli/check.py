@@ -77,7 +77,7 @@ def run(
 
 def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
     """Run one rank's part and return the exit code. Rank 0 also plans, judges, writes the report and ends the run."""
-    display = _display(place, outputs, is_whole_world=run.launch.starts_all_ranks)
+    display = _display(place, outputs, starts_all_ranks=run.launch.starts_all_ranks)
     if place.rank != 0:
         return follow(run, place, display)
     with lead(run, place, display) as leader:
@@ -88,16 +88,16 @@ def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
     return exit_code
 
 
-def _display(place: Place, outputs: Outputs, *, is_whole_world: bool) -> Listener:
+def _display(place: Place, outputs: Outputs, *, starts_all_ranks: bool) -> Listener:
     """Start the display of a rank's progress. It starts a thread, so call this in the process of the rank.
 
     Rank 0 shows the run. Other ranks show that they look for rank 0. They share logs and terminals, so only rank 1 (on
     a terminal, one rank per host) does so, and none if one process started all ranks (`is_whole_world`).
     """
     if display_of(sys.stderr, os.environ) is Display.LIVE:
-        prints = place.rank == 0 or not (is_whole_world or place.local_rank)
+        prints = place.rank == 0 or not (starts_all_ranks or place.local_rank)
     else:
-        prints = place.rank == 0 or (not is_whole_world and place.rank == 1)
+        prints = place.rank == 0 or (not starts_all_ranks and place.rank == 1)
     if not prints or outputs.quiet:
         return SilentListener()
     return listener(sys.stderr, os.environ)

@@ -22,7 +22,7 @@ _NEED_RECORDING = ("record", "write_workaround", "strict")
 
 
 def run(files: Sequence[str], outputs: Outputs) -> int:
-    """Judge the recording in `files`, or show the JSON report in it again, and return the exit code."""
+    """Judge the recording in `files`, or show the JSON report that is the only file. Returns the exit code."""
     outputs.check(files)
     content = read_run(files[0]) if len(files) == 1 else read_recording([Path(file) for file in files])
     return _show(content, files[0], outputs) if isinstance(content, Report) else _judge(content, outputs)

@@ -32,7 +32,7 @@ def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
     if len(words) == 1 and (code := text if _CODE_PATTERN.fullmatch(text) else code_of(text)) is not None:
         _print_page(code, display.color)
         return ExitCode.FIT
-    if all(map(_is_log, words)):
+    if all(map(_is_input, words)):
         files = [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
         logs, dumps = _classify(files)
         exit_code = _explain_dumps(dumps, display) if dumps else ExitCode.UNKNOWN
@@ -44,8 +44,8 @@ def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
             return exit_code
         return min(exit_code, _print_explanations(explained_logs, display))
     names_of_files = (word for word in words if "/" in word or word.endswith(_LOG_SUFFIXES))
-    missing = next((name for name in names_of_files if not _is_log(name)), None)
-    if missing is not None and any(map(_is_log, words)):
+    missing = next((name for name in names_of_files if not _is_input(name)), None)
+    if missing is not None and any(map(_is_input, words)):
         raise UsageError(f"{readable(missing)}: no such file")
     # Pasted text is a log without a name, whose line numbers are not shown.
     explained = explain_log([text.encode("utf-8", "surrogateescape")], "")
@@ -62,7 +62,7 @@ def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
     return exit_code
 
 
-def _is_log(word: str) -> bool:
+def _is_input(word: str) -> bool:
     return word == "-" or os.path.isfile(word) or os.path.isdir(word)
 
 

@@ -132,7 +132,7 @@ def _call_text(call: Call) -> str:
 
 
 def _differing_calls_text(sighting: Sighting) -> str:
-    """The different collectives that ranks name under one number, and the minority of ranks that differs."""
+    """The different collectives to which ranks gave one sequence number, each with its ranks; then the odd ranks."""
     *minority_calls, (_, majority) = sighting.differing_calls
     calls = [f"{_call_text(call)} on {_ranks_text(ranks)}" for call, ranks in sighting.differing_calls[-_FULL_SHOWN:]]
     minority = tuple(sorted(rank for _, ranks in minority_calls for rank in ranks))

@@ -1,5 +1,5 @@
-"""`Analysis`, the script as rules query it: the kinds of value that an expression may have (a rank, a wrapped model, a
-sampler), and the conditions and ranks under which a line runs."""
+"""What the rules of `ddpdiag lint` ask about a script: which kinds of value an expression may have (a rank, a wrapped
+model, a sampler), under which conditions a line runs, and on which ranks."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ class Kind(Enum):
 
     RANK = "rank"
     LOCAL_RANK = "local rank"
-    PROCESS_INDEX = "number of the process on this host"
+    PROCESS_INDEX = "index that mp.spawn or a loop gives to a started process"
     WORLD_SIZE = "world size"
     LOCAL_WORLD_SIZE = "ranks of this host"
     RANK_TEXT = "RANK as text"
@@ -78,7 +78,7 @@ class Analysis(Bindings):
         self._rank_dependence: dict[tuple[ast.AST, int], bool] = {}
 
     def kinds(self, node: ast.expr | None) -> Kinds:
-        """The possible kinds of an expression; empty if it is None, nested too deep, or refers to itself."""
+        """The possible kinds of an expression. Empty if `node` is None, nested too deep, or defined by itself."""
         if node is None or node in self._in_progress or len(self._in_progress) > _MAX_DEPTH:
             return frozenset()
         if (known := self._final_kinds.get(node) or self._provisional_kinds.get(node)) is not None:
@@ -107,7 +107,7 @@ class Analysis(Bindings):
         return node is not None and bool(self.kinds(node) & frozenset(kinds))
 
     def contains_rank(self, node: ast.AST) -> bool:
-        """Whether a part of the expression is a rank, as a number or as text."""
+        """Whether a part of the expression may be a rank, as a number or as text."""
         ranks = RANKS | {Kind.RANK_TEXT, Kind.LOCAL_RANK_TEXT}
         return any(isinstance(each, ast.expr) and self.kinds(each) & ranks for each in ast.walk(node))
 
@@ -146,7 +146,11 @@ class Analysis(Bindings):
                 if isinstance(index, ast.Slice):
                     sharded = self.may_be(index.lower, *RANKS) and index.step is not None
                     return frozenset({Kind.SHARD}) if sharded else ONLY_OTHER
-                return self._kinds_of_variable(text_of(index)) if self.name(container) == "os.environ" else ONLY_OTHER
+                return (
+                    self._kinds_of_environment_variable(text_of(index))
+                    if self.name(container) == "os.environ"
+                    else ONLY_OTHER
+                )
             case ast.BinOp(op=ast.Mod(), left=left) if self.may_be(left, Kind.RANK):
                 # rank % torch.cuda.device_count(): the usual way to a local rank.
                 return frozenset({Kind.LOCAL_RANK})
@@ -177,7 +181,7 @@ class Analysis(Bindings):
                 found |= frozenset[Kind]().union(*map(self.kinds, items)) or ONLY_OTHER
         return frozenset(found) or ONLY_OTHER
 
-    def _kinds_of_variable(self, name: str | None) -> Kinds:
+    def _kinds_of_environment_variable(self, name: str | None) -> Kinds:
         return frozenset({_KINDS_BY_VARIABLE[name]}) if name in _KINDS_BY_VARIABLE else ONLY_OTHER
 
     def _kinds_of_call(self, call: ast.Call) -> Kinds:
@@ -188,7 +192,7 @@ class Analysis(Bindings):
         if name in ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop") and call.args:
             # The default, if it is not text, may be the value instead of the variable's text.
             default = call.args[1] if len(call.args) > 1 and text_of(call.args[1]) is None else None
-            return self._kinds_of_variable(text_of(call.args[0])) | self.kinds(default)
+            return self._kinds_of_environment_variable(text_of(call.args[0])) | self.kinds(default)
         values = [value for function in self.callees(call) for value in return_values(function) if value]
         if values and function_name != "__init__":
             return frozenset[Kind]().union(*map(self.kinds, values))
@@ -239,7 +243,7 @@ class Analysis(Bindings):
         return False
 
     def _is_rank_and_number(self, one: ast.expr, other: ast.expr, equal: bool) -> bool:
-        """Whether the comparison is like `rank == 3` (`equal`) or `rank > 0`; `rank < 4` may mean a group of ranks."""
+        """Whether a rank is compared with a number, unless `equal` with 0 or 1: `rank < 4` may select ranks."""
         if not self.is_surely(one, *RANKS) or not isinstance(other, ast.Constant):
             return False
         return type(other.value) is int and (other.value >= 0 if equal else 0 <= other.value <= 1)
@@ -252,7 +256,7 @@ class Analysis(Bindings):
         visited: set[ast.AST] = set()
         while not any(map(self.is_rank_test, self.conditions(node))):
             function = self.function_of(node)
-            if function is None or function in visited or self._is_started(function):
+            if function is None or function in visited or self._is_process_target(function):
                 return None
             call_sites = self.call_sites.get(function, ())
             if len(call_sites) != 1:
@@ -297,7 +301,7 @@ class Analysis(Bindings):
         if any(map(self.may_depend_on_rank, self.conditions(node))):
             return True
         function = self.function_of(node)
-        if function is None or function in visited or self._is_started(function):
+        if function is None or function in visited or self._is_process_target(function):
             return False
         sites = self.call_sites.get(function, ())
         return bool(sites) and all(self._may_run_on_some_ranks_only(site, visited | {function}) for site in sites)
@@ -305,12 +309,12 @@ class Analysis(Bindings):
     def _is_reached(self, node: ast.AST, visited: frozenset[ast.AST] = frozenset()) -> bool:
         """Whether a node runs, through calls in the script, from its top level or in a process that it starts."""
         function = self.function_of(node)
-        if function is None or self._is_started(function):
+        if function is None or self._is_process_target(function):
             return True
         call_sites = self.call_sites.get(function, ())
         return function not in visited and any(self._is_reached(site, visited | {function}) for site in call_sites)
 
-    def _is_started(self, function: ast.AST) -> bool:
+    def _is_process_target(self, function: ast.AST) -> bool:
         return any(function is each for each, _ in self.process_starts)
 
 

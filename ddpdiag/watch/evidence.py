@@ -76,7 +76,8 @@ def find_py_spy() -> str | None:
 
 
 def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
-    """Read the stacks of a process by py-spy (`program`, None: not installed) until `end` (time.monotonic)."""
+    """Read the stacks by dump_stacks until `end` (time.monotonic); `program` is None if py-spy is not installed. If the
+    process's memory may not be read, `why_missing` says why, and what permits it."""
     if program is None:
         return Stacks(why_missing=NO_PY_SPY)
     stacks = dump_stacks(program, pid, end)
@@ -206,11 +207,11 @@ def await_dump(request: Request, end: float) -> TraceDump | str:
     return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"
 
 
-def _path_from_here(pid: int, path: str, root: Path) -> Path:
+def _path_from_here(pid: int, path: str, proc: Path) -> Path:
     """The path by which this process can open `path` of process `pid`, which may be in another folder or container."""
     if not path.startswith("/"):
-        return root / str(pid) / "cwd" / path
-    inside = Path(f"{root / str(pid) / 'root'}{path}")
+        return proc / str(pid) / "cwd" / path
+    inside = Path(f"{proc / str(pid) / 'root'}{path}")
     return inside if os.access(inside.parent, os.R_OK) else Path(path)
 
 

@@ -41,7 +41,7 @@ _WORD_BYTES = 4
 # Factors of `_expected_words`. They are odd, so that different positions and different links give different words.
 _PER_POSITION = 0x01000193
 _PER_LINK = 0x3C6EF35F
-_HOST = 255
+_HOST = 255  # in place of the index of a GPU
 # A copy through the host is cut into pieces, long enough for the rate of PCIe and short enough for two to overlap.
 _PIECE_WORDS = (4 << 20) // 4
 

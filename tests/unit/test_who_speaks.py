@@ -22,7 +22,7 @@ def spoken(
     monkeypatch.setattr(sys, "stderr", stream)
     for name in ("CI", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    listener = _display(place, outputs, is_whole_world=is_whole_world)
+    listener = _display(place, outputs, starts_all_ranks=is_whole_world)
     listener.close()
     return type(listener)
 

@@ -1,9 +1,9 @@
 """Limits of the processes: open files, locked memory, processes.
 
-The limits inside the launched rank count, and they may be lower than those of a login shell. Too few open files lead to
-"Too many open files" or "received 0 items of ancdata" from a data loader, or to a rendezvous that never completes; too
-little locked memory leads to "ibv_reg_mr failed: Cannot allocate memory"; too few processes lead to "Resource
-temporarily unavailable".
+What counts are the limits of the rank that the launcher starts; a login shell may have higher ones. Too few open files
+lead to "Too many open files" or "received 0 items of ancdata" from a data loader, or to a rendezvous that never
+completes; too little locked memory leads to "ibv_reg_mr failed: Cannot allocate memory"; too few processes lead to
+"Resource temporarily unavailable".
 
 Findings:
 
@@ -48,10 +48,10 @@ _START_ERRORS = ("Resource temporarily unavailable", "can't start new thread", "
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The limits of a rank, and what the limits apply to. `limits` are the rank's resource limits. `tasks` is the limit
-    of processes and threads in the control group, with the number in use (None: no limit). `user_processes` is the
-    number of processes that the rank's user runs. `rdma` names the RDMA devices. The other fields are None if they
-    cannot be read."""
+    """The limits of a rank, and what they apply to. A field is None if it cannot be read; `tasks` is None without a
+    limit. `limits` are the rank's resource limits. `tasks` is the limit of processes and threads in the control group,
+    with the number in use. `user_processes` is the number of processes that the rank's user runs. `rdma` names the
+    RDMA devices."""
 
     limits: ResourceLimits | None
     tasks: LimitUse | None = None

@@ -173,7 +173,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
 
 
 def status_of(path: GpuPath) -> P2P | None:
-    """The path's P2P status: the first problem of reading, writing or disabled NVLinks, else OK; None if not known."""
+    """The path's P2P status: that of the first problem (reads, writes, disabled NVLinks), else OK; None: unknown."""
     reported = [P2P(status) for status in (path.read, path.write) if status is not None]
     if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
         reported.append(P2P.DISABLED_BY_REGKEY)

@@ -95,7 +95,7 @@ Hosts = Mapping[str, Sequence[int]]
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The answer of one rank: the seconds of all-reduces of 4 bytes and of `bytes` per rank."""
+    """What one rank measured: the seconds of all-reduces of a message of 4 bytes, and of one of `bytes`."""
 
     backend: str
     bytes: int
@@ -134,7 +134,8 @@ class AllReduceTime(NamedTuple):
         return busbw("all_reduce", self.size_bytes, self.seconds, self.ranks)
 
     def share_of(self, expected_bytes_per_s: float) -> float:
-        """The reached share of the expected rate, without the latency; infinity if no time or expected rate is left."""
+        """The share of the expected rate that is reached once the latency is subtracted. Less is expected of small
+        messages. Infinity if no time is left then, or if nothing is expected."""
         transfer_seconds = self.seconds - self.latency_seconds
         expected = expected_bytes_per_s * min(1.0, self.size_bytes / self.ranks / _MIN_PART_BYTES)
         if transfer_seconds <= 0 or expected <= 0:
@@ -164,12 +165,12 @@ def measure(ctx: Context) -> Data:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Measure again if COL001's all-reduce is far too slow for its path. If it still is, measure once without P2P."""
-    first, path, ratio = first_time(seen), path_of_world(seen), seen.setting("far_ratio")
+    first, path, ratio = first_measurement(seen), path_of_world(seen), seen.setting("far_ratio")
     if first is None or isinstance(path, str) or len(seen.world.living_ranks) < seen.world.size:
         return ()
     env: dict[str, str | None] = {}
     if seen.trials:
-        second = repeated_time(seen)
+        second = repeated_measurement(seen)
         if second is None or second.share_of(path.busbw_bytes_per_s) >= ratio:
             return ()
         if any(trial.env for trial in seen.trials) or "P2P" not in path.transports:
@@ -198,7 +199,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def _why_not_again(seen: Seen[Data]) -> str:
-    first, path = first_time(seen), path_of_world(seen)
+    first, path = first_measurement(seen), path_of_world(seen)
     if first is None:
         return f"no all-reduce over {seen.world.backend} was timed (COL001)"
     if isinstance(path, str):
@@ -208,26 +209,31 @@ def _why_not_again(seen: Seen[Data]) -> str:
     return f"the all-reduce of COL001 reached {reached}, {share_of_expected_text(rate, path.busbw_bytes_per_s)}"
 
 
-def first_time(seen: Seen[Data]) -> AllReduceTime | None:
+def first_measurement(seen: Seen[Data]) -> AllReduceTime | None:
     """The time of COL001's all-reduce over the job's backend; None if a rank has no result or a wrong sum."""
     rows = {
         row.place.rank: row.data for row in seen.of(all_reduce.CHECK).rows if row.data.backend == seen.world.backend
     }
     if len(rows) < seen.world.size or any(row.wrong for row in rows.values()):
         return None
-    return _slowest_rank({rank: (row.large_bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()})
+    return _time_of_slowest_rank(
+        {rank: (row.large_bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()}
+    )
 
 
-def repeated_time(seen: Seen[Data], env: Mapping[str, str] | None = None) -> AllReduceTime | None:
+def repeated_measurement(seen: Seen[Data], env: Mapping[str, str] | None = None) -> AllReduceTime | None:
     """The time of the second measurement, or of that with the variables `env`; None if a rank has no result."""
     rows = {row.place.rank: row.data for row in seen.rows if row.trial.env == (env or {})}
     if len(rows) < seen.world.size:
         return None
-    return _slowest_rank({rank: (row.bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()})
+    return _time_of_slowest_rank(
+        {rank: (row.bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()}
+    )
 
 
-def _slowest_rank(rows: Mapping[int, tuple[int, Samples, Samples]]) -> AllReduceTime:
-    """The slowest rank's shortest call, because noise only adds time. `rows` are (bytes, calls, calls of few bytes)."""
+def _time_of_slowest_rank(rows: Mapping[int, tuple[int, Samples, Samples]]) -> AllReduceTime:
+    """The shortest call of the slowest rank, because noise only adds time. `rows` has for each rank the bytes of the
+    large message, the seconds of its calls, and those of calls of 4 bytes."""
     return AllReduceTime(
         size_bytes=max(size for size, _, _ in rows.values()),
         ranks=len(rows),
@@ -324,10 +330,10 @@ def _network_limits(ranks: Sequence[int], rows: Rows) -> Limits | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    first, path, ratio = first_time(seen), path_of_world(seen), seen.setting("far_ratio")
+    first, path, ratio = first_measurement(seen), path_of_world(seen), seen.setting("far_ratio")
     if first is None or isinstance(path, str):
         return
-    second, expected = repeated_time(seen), path.busbw_bytes_per_s
+    second, expected = repeated_measurement(seen), path.busbw_bytes_per_s
     shares = [measured.share_of(expected) for measured in (first, second) if measured is not None]
     doubts = [*_doubts(seen, path, second)] if shares[0] < ratio else []
     severity = severity_of_rate(shares, min_share=ratio, error_below=ratio, doubts=doubts)
@@ -391,7 +397,7 @@ def _uuids(seen: Seen[Data]) -> list[str]:
 
 def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
     """The causes that this run shows, the likeliest first."""
-    second, no_p2p = repeated_time(seen), repeated_time(seen, WITHOUT_P2P)
+    second, no_p2p = repeated_measurement(seen), repeated_measurement(seen, WITHOUT_P2P)
     if second and no_p2p and no_p2p.busbw_bytes_per_s > _NO_P2P_RATIO * second.busbw_bytes_per_s:
         yield Cause(f"with {_NO_P2P} the same all-reduce reaches {rate_text(no_p2p.busbw_bytes_per_s)}", _NO_P2P_FIX)
     logs = [row.log for row in seen.of(transport.CHECK).by_rank.values() if row.log is not None]

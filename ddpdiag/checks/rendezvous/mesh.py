@@ -424,7 +424,7 @@ def _fix_of_failure(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -
 
 
 def _fix_of_bad_rate(seen: Seen[Data], mesh: Mesh, subject: Subject) -> str:
-    """The fix for links that are slow or lose packets: commands whose output to compare between hosts."""
+    """The fix for links that are slow or lose packets: commands to run on several hosts, to compare what they print."""
     (sender, receiver), cell = next(iter(subject.cells.items()))
     if subject.kind == "links":
         return (

@@ -44,7 +44,8 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
 
 
 def tolerance(proof: Proof) -> float:
-    """The largest rounding difference for the gradient's dtype, as a share of its norm or of its largest element."""
+    """The largest accepted rounding error for the gradient's dtype, as a share of the gradient's norm (sketches) or of
+    the gradient's largest element (`gradient_error`)."""
     return TOLERANCE.get(proof.dtype, 1e-2)
 
 

@@ -29,7 +29,7 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Sta
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, subject_text
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_core_findings
+from ddpdiag.checks.training.stolen_cores import MIN_OTHERS_SHARE, MIN_WAITED_SHARE, stolen_core_findings
 from ddpdiag.checks.world import no_gpu_reason
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Training
@@ -209,7 +209,7 @@ def report(seen: Seen[Data]) -> Contribution:
 SETTINGS = {
     "loss_share": LOSS_SHARE,
     "accuracy": ACCURACY[Depth.QUICK],
-    "others_share": OTHERS_SHARE,
-    "waited_share": WAITED_SHARE,
+    "others_share": MIN_OTHERS_SHARE,
+    "waited_share": MIN_WAITED_SHARE,
 }
 CHECK: Check[Data] = Check(__name__, "TRN001", "ddp-mnist", Stage.TRAINING, Scope.WORLD, Kind.TORCH, deadline=60)

@@ -10,10 +10,11 @@ from ddpdiag.probes.host.programs import BusyProcess, CoreUse
 from ddpdiag.text import begun, count, share_text
 
 D = TypeVar("D")
+# The least share of the ranks' cores that others use, and of a rank's time in which it waits for a core, in a finding.
 # A busy process that shares two cores with two ranks uses half of the cores. Its fair share is a third, but ranks also
 # wait for messages (tests/benchmarks/stolen_cores.py). A rank that waits for a tenth of its time is 1.1 times slower;
 # from this ratio on, TRN003 calls a rank a straggler.
-OTHERS_SHARE, WAITED_SHARE = 0.2, 0.1
+MIN_OTHERS_SHARE, MIN_WAITED_SHARE = 0.2, 0.1
 # A choice, not measured: if ranks are more than cores, ranks wait for each other, so the limit of the share is doubled.
 _CROWDED_FACTOR = 2.0
 # A choice, not measured: if a smaller share of the cores was busy, ranks waited for another reason, such as a quota.
@@ -89,10 +90,10 @@ def _core_indices(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
 def intruding_processes(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -> tuple[BusyProcess, ...]:
     """Busy processes that are not the run's, on the cores of `rank`. Empty if the rank hardly waited for a core."""
     machine = next((machine for machine in cores_by_machine(seen, uses) if rank in machine.ranks), None)
-    if machine is None or machine.waited_shares[rank] < WAITED_SHARE:
+    if machine is None or machine.waited_shares[rank] < MIN_WAITED_SHARE:
         return ()
     cores = _core_indices(seen, [rank])
-    return tuple(each for each in machine.processes if each.last_core in cores and each.cores >= OTHERS_SHARE)
+    return tuple(each for each in machine.processes if each.last_core in cores and each.cores >= MIN_OTHERS_SHARE)
 
 
 def processes_text(processes: Sequence[BusyProcess]) -> str:
@@ -103,10 +104,9 @@ def processes_text(processes: Sequence[BusyProcess]) -> str:
 def stolen_core_findings(
     seen: Seen[D], uses: Mapping[int, CoreUse], others_share: float, waited_share: float
 ) -> Iterator[Finding]:
-    """Findings on machines where others use `others_share` of the ranks' cores, or twice that if ranks share cores.
-
-    Besides, a rank must wait for busy cores in `waited_share` of its time, or most of that use must be steal time.
-    """
+    """Findings on machines where others use at least `others_share` of the ranks' cores (twice that if ranks share
+    cores), and where this delays ranks: a rank waits for a core in at least `waited_share` of its time while the cores
+    are busy, or most of what others use is steal time."""
     for machine in cores_by_machine(seen, uses):
         min_share = others_share * (_CROWDED_FACTOR if len(machine.ranks) > machine.core_count else 1)
         waiting_rank, wait_share = max(machine.waited_shares.items(), key=lambda item: item[1])

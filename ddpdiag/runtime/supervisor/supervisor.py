@@ -111,7 +111,7 @@ class Supervisor(TrialRunner):
         return self._shutdown
 
     def _report_signal(self, signum: int) -> None:
-        """Report the first signal to end to rank 0, so that this rank is not blamed for ending."""
+        """Tell rank 0 which signal asked this rank to end (the first), so that the rank is not blamed for ending."""
         if self._signal_received is None:
             now = time.monotonic()
             self._signal_received = (signum, now)

@@ -5,7 +5,7 @@ results to it, so that the plan and the judgement run the same code.
 
 First the unchanged environment is tried, then the environment without the user's NCCL variables, then each override
 that an error names, alone. Then overrides accumulate until a set works. Each override of that set is removed if the
-others suffice. A set that failed with all ranks does not run again. The final set must work CONFIRMED times.
+others suffice. A set that failed in one group of all ranks does not run again. The final set must work CONFIRMED times.
 """
 
 from collections import deque
@@ -100,7 +100,8 @@ class EndKind(Enum):
 
 
 class SearchEnd(NamedTuple):
-    """The end of a search: the last set and its runs. `hosts_work`: without overrides, each host alone works."""
+    """The end of a search: the set that worked at least once, if any, and its runs. `hosts_work`: each host alone works
+    without overrides; False also if that was not tried."""
 
     kind: EndKind
     overrides: Overrides = ()
@@ -184,7 +185,8 @@ def _accumulate(facts: SearchInput, failed_sets: FailedSets) -> Generator[Step, 
 
 
 def _minimise(working_set: WorkingSet, failed_sets: FailedSets) -> Generator[Step, Result, WorkingSet]:
-    """Remove each override that the set does not need. Returns the set with its last run. The empty set has failed."""
+    """Remove each override that the set does not need, and return the set with its last run. The empty set is not tried
+    again, because it failed before."""
     for override in working_set[0]:
         rest = tuple(other for other in working_set[0] if other is not override)
         if rest and (smaller := (yield from _try_set(rest, failed_sets))):
