@@ -40,7 +40,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Witness(Struct, frozen=True, kw_only=True):
-    """What one rank posted to its process groups, as its dump shows.
+    """The operations that one rank posted to its process groups, as its dump shows.
 
     `operations` are the last operations of each group, the oldest first. `posted` is, by group name, the number of the
     last collective that the rank posted. `groups` are the rank's groups by name. `knows_ends` says that the recorder

@@ -17,7 +17,7 @@ _SAFE_VALUE = re.compile(r"[\w.:/,@+=\[\] -]{1,100}")
 
 
 class Role(Enum):
-    """What a text says about the failure of a job; the roles are ordered from the best explanation to the weakest.
+    """The meaning of a text for the failure of a job. Roles are ordered from the best explanation to the weakest.
 
     A cause names what is wrong. A failure shows that the rank itself failed, but not why. A hint is not a failure, but
     often the reason for a later one. A wait shows only that another rank is missing. An echo shows only that another

@@ -1,4 +1,4 @@
-"""What the rules of `ddpdiag lint` ask about a script: which kinds of value an expression may have (a rank, a wrapped
+"""Answers to the questions of lint rules about a script: which kinds of value an expression may have (a rank, a wrapped
 model, a sampler), under which conditions a line runs, and on which ranks."""
 
 import ast
@@ -78,7 +78,7 @@ class Analysis(Bindings):
         self._rank_dependence: dict[tuple[ast.AST, int], bool] = {}
 
     def kinds(self, node: ast.expr | None) -> Kinds:
-        """The possible kinds of an expression. Empty if `node` is None, nested too deep, or defined by itself."""
+        """The possible kinds of an expression. Empty if `node` is None, nested too deep, or refers to itself."""
         if node is None or node in self._in_progress or len(self._in_progress) > _MAX_DEPTH:
             return frozenset()
         if (known := self._final_kinds.get(node) or self._provisional_kinds.get(node)) is not None:

@@ -212,7 +212,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
 
 
 class BarrierResult(NamedTuple):
-    """What a barrier returns about one rank: its address, and the text that it passed to the barrier (`offer`)."""
+    """The answer of a barrier about one rank: its address, and the text that it passed to the barrier (`offer`)."""
 
     address: str
     offer: str

@@ -1,1 +1,1 @@
-"""What each rank runs in a benchmark: a sweep over all sizes, and the timing of its calls. Imports torch."""
+"""The work of each rank in a benchmark: a sweep over all sizes, and the timing of its calls. Imports torch."""

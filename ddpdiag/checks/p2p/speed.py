@@ -95,7 +95,7 @@ Hosts = Mapping[str, Sequence[int]]
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What one rank measured: the seconds of all-reduces of a message of 4 bytes, and of one of `bytes`."""
+    """The result of one rank: the seconds of all-reduces of a message of 4 bytes, and of one of `bytes`."""
 
     backend: str
     bytes: int

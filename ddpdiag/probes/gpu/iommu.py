@@ -1,4 +1,4 @@
-"""What hinders direct transfers between GPUs over PCIe, read from /proc and /sys: ACS, IOMMU, virtual machine.
+"""Obstacles to direct transfers between GPUs over PCIe, read from /proc and /sys: ACS, IOMMU, virtual machine.
 
 A bridge with ACS (Access Control Services) redirects one GPU's writes to another GPU up to the root complex, instead of
 across the switch. An IOMMU then translates them. NVML does not report this: its P2P status stays OK. Without root, the

@@ -39,7 +39,7 @@ class Endpoint:
 
 
 class Rank0Endpoint(NamedTuple):
-    """How to speak to rank 0: `wire` encodes messages with the run id and holds the keys of the run's secret. `port` is
+    """The way to send messages to rank 0: `wire` encodes messages with the run id and holds the keys of the run's secret. `port` is
     that of rank 0; None: all ports of the endpoint must be tried."""
 
     wire: Wire
