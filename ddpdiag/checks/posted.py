@@ -4,14 +4,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ddpdiag.evidence.attribution import EQUAL_SIZES
 from ddpdiag.model import Collective
 from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import count, size_text
 
 Traces = Mapping[int, Sequence[Collective]]
-
-# All ranks must pass equally many elements to these operations. In gather, scatter and all-to-all they may differ.
-_EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
 
 # By a type's name in torch's flight recorder (c10/core/ScalarType.h): its name in Python, and the bytes per element.
 DTYPES = {
@@ -103,4 +101,4 @@ def _operation(collective: Collective) -> str:
 
 def _compared_part(collective: Collective) -> tuple[str, int, str]:
     name = _operation(collective)
-    return (name, collective.elements, collective.dtype) if name in _EQUAL_SIZES else (name, 0, "")
+    return (name, collective.elements, collective.dtype) if name in EQUAL_SIZES else (name, 0, "")

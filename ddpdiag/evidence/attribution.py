@@ -25,7 +25,7 @@ from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun, ranks_text
 
 # All ranks must pass equally many elements to these collectives. In a gather, scatter or all-to-all they may differ.
-_EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
+EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
 # Some ranks may finish these collectives before other ranks have begun.
 _ENDS_EARLY = frozenset({"broadcast", "reduce", "scatter", "gather"})
 _MAX_SHOWN = 4
@@ -35,7 +35,7 @@ _STACK_FIX = (
 _GPU_FIX = (
     "Look at the GPU of {0} (`dmesg -T | grep Xid`, `nvidia-smi -q -d ECC`), and run `ddpdiag host` on the host of {0}."
 )
-_MISMATCH_FIX = (
+MISMATCH_FIX = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
 )
@@ -202,7 +202,7 @@ def _mismatch_findings(job: Job) -> Iterator[Finding]:
             if odd.ranks
             else f"the ranks of {_group_text(job, group)} posted different collectives",
             f"Collective {number} of {_group_text(job, group)}: {sides}.",
-            _MISMATCH_FIX,
+            MISMATCH_FIX,
             odd.ranks,
         )
 
@@ -310,9 +310,9 @@ def _finding(kind: str, title: str, message: str, fix: str, ranks: tuple[int, ..
 
 
 def _signature(operation: Operation) -> tuple[str, int, str]:
-    """The properties that must be equal on all ranks of a collective: name, for `_EQUAL_SIZES` also size and dtype."""
+    """The properties that must be equal on all ranks of a collective: name, for `EQUAL_SIZES` also size and dtype."""
     name = operation.name
-    return (name, operation.elements, operation.dtype) if name in _EQUAL_SIZES else (name, 0, "")
+    return (name, operation.elements, operation.dtype) if name in EQUAL_SIZES else (name, 0, "")
 
 
 def _operation_text(operation: Operation) -> str:

@@ -125,16 +125,18 @@ def _parse(data: bytes) -> _Dump | None:
 
 @contextlib.contextmanager
 def _limited_memory() -> Iterator[None]:
-    """Limit the growth of the address space to `_MEMORY_BYTES`, and pause garbage collection, which costs 60 %."""
+    """Limit the growth of the address space to `_MEMORY_BYTES`, and pause garbage collection, which slows reading."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = min(value for value in (soft, hard, used + _MEMORY_BYTES) if value != resource.RLIM_INFINITY)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    collects_garbage = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if collects_garbage:
+            gc.enable()
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 

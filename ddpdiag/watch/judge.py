@@ -15,6 +15,7 @@ from msgspec import structs
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.posted import collective_text, find_lag, first_mismatch, last_collective
+from ddpdiag.evidence.attribution import MISMATCH_FIX
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun
@@ -25,10 +26,6 @@ from ddpdiag.watch.processes import LAUNCHERS
 _BUSY_GPU_SHARE, _IDLE_GPU_SHARE = 0.9, 0.05
 _MAX_STACKS = 4
 _ELSEWHERE_FIX = "Look at its stack: the other ranks only wait for it."
-_PATHS_FIX = (
-    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
-)
 _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is stuck in the kernel", "Z": "is dead"}
 
 
@@ -165,7 +162,7 @@ def _judge_collectives(look: Look) -> Finding | None:
             if mismatch.minority
             else "the ranks posted different collectives",
             f"Under the same number, {sides}.",
-            _PATHS_FIX,
+            MISMATCH_FIX,
             mismatch.minority,
         )
     lagging = find_lag(traces)
@@ -304,7 +301,7 @@ def _judge_waiting_ranks(look: Look) -> Finding | None:
             "paths",
             "the ranks wait in different collectives",
             f"{begun('; '.join(parts))}: they took different paths in the code.",
-            _PATHS_FIX,
+            MISMATCH_FIX,
             odd.ranks,
         )
     what = look.calls_text(waiting)

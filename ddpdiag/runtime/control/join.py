@@ -39,8 +39,8 @@ class Endpoint:
 
 
 class Rank0Endpoint(NamedTuple):
-    """The way to send messages to rank 0: `wire` encodes messages with the run id and holds the keys of the run's secret. `port` is
-    that of rank 0; None: all ports of the endpoint must be tried."""
+    """The way to send messages to rank 0: `wire` encodes them with the run id and holds the keys of the run's secret.
+    `port` is that of rank 0; None: all ports of the endpoint must be tried."""
 
     wire: Wire
     port: int | None = None
