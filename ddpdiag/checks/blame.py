@@ -18,8 +18,8 @@ from functools import cached_property
 from msgspec import Struct
 
 from ddpdiag.checks import known_errors
-from ddpdiag.checks.posted import Lag, collective_text, find_lag, first_mismatch
 from ddpdiag.errors import AbsentBackend
+from ddpdiag.evidence.collectives import Lag, collective_text, find_lag, first_mismatch
 from ddpdiag.model import FORK_STEP, IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, COMMUNICATOR_STEP, is_first_use
 from ddpdiag.stats import find_odd_ranks

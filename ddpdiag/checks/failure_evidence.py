@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from ddpdiag.checks.blame import Blame, is_echo
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.posted import collective_text, last_collective
+from ddpdiag.evidence.collectives import collective_text, last_collective
 from ddpdiag.model import Outcome, ProcessState, Scalar, Status
 from ddpdiag.text import begun, count
 

@@ -19,13 +19,11 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from ddpdiag.evidence.witness import Group, Operation, Witness
-from ddpdiag.model import Finding, Severity
-from ddpdiag.stats import find_odd_ranks
+from ddpdiag.evidence.collectives import ByNumber, by_number, collective_text, mismatches
+from ddpdiag.evidence.witness import Group, Witness
+from ddpdiag.model import Collective, Finding, Severity
 from ddpdiag.text import begun, ranks_text
 
-# All ranks must pass equally many elements to these collectives. In a gather, scatter or all-to-all they may differ.
-EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
 # Some ranks may finish these collectives before other ranks have begun.
 _ENDS_EARLY = frozenset({"broadcast", "reduce", "scatter", "gather"})
 _MAX_SHOWN = 4
@@ -45,7 +43,7 @@ class Wait(NamedTuple):
     """An open operation of `rank`, and the ranks for which it waits, because they have not posted or finished it."""
 
     rank: int
-    operation: Operation
+    operation: Collective
     missing: tuple[int, ...]
 
 
@@ -72,14 +70,9 @@ class Job(Struct, frozen=True, dict=True):
         return frozenset({*ranks, *range(max(self.witnesses, default=0))} - self.witnesses.keys())
 
     @cached_property
-    def collectives(self) -> dict[tuple[str, int], dict[int, Operation]]:
+    def collectives(self) -> ByNumber:
         """The operation that each rank posted, by group name and collective number, in the order of the numbers."""
-        found: dict[tuple[str, int], dict[int, Operation]] = defaultdict(dict)
-        for rank, witness in self.witnesses.items():
-            for operation in witness.operations:
-                if not operation.is_p2p:
-                    found[operation.group, operation.number][rank] = operation
-        return dict(sorted(found.items(), key=lambda item: item[0][1]))
+        return by_number({rank: witness.operations for rank, witness in self.witnesses.items()})
 
     def missing(self, group: str, number: int) -> tuple[int, ...]:
         """The ranks of a group that have not posted its collective `number`, and those without a dump."""
@@ -89,23 +82,23 @@ class Job(Struct, frozen=True, dict=True):
         )
 
     @cached_property
-    def open_collectives(self) -> dict[tuple[str, int], dict[int, Operation]]:
+    def open_collectives(self) -> dict[tuple[str, int], dict[int, Collective]]:
         """The open ones of `collectives`. If ends are not recorded, only those that some rank has not posted."""
         found = {}
         for (group, number), by_rank in self.collectives.items():
-            ranks = {rank: operation for rank, operation in by_rank.items() if operation.is_open}
+            ranks = {rank: operation for rank, operation in by_rank.items() if not operation.ended}
             if ranks and (all(self.witnesses[rank].knows_ends for rank in ranks) or self.missing(group, number)):
                 found[group, number] = ranks
         return found
 
     @cached_property
-    def stuck(self) -> dict[int, Operation]:
+    def stuck(self) -> dict[int, Collective]:
         """The first open operation of each rank whose GPU does not finish what half of its group has finished."""
-        found: dict[int, Operation] = {}
+        found: dict[int, Collective] = {}
         for (group, number), by_rank in self.open_collectives.items():
             done = len(self.groups[group].ranks) - len(by_rank)
             if len(by_rank) <= done and not self.missing(group, number):
-                found |= {r: o for r, o in by_rank.items() if r not in found and o.name not in _ENDS_EARLY}
+                found |= {r: o for r, o in by_rank.items() if r not in found and o.operation not in _ENDS_EARLY}
         return found
 
     @cached_property
@@ -124,10 +117,10 @@ class Job(Struct, frozen=True, dict=True):
     def _unmatched(self) -> Iterator[Wait]:
         """Yield a wait for each open send or receive whose peer has no open counterpart."""
         ends = {
-            (operation.group, operation.name, rank, operation.peer): operation
+            (operation.group, operation.operation, rank, operation.peer): operation
             for rank, witness in self.witnesses.items()
             for operation in reversed(witness.operations)
-            if operation.is_p2p and operation.is_open and witness.knows_ends
+            if operation.p2p and not operation.ended and witness.knows_ends
         }
         for (group, name, rank, peer), operation in ends.items():
             other = (group, "recv" if name == "send" else "send", peer, rank)
@@ -176,7 +169,7 @@ def _circle(edges: Mapping[int, set[int]], ends: Iterable[int]) -> tuple[int, ..
         left = waited_for
 
 
-def _collective_of_all(job: Job, rank: int) -> Operation | None:
+def _collective_of_all(job: Job, rank: int) -> Collective | None:
     """The first open collective of `rank` that all ranks of the group have posted; None if there is none."""
     for (group, number), by_rank in job.open_collectives.items():
         if rank in by_rank and not job.missing(group, number):
@@ -186,24 +179,19 @@ def _collective_of_all(job: Job, rank: int) -> Operation | None:
 
 def _mismatch_findings(job: Job) -> Iterator[Finding]:
     """Yield, for each group whose ranks posted different collectives under one number, the first such number."""
-    reported_groups: set[str] = set()
-    for (group, number), by_rank in job.collectives.items():
-        odd = find_odd_ranks({rank: _signature(operation) for rank, operation in by_rank.items()})
-        if odd is None or group in reported_groups:
-            continue
-        reported_groups.add(group)
+    for mismatch in mismatches(job.collectives):
+        first, _ = mismatch.variants[0]
         sides = "; ".join(
-            f"{ranks_text(ranks)} posted {_operation_text(by_rank[ranks[0]])}"
-            for ranks in sorted(odd.by_value.values(), key=lambda ranks: (len(ranks), ranks))[:_MAX_SHOWN]
+            f"{ranks_text(ranks)} posted {collective_text(posted)}" for posted, ranks in mismatch.variants[:_MAX_SHOWN]
         )
         yield _finding(
             "mismatch",
-            f"{ranks_text(odd.ranks)} posted a different collective than the others"
-            if odd.ranks
-            else f"the ranks of {_group_text(job, group)} posted different collectives",
-            f"Collective {number} of {_group_text(job, group)}: {sides}.",
+            f"{ranks_text(mismatch.minority)} posted a different collective than the others"
+            if mismatch.minority
+            else f"the ranks of {_group_text(job, first.group)} posted different collectives",
+            f"Collective {first.seq} of {_group_text(job, first.group)}: {sides}.",
             MISMATCH_FIX,
-            odd.ranks,
+            mismatch.minority,
         )
 
 
@@ -225,18 +213,18 @@ def _behind_findings(job: Job, ranks: Sequence[int]) -> Iterator[Finding]:
     waits_and_ranks: dict[tuple[str, int], tuple[Wait, list[int]]] = {}
     for rank in ranks:
         waits = [wait for wait in job.waits if rank in wait.missing]
-        wait = min(waits, key=lambda wait: (wait.operation.is_p2p, len(wait.missing), wait.operation.number, wait.rank))
-        waits_and_ranks.setdefault((wait.operation.group, wait.operation.number), (wait, []))[1].append(rank)
+        wait = min(waits, key=lambda wait: (wait.operation.p2p, len(wait.missing), wait.operation.seq, wait.rank))
+        waits_and_ranks.setdefault((wait.operation.group, wait.operation.seq), (wait, []))[1].append(rank)
     direct = {wait.rank for wait in job.waits if set(wait.missing) & set(ranks)}
     others = tuple(sorted({wait.rank for wait in job.waits} - direct))
     in_turn = f" {begun(ranks_text(others))} wait for those." if others else ""
     for wait, behind in waits_and_ranks.values():
         waiting = {each.rank for each in job.waits if set(each.missing) & set(behind)}
         name = ranks_text(behind)
-        end = f"the other end of a {wait.operation.name} on rank {wait.rank}"
+        end = f"the other end of a {wait.operation.operation} on rank {wait.rank}"
         yield _finding(
             "behind",
-            f"{name} did not post {end if wait.operation.is_p2p else _full_text(job, wait.operation)}",
+            f"{name} did not post {end if wait.operation.p2p else _full_text(job, wait.operation)}",
             f"{_waiting_text(waiting)} for {name}.{in_turn}",
             _STACK_FIX.format(name),
             tuple(behind),
@@ -247,14 +235,14 @@ def _waiting_text(ranks: Collection[int]) -> str:
     return f"{begun(ranks_text(tuple(sorted(ranks))))} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
-def _unfinished_findings(job: Job, operations: Sequence[Operation]) -> Iterator[Finding]:
+def _unfinished_findings(job: Job, operations: Sequence[Collective]) -> Iterator[Finding]:
     todo = operations or [
         next(iter(ops.values())) for key, ops in job.open_collectives.items() if not job.missing(*key)
     ]
     for operation in list(dict.fromkeys(todo))[:1]:
         yield _finding(
             "unfinished",
-            f"all ranks have posted {_operation_text(operation)}, and none finishes it",
+            f"all ranks have posted {collective_text(operation)}, and none finishes it",
             f"It is a collective of {_group_text(job, operation.group)}. "
             "No rank is missing, so a message does not arrive.",
             "Look at what these ranks share: network, firewall, interface, the paths between GPUs (`ddpdiag check`).",
@@ -263,7 +251,7 @@ def _unfinished_findings(job: Job, operations: Sequence[Operation]) -> Iterator[
 
 def _deadlock_finding(job: Job, ranks: tuple[int, ...]) -> Finding:
     waits = {wait.rank: wait for wait in job.waits if wait.rank in ranks}
-    each = [f"{ranks_text([rank])} waits in {_operation_text(waits[rank].operation)}" for rank in ranks[:_MAX_SHOWN]]
+    each = [f"{ranks_text([rank])} waits in {collective_text(waits[rank].operation)}" for rank in ranks[:_MAX_SHOWN]]
     return _finding(
         "deadlock",
         f"{ranks_text(ranks)} wait for each other",
@@ -309,24 +297,10 @@ def _finding(kind: str, title: str, message: str, fix: str, ranks: tuple[int, ..
     return Finding(code=f"dump.{kind}", severity=severity, title=title, message=message, fix=fix, ranks=ranks)
 
 
-def _signature(operation: Operation) -> tuple[str, int, str]:
-    """The properties that must be equal on all ranks of a collective: name, for `EQUAL_SIZES` also size and dtype."""
-    name = operation.name
-    return (name, operation.elements, operation.dtype) if name in EQUAL_SIZES else (name, 0, "")
-
-
-def _operation_text(operation: Operation) -> str:
-    """An operation in words: "all_to_all #45265 (2048x5120 BFloat16)"."""
-    if operation.is_p2p:
-        return f"{operation.name} {'to' if operation.name == 'send' else 'from'} rank {operation.peer}"
-    sizes = ", ".join("x".join(map(str, size)) for size in operation.sizes[:_MAX_SHOWN])
-    return f"{operation.name} #{operation.number}" + (f" ({sizes} {operation.dtype})" if sizes else "")
-
-
 def _group_text(job: Job, name: str) -> str:
     group = job.groups[name]
     return f"{group.description or f'group {name}'} ({ranks_text(group.ranks)})"
 
 
-def _full_text(job: Job, operation: Operation) -> str:
-    return f"{_operation_text(operation)} of {_group_text(job, operation.group)}"
+def _full_text(job: Job, operation: Collective) -> str:
+    return f"{collective_text(operation)} of {_group_text(job, operation.group)}"

@@ -13,10 +13,12 @@ import contextlib
 import gc
 import io
 import json
+import math
 import os
 import pickle
 import re
 import resource
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -27,23 +29,28 @@ import msgspec
 from msgspec import Struct, field
 
 from ddpdiag.codec import read_bytes, readable
-from ddpdiag.evidence.attribution import Job
-from ddpdiag.evidence.witness import Group, Operation, Witness
+from ddpdiag.evidence.witness import Group, Witness
+from ddpdiag.model import Collective
 
 MAX_BYTES = 32 << 20
 _RANK = re.compile(r"(\d{1,6})(?:\.(?:json|pkl|pickle))?$")
-_PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+_PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
+_ENDED = "completed"
 # The limit of additional memory while a pickle is read, because nine bytes of a pickle can request gigabytes.
 _MEMORY_BYTES = 256 << 20
+_LIMITED = threading.Lock()  # the limit is the process's
 # So many of the newest operations of each group are kept. Operations known to be open are always kept.
 _NEWEST_KEPT = 16
 
 
-class _Entry(Struct, frozen=True, gc=False):
+class Entry(Struct, frozen=True, gc=False):
+    """An operation in a dump, with the fields that ddpdiag uses (trace version 2.10; torch 2.5 and newer)."""
+
     profiling_name: str
     process_group: tuple[str, ...] = ()
     pg_id: int = 0
     collective_seq_id: int = 0
+    p2p_seq_id: int = 0
     is_p2p: bool = False
     input_sizes: tuple[tuple[int, ...], ...] = ()
     input_dtypes: tuple[str, ...] = ()
@@ -60,9 +67,11 @@ class _Status(Struct, frozen=True):
     last_enqueued_collective: int = -1
 
 
-class _Dump(Struct, frozen=True):
-    version: str
-    entries: tuple[_Entry, ...]
+class Dump(Struct, frozen=True):
+    """The dump of one rank."""
+
+    version: str = ""
+    entries: tuple[Entry, ...] = ()
     pg_config: dict[str, _Config] = field(default_factory=dict)
     pg_status: dict[str, _Status] = field(default_factory=dict)
 
@@ -82,7 +91,7 @@ def may_be_dump(path: str, head: bytes) -> bool:
     return head.startswith(b"\x80") or (head.lstrip()[:1] == b"{" and _RANK.search(Path(path).name) is not None)
 
 
-def read_job(paths: Sequence[str]) -> tuple[Job, list[str]]:
+def read_dumps(paths: Sequence[str]) -> tuple[dict[int, Witness], list[str]]:
     """Read the dumps of a job: the newest of each rank, and a sentence for each file that is left out."""
     problems: list[str] = []
     witnesses: dict[int, Witness] = {}
@@ -99,24 +108,28 @@ def read_job(paths: Sequence[str]) -> tuple[Job, list[str]]:
         if witness.rank in files:
             problems.append(f"{readable(files[witness.rank])} is an older dump of rank {witness.rank}; it is left out")
         witnesses[witness.rank], files[witness.rank] = witness, path
-    return Job(dict(sorted(witnesses.items()))), problems
+    return dict(sorted(witnesses.items())), problems
 
 
-def read_dump(path: str | Path) -> Witness | None:
-    """Read the dump of one rank. None if the file is no dump of a flight recorder, is cut off, or names no rank.
+def read_dump(path: str | Path, rank: int | None = None) -> Witness | None:
+    """Read the dump of one rank, whose number ends the file's name unless `rank` is given.
 
-    Raises OSError if the file cannot be read, or is larger than 32 MiB.
+    None if the file is no dump of a flight recorder, is cut off, or names no rank. Raises OSError if the file cannot be
+    read, or is larger than 32 MiB.
     """
-    rank = _RANK.search(Path(path).name)
+    if rank is None:
+        number = _RANK.search(Path(path).name)
+        rank = None if number is None else int(number[1])
     dump = _parse(read_bytes(path, MAX_BYTES))
-    return None if dump is None or rank is None else _witness(int(rank[1]), dump)
+    return None if dump is None or rank is None else _witness(rank, dump)
 
 
-def _parse(data: bytes) -> _Dump | None:
+def _parse(data: bytes) -> Dump | None:
     try:
-        with _limited_memory():
+        with _LIMITED, _limited_memory():
             trace = _PlainUnpickler(io.BytesIO(data)).load() if data.startswith(b"\x80") else json.loads(data)
-            return msgspec.convert(trace, _Dump, strict=False)
+            dump = msgspec.convert(trace, Dump, strict=False)
+            return dump if dump.version else None
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
         return None
     except (MemoryError, OverflowError, RecursionError):  # an impossible length
@@ -140,7 +153,7 @@ def _limited_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _witness(rank: int, dump: _Dump) -> Witness:
+def _witness(rank: int, dump: Dump) -> Witness:
     groups = {
         name: Group(description=config.desc, ranks=_parse_ranks(config.ranks))
         for name, config in dump.pg_config.items()
@@ -148,34 +161,41 @@ def _witness(rank: int, dump: _Dump) -> Witness:
     }
     knows_ends = not any(entry.profiling_name.startswith("gloo:") for entry in dump.entries)
     posted = _last_posted(dump, groups) if knows_ends else {}
-    operations: list[Operation] = []
+    operations: list[Collective] = []
     counts: Counter[str] = Counter()
-    for entry in sorted(dump.entries, key=attrgetter("time_created_ns"), reverse=True):
+    ordered = sorted(dump.entries, key=attrgetter("time_created_ns"), reverse=True)
+    for entry in ordered:
         name, *description = entry.process_group or ("",)
-        is_open = entry.state != "completed"
         if not entry.is_p2p:
             posted[name] = max(posted.get(name, 0), entry.collective_seq_id)
-        if counts[name] >= _NEWEST_KEPT and not (is_open and knows_ends):
+        if counts[name] >= _NEWEST_KEPT and (entry.state == _ENDED or not knows_ends):
             continue
         counts[name] += 1
         group = groups.setdefault(name, Group(description=description[0] if description else ""))
-        operations.append(_operation(entry, name, group, is_open=is_open))
+        operations.append(collective_of(entry, group.ranks))
     return Witness(
-        rank=rank, operations=tuple(reversed(operations)), posted=posted, groups=groups, knows_ends=knows_ends
+        rank=rank,
+        operations=tuple(reversed(operations)),
+        posted=posted,
+        groups=groups,
+        knows_ends=knows_ends,
+        newest_unix_seconds=ordered[0].time_created_ns / 1e9 if ordered else None,
     )
 
 
-def _operation(entry: _Entry, name: str, group: Group, *, is_open: bool) -> Operation:
+def collective_of(entry: Entry, group_ranks: Sequence[int] = ()) -> Collective:
+    """Convert an entry. `group_ranks` are the ranks of its group, if known, in the group's order."""
     peer = _PEER.search(entry.profiling_name)
-    index = int(peer[2]) if peer else -1
-    return Operation(
-        group=name,
-        number=entry.collective_seq_id,
-        name=peer[1] if peer else entry.profiling_name.rpartition(":")[2].lstrip("_"),
-        sizes=entry.input_sizes,
+    index = int(peer[1]) if peer else -1
+    return Collective(
+        seq=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+        name=entry.profiling_name,
+        elements=sum(map(math.prod, entry.input_sizes)),
         dtype="/".join(dict.fromkeys(entry.input_dtypes)),
-        peer=group.ranks[index] if 0 <= index < len(group.ranks) else None,
-        is_open=is_open,
+        group=entry.process_group[0] if entry.process_group else "",
+        p2p=entry.is_p2p,
+        peer=group_ranks[index] if 0 <= index < len(group_ranks) else None,
+        ended=entry.state == _ENDED,
     )
 
 
@@ -183,7 +203,7 @@ def _parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
-def _last_posted(dump: _Dump, groups: Mapping[str, Group]) -> dict[str, int]:
+def _last_posted(dump: Dump, groups: Mapping[str, Group]) -> dict[str, int]:
     """The number of the last collective of each group, from `pg_status`; empty if its groups cannot be identified.
 
     Groups with point-to-point operations are left out, because `pg_status` does not count only their collectives.

@@ -13,8 +13,8 @@ from ddpdiag.cli.options import Color, DisplayArgs
 from ddpdiag.cli.outputs import show, terminal_style
 from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.evidence.attribution import find_faults
-from ddpdiag.evidence.dumps import may_be_dump, read_job
+from ddpdiag.evidence.attribution import Job, find_faults
+from ddpdiag.evidence.dumps import may_be_dump, read_dumps
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.explain.tally import STANDARD_INPUT
 
@@ -114,7 +114,8 @@ def _explain_dumps(paths: Sequence[str], display: DisplayArgs) -> int:
     """Print the faults that dumps show. Returns the exit code: 0 if any fault is known, else 3."""
     from ddpdiag.explain.render import render_job  # imports rich, which a manual page does not need
 
-    job, problems = read_job(paths)
+    witnesses, problems = read_dumps(paths)
+    job = Job(witnesses)
     for problem in problems:
         complain(problem)
     faults = find_faults(job)

@@ -160,12 +160,13 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None
 
 
-class Collective(Struct, frozen=True, kw_only=True):
-    """A collective that a rank posted, as torch's flight recorder recorded it.
+class Collective(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A collective or point-to-point operation that a rank posted, as torch's flight recorder recorded it.
 
     `seq` counts the collectives of `group` from 1. All ranks that follow the same path through the code have the same
     number for the same collective. `name` has the form "gloo:all_reduce". `elements` is the number of elements of all
     inputs. Point-to-point operations (`p2p`) are counted apart, and their numbers cannot be compared between ranks.
+    `peer` is the rank at the other end of a send or receive, if known. `ended` is whether its end is recorded.
     """
 
     seq: int
@@ -174,6 +175,13 @@ class Collective(Struct, frozen=True, kw_only=True):
     dtype: str = ""
     group: str = ""
     p2p: bool = False
+    peer: int | None = None
+    ended: bool = False
+
+    @property
+    def operation(self) -> str:
+        """The name without the backend: "all_reduce", "send"."""
+        return self.name.rpartition(":")[2].lstrip("_").partition(" ")[0]
 
 
 # gc=False, because a fleet's run has millions of outcomes: none is in a cycle, and each collection would visit all.

@@ -14,9 +14,7 @@ groups of torch 2.15 make no pipe (nccl2/ProcessGroupNCCL.cpp). The dump is a pi
 """
 
 import contextlib
-import io
 import os
-import pickle
 import re
 import shutil
 import stat
@@ -24,13 +22,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from ddpdiag.codec import read_bytes
-from ddpdiag.probes.collectives import BUFFER_NAMES, TraceDump, read_dump
+from ddpdiag.evidence.dumps import read_dump
+from ddpdiag.evidence.recorder import BUFFER_NAMES
+from ddpdiag.evidence.witness import Witness
 from ddpdiag.probes.host.kernel import PROC, read_int, read_pairs
 from ddpdiag.probes.host.programs import run_until
 
@@ -152,7 +151,6 @@ def refusal(pid: int, root: Path = PROC) -> str:
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _NO_PIPE = "its process group has no recorder that can be read; in torch 2.15 and newer it needs TORCH_DIST_USE_NCCL2=0"
-_MAX_BYTES = 16 << 20
 # The number of entries that NCCL's flight recorder keeps, as in torch's tutorials.
 _BUFFER_ENTRIES = "2000"
 
@@ -166,8 +164,9 @@ def recorder_variables(folder: str) -> dict[str, str]:
 
 
 class Request(NamedTuple):
-    """A request for a dump: the file that the process will write, and the time of the file before that (0: no file)."""
+    """A request for a rank's dump: the file that the process will write, and the time of the file before (0: none)."""
 
+    rank: int
     file: Path
     previous_ns: int
 
@@ -193,15 +192,15 @@ def request_dump(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC)
             os.write(descriptor, b"1\n")
     finally:
         os.close(descriptor)
-    return Request(dump, previous_ns)
+    return Request(rank, dump, previous_ns)
 
 
-def await_dump(request: Request, end: float) -> TraceDump | str:
+def await_dump(request: Request, end: float) -> Witness | str:
     """Wait until the process has written its dump, and return that. After `end` (time.monotonic) return a sentence."""
     while time.monotonic() < end:
         if _modified_ns(request.file) > request.previous_ns:
             with contextlib.suppress(OSError):
-                if (trace := load_trace(read_bytes(request.file, _MAX_BYTES))) is not None:
+                if (trace := read_dump(request.file, request.rank)) is not None:
                     return trace
         time.sleep(_PAUSE_SECONDS)
     return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"
@@ -219,33 +218,3 @@ def _modified_ns(file: Path) -> int:
     with contextlib.suppress(OSError):
         return file.stat().st_mtime_ns
     return 0
-
-
-class _PlainData(pickle._Unpickler):
-    """An unpickler of numbers, strings, lists, tuples and dicts. It refuses classes, functions and references.
-
-    It extends the unpickler written in Python, as the one in C allocates 3 GB for 9 bytes with a large memo index.
-    """
-
-    # A set takes 200 times as much memory as it has bytes in the pickle, and no dump contains sets.
-    dispatch: ClassVar = {
-        code: load
-        for code, load in pickle._Unpickler.dispatch.items()
-        if bytes((code,)) not in (pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8)
-    }
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("a reference in a flight recorder's dump")
-
-
-def load_trace(data: bytes) -> TraceDump | None:
-    """The collectives in the dump of a flight recorder. None if `data` is something else, or is truncated."""
-    try:
-        return read_dump(_PlainData(io.BytesIO(data)).load())
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
-        return None
-    except (MemoryError, OverflowError, RecursionError):  # an impossible length
-        return None

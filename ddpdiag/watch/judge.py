@@ -14,8 +14,8 @@ from msgspec import structs
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.posted import collective_text, find_lag, first_mismatch, last_collective
 from ddpdiag.evidence.attribution import MISMATCH_FIX
+from ddpdiag.evidence.collectives import collective_text, find_lag, first_mismatch, last_collective
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.posted import collective_text, last_collective
+from ddpdiag.evidence.collectives import collective_text, last_collective
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.text import begun

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec import structs
 
+from ddpdiag.evidence.witness import Witness
 from ddpdiag.model import ProcessState
-from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.probes.gpu.visibility import holds_gpu, openable_gpus
 from ddpdiag.probes.host.kernel import cpu_ticks, proc_root, process_state, runnable_seconds
@@ -118,13 +118,13 @@ class Observer:
             why_no_gpus=why_no_gpus,
         )
 
-    def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
+    def _traces(self, end: float) -> Mapping[int, Witness | str]:
         """Read each rank's flight recorder, or say why it cannot be read. All ranks dump at the same time."""
         requests = {rank: request_dump(each.pid, rank, each.environ) for rank, each in self._ranks.by_rank.items()}
         return {rank: each if isinstance(each, str) else await_dump(each, end) for rank, each in requests.items()}
 
     def _rank_state(
-        self, rank: int, process: Process, stacks: Stacks, trace: TraceDump | str, before: "_Use"
+        self, rank: int, process: Process, stacks: Stacks, trace: Witness | str, before: "_Use"
     ) -> RankState:
         """The state of one rank now. Its use of a core is measured since `before`."""
         current = read_process(process.pid)
@@ -159,7 +159,7 @@ class Observer:
                 Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
                 for child, (state, wchan) in zip(children, states, strict=True)
             ),
-            collectives=None if isinstance(trace, str) else trace.collectives,
+            collectives=None if isinstance(trace, str) else trace.operations,
             why_no_collectives=trace if isinstance(trace, str) else "",
             posted_age_seconds=None if posted is None else max(0.0, time.time() - posted),
         )

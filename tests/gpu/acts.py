@@ -107,7 +107,7 @@ def rank() -> None:
 
 
 def _tell_when_silent(last: list[float]) -> None:
-    from ddpdiag.probes.collectives import posted_collectives
+    from ddpdiag.evidence.recorder import posted_collectives
 
     while time.monotonic() - last[0] < SILENT_SECONDS:
         time.sleep(0.1)

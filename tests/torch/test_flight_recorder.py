@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddpdiag.evidence.recorder import MAX_COLLECTIVES, posted_collectives
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import MAX_COLLECTIVES, posted_collectives
 
 
 @pytest.fixture

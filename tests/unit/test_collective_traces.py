@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.posted import collective_text, find_lag, first_mismatch, last_collective
+from ddpdiag.evidence.collectives import collective_text, find_lag, first_mismatch, last_collective
 from ddpdiag.model import Collective
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddpdiag.evidence.recorder import MAX_COLLECTIVES, posted_collectives, why_unreadable
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import MAX_COLLECTIVES, posted_collectives, why_unreadable
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader, ask_for_collectives, wait_for_answer
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives
 

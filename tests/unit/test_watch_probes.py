@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import environ
 from ddpdiag.watch import evidence
@@ -101,34 +100,11 @@ def test_a_process_that_is_gone_shows_nothing(tmp_path):
     assert descendants([1], tmp_path / "nothing") == []
 
 
-def test_a_dump_is_read_as_plain_data():
-    trace = evidence.load_trace(pickle.dumps(TRACE, protocol=2))
-    assert [(c.seq, c.name, c.elements, c.group) for c in trace.collectives] == [(3, "nccl:all_reduce", 6, "0")]
-    assert trace.newest_unix_seconds == pytest.approx(1_795_324_547.98)
-    assert evidence.load_trace(pickle.dumps({"entries": []}, protocol=2)) == TraceDump((), None)
-
-
-class Evil:
-    def __reduce__(self):
-        return (os.mkdir, ("evil",))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        pickle.dumps({"entries": [Evil()]}),
-        pickle.dumps(TRACE, protocol=2)[:-20],
-        pickle.dumps([1, 2]),
-        b"",
-        b"\x80\x02.",
-        b"\x80\x02X\xff\xff\xff\xff",
-        b'{"entries": []}',
-    ],
-)
-def test_anything_else_is_nothing_and_runs_nothing(data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert evidence.load_trace(data) is None
-    assert list(tmp_path.iterdir()) == []
+def test_a_dump_that_a_rank_writes_on_request_is_read(tmp_path):
+    (tmp_path / "dump").write_bytes(pickle.dumps(TRACE, protocol=2))
+    witness = evidence.await_dump(evidence.Request(5, tmp_path / "dump", 0), time.monotonic() + 5)
+    assert [(c.seq, c.name, c.elements, c.group) for c in witness.operations] == [(3, "nccl:all_reduce", 6, "0")]
+    assert (witness.rank, witness.newest_unix_seconds) == (5, pytest.approx(1_795_324_547.98))
 
 
 def _nccl(pipe: Path, file: Path) -> threading.Thread:
@@ -158,9 +134,9 @@ def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
     thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
     asked = evidence.request_dump(os.getpid(), 3, variables)
     assert isinstance(asked, evidence.Request)
-    assert evidence.await_dump(asked, time.monotonic() + 5).collectives[0].seq == 3
+    assert evidence.await_dump(asked, time.monotonic() + 5).operations[0].seq == 3
     thread.join()
-    again = evidence.Request(asked.file, asked.file.stat().st_mtime_ns)
+    again = evidence.Request(3, asked.file, asked.file.stat().st_mtime_ns)
     golden(evidence.await_dump(again, time.monotonic()))  # an old file is no answer
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ddpdiag.probes.collectives import posted_collectives, why_unreadable
+from ddpdiag.evidence.recorder import posted_collectives, why_unreadable
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, decode_recorder_answer
 

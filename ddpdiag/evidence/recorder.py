@@ -7,15 +7,13 @@ each. From torch 2.15 on, "nccl" means the class nccl2. Hooks record this class 
 read by the name of its class (FlightRecorderHook.hpp). Classes without a hook cannot be read.
 """
 
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct, field
 
+from ddpdiag.evidence.dumps import Dump, Entry, collective_of
 from ddpdiag.model import Collective
 
 MAX_COLLECTIVES = 8
@@ -26,44 +24,7 @@ _HOOK_READER, _HOOK_CLASSES = "_dump_fr_trace_json", ("nccl2",)
 # Variables with the recorder's size. The first one that is set counts (FlightRecorder.hpp); 0 turns the recorder off.
 BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
-
-class _Entry(Struct, frozen=True):
-    """A recorded collective, with the fields that ddpdiag uses (trace version 2.10; written by torch 2.5 and newer)."""
-
-    profiling_name: str
-    process_group: tuple[str, ...] = ()
-    pg_id: int = 0
-    collective_seq_id: int = 0
-    p2p_seq_id: int = 0
-    is_p2p: bool = False
-    input_sizes: tuple[tuple[int, ...], ...] = ()
-    input_dtypes: tuple[str, ...] = ()
-    time_created_ns: int = 0
-
-
-class _Trace(Struct, frozen=True):
-    entries: tuple[_Entry, ...] = ()
-    pg_config: dict[str, object] = field(default_factory=dict)
-
-
-_trace_decoder: msgspec.json.Decoder[_Trace] = msgspec.json.Decoder(_Trace)
-
-
-class TraceDump(NamedTuple):
-    """The last collectives of a dump, the oldest first, and the Unix time at which the newest was posted."""
-
-    collectives: tuple[Collective, ...]
-    newest_unix_seconds: float | None
-
-
-def read_dump(trace: object) -> TraceDump | None:
-    """Convert the flight recorder's dump of another process. None if `trace` is no such dump."""
-    try:
-        entries = msgspec.convert(trace, _Trace, strict=False).entries
-    except msgspec.ValidationError:
-        return None
-    newest = max((entry.time_created_ns / 1e9 for entry in entries), default=None)
-    return TraceDump(_last_collectives(entries), newest)
+_decoder: msgspec.json.Decoder[Dump] = msgspec.json.Decoder(Dump, strict=False)
 
 
 def posted_collectives(since_unix_seconds: float = 0.0) -> tuple[Collective, ...] | None:
@@ -113,7 +74,7 @@ def _open_backends() -> list[str]:
     return list(names)
 
 
-def _traces() -> list[_Trace]:
+def _traces() -> list[Dump]:
     # The classes that a hook may record: all that this torch has registered, and those of open groups.
     backend = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "Backend", None)
     names = dict.fromkeys((*_HOOK_CLASSES, *getattr(backend, "backend_list", ()), *_open_backends()))
@@ -126,17 +87,17 @@ def _reader_function(name: str) -> Callable[..., bytes] | None:
     return getattr(sys.modules.get("torch._C._distributed_c10d"), name, None)
 
 
-def _read_trace(name: str, options: Mapping[str, object]) -> _Trace | None:
+def _read_trace(name: str, options: Mapping[str, object]) -> Dump | None:
     """Call the reader `name` of torch. None if there is no such reader, or if it fails or returns another format."""
     if (reader := _reader_function(name)) is None:
         return None
     try:
-        return _trace_decoder.decode(reader(**options))
+        return _decoder.decode(reader(**options))
     except (RuntimeError, TypeError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
-def _last_collectives(entries: Sequence[_Entry]) -> tuple[Collective, ...]:
+def _last_collectives(entries: Sequence[Entry]) -> tuple[Collective, ...]:
     """The last MAX_COLLECTIVES collectives, the oldest first.
 
     A group that is opened again keeps its name, and counts from 1 again. Only entries of its newest opening are used.
@@ -144,13 +105,5 @@ def _last_collectives(entries: Sequence[_Entry]) -> tuple[Collective, ...]:
     ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
     newest = {entry.process_group: entry.pg_id for entry in ordered}
     return tuple(
-        Collective(
-            seq=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
-            name=entry.profiling_name,
-            elements=sum(map(math.prod, entry.input_sizes)),
-            dtype="/".join(dict.fromkeys(entry.input_dtypes)),
-            group=entry.process_group[0] if entry.process_group else "",
-            p2p=entry.is_p2p,
-        )
-        for entry in [each for each in ordered if each.pg_id == newest[each.process_group]][-MAX_COLLECTIVES:]
+        map(collective_of, [each for each in ordered if each.pg_id == newest[each.process_group]][-MAX_COLLECTIVES:])
     )
