@@ -10,7 +10,7 @@ import typer
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli.edge import exit_at_once, guarded
-from ddpdiag.cli.options import CheckArgs, DisplayArgs, HostArgs, codes_and_names, completion
+from ddpdiag.cli.options import CheckArgs, ExplainArgs, HostArgs, codes_and_names, completion
 from ddpdiag.cli.outputs import CompareOutputs, JudgeOutputs, LintArgs, Outputs, show
 from ddpdiag.cli.parsing import command, declared_name, examples
 from ddpdiag.model.bench import BenchRequest
@@ -271,8 +271,9 @@ def lint(
     "ddpdiag explain TRN001.diverged",
     'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
     "ddpdiag explain slurm-123.out",
+    "ddpdiag explain rank*.log   (the logs of one job)",
     "ddpdiag explain logs/   (torchrun --log-dir logs --redirects 3)",
-    "cat rank*.log | ddpdiag explain -",
+    "kubectl logs JOB | ddpdiag explain -",
 )
 def explain(
     words: Annotated[
@@ -284,11 +285,11 @@ def explain(
             autocompletion=completion(codes_and_names),
         ),
     ],
-    args: DisplayArgs,
+    args: Annotated[ExplainArgs, *_DISPLAY],
 ) -> None:
-    """Print a manual page, explain an error text, or find the first cause in a job's log.
+    """Print a manual page, explain an error text, or find the first cause in the logs of a job.
 
-    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, or in any of the logs.
+    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text or the logs.
     """
     from ddpdiag.explain import command
 

@@ -42,6 +42,13 @@ class DisplayArgs:
     color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=DISPLAY)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExplainArgs(DisplayArgs):
+    """The options of `ddpdiag explain`."""
+
+    details: bool = option(False, "Also list the logs, each with its rank, host and first text.", panel=DISPLAY)
+
+
 def stages() -> list[str]:
     """The stages that --stage accepts."""
     from ddpdiag.checks.api import Stage

@@ -45,11 +45,12 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     the placeholder, or else its name in capitals (PORT).
 
     `code` is the check, finding or lint rule whose page explains the text. `example` is a real line; `source` says
-    which program prints it, or where it was found. `in_table` marks a line of torchrun's table of failures, whose rank
-    and host are in the lines above. `waiting_rank` is the rank that waits, if the line names no rank. The text counts
-    as an echo if the log also has the text of a card in `echo_of`. If ranks name different collectives under one
-    number, the card `mismatch_card` replaces this one. `is_retried` marks a text after which the program tries again:
-    it counts as a note if the log has another reason for the failure.
+    which program prints it, or where it was found. `also` has words by which users look it up, besides those of its
+    texts. `in_table` marks a line of torchrun's table of failures, whose rank and host are in the lines above.
+    `waiting_rank` is the rank that waits, if the line names no rank. The text counts as an echo if the log also has the
+    text of a card in `echo_of`. If ranks name different collectives under one number, the card `mismatch_card` replaces
+    this one. `is_retried` marks a text after which the program tries again: it counts as a note if the log has another
+    reason for the failure.
 
     `shows_only` is "library" or "process" if the text shows only which library failed, or only that a process ended.
     `is_fallback` marks a card for lines that no other card knows. Such a card quotes the first line of each kind. If it
@@ -69,6 +70,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     example: str
     source: str
     pattern: str = ""
+    also: tuple[str, ...] = ()
     in_table: bool = False
     waiting_rank: int | None = None
     echo_of: tuple[str, ...] = ()

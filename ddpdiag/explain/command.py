@@ -9,16 +9,17 @@ from itertools import islice
 
 from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.manual import code_of, manual_page
-from ddpdiag.cli.options import Color, DisplayArgs
+from ddpdiag.cli.options import Color, DisplayArgs, ExplainArgs
 from ddpdiag.cli.outputs import show, terminal_style
 from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.evidence.attribution import Job, find_faults
 from ddpdiag.evidence.dumps import may_be_dump, read_dumps
-from ddpdiag.explain.matcher import Explanation, explain_log
+from ddpdiag.explain.log_files import Log, doubt_about_job, in_order, origins_of_paths
+from ddpdiag.explain.matcher import Explanation, explain_job, explain_log
 from ddpdiag.explain.tally import STANDARD_INPUT
 
-_DEFAULT_DISPLAY = DisplayArgs()
+_DEFAULT_ARGS = ExplainArgs()
 _CODE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
 _LOG_SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18
@@ -26,40 +27,51 @@ _HEAD_BYTES = 1024
 _MAX_FILES = 4096  # torchrun's two files for each of 2,048 ranks
 
 
-def run(words: Sequence[str], display: DisplayArgs = _DEFAULT_DISPLAY) -> int:
+def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
     """Explain the command's arguments, and print the result. Returns 0 if anything was explained, else 3."""
     text = " ".join(words)
     if len(words) == 1 and (code := text if _CODE_PATTERN.fullmatch(text) else code_of(text)) is not None:
-        _print_page(code, display.color)
+        _print_page(code, args.color)
         return ExitCode.FIT
     if all(map(_is_input, words)):
         files = [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
         logs, dumps = _classify(files)
-        exit_code = _explain_dumps(dumps, display) if dumps else ExitCode.UNKNOWN
+        exit_code = _explain_dumps(dumps, args) if dumps else ExitCode.UNKNOWN
         if not logs:
             return exit_code
-        names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in logs}
-        explained_logs = [explain_log(_read_pieces(log, quiet=display.quiet), names[log]) for log in logs]
-        if dumps and not any(log.sightings for log in explained_logs):
+        names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in in_order(logs)}
+        origins = origins_of_paths(list(names))
+        explained_job = explain_job(
+            Log(name, _read_pieces(log, quiet=args.quiet), origins[log]) for log, name in names.items()
+        )
+        if dumps and not explained_job.sightings:
             return exit_code
-        return min(exit_code, _print_explanations(explained_logs, display))
+        return min(exit_code, _print_explanation(explained_job, args))
     names_of_files = (word for word in words if "/" in word or word.endswith(_LOG_SUFFIXES))
     missing = next((name for name in names_of_files if not _is_input(name)), None)
     if missing is not None and any(map(_is_input, words)):
         raise UsageError(f"{readable(missing)}: no such file")
     # Pasted text is a log without a name, whose line numbers are not shown.
     explained = explain_log([text.encode("utf-8", "surrogateescape")], "")
-    if not explained.sightings and not re.search(r"\s", text.strip()):
-        if missing is not None:
+    if not explained.sightings:
+        if missing is not None and len(words) == 1:
             raise UsageError(f"{readable(missing)}: no such file")
-        raise UsageError(
-            f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
-            "`ddpdiag checks` lists codes and names"
-        )
-    exit_code = _print_explanations([explained], display)
+        return _look_up(text, args)
+    exit_code = _print_explanation(explained, args)
     if explained.is_explained:
-        _print_page(explained.sightings[0].card.code, display.color, "\n")
+        _print_page(explained.sightings[0].card.code, args.color, "\n")
     return exit_code
+
+
+def _look_up(query: str, args: ExplainArgs) -> int:
+    """Print the card that has all words of the query, and returns 0; else the nearest cards, and returns 3."""
+    from ddpdiag.explain.query import find_cards
+    from ddpdiag.explain.render import render_matches
+
+    matches = find_cards(query)
+    width, color = terminal_style(sys.stdout, args.color)
+    show(render_matches(query, matches, width=width, color=color), sys.stdout)
+    return ExitCode.FIT if matches and matches[0].coverage == 1 else ExitCode.UNKNOWN
 
 
 def _is_input(word: str) -> bool:
@@ -124,13 +136,14 @@ def _explain_dumps(paths: Sequence[str], display: DisplayArgs) -> int:
     return ExitCode.FIT if faults else ExitCode.UNKNOWN
 
 
-def _print_explanations(explanations: Sequence[Explanation], display: DisplayArgs) -> int:
-    """Print the explanations. Returns the exit code: 0 if any of them explains its log, else 3."""
+def _print_explanation(explanation: Explanation, args: ExplainArgs) -> int:
+    """Print the explanation. Returns the exit code: 0 if the text or the logs are explained, else 3."""
     from ddpdiag.explain.render import render  # imports rich, which a manual page does not need
 
-    width, color = terminal_style(sys.stdout, display.color)
-    show(render(explanations, width=width, color=color), sys.stdout)
-    return ExitCode.FIT if any(log.is_explained for log in explanations) else ExitCode.UNKNOWN
+    width, color = terminal_style(sys.stdout, args.color)
+    doubt = doubt_about_job([log.name for log in explanation.logs])
+    show(render(explanation, width=width, color=color, details=args.details, doubt=doubt), sys.stdout)
+    return ExitCode.FIT if explanation.is_explained else ExitCode.UNKNOWN
 
 
 def _print_page(code: str, color_option: Color, prefix: str = "") -> None:

@@ -45,8 +45,10 @@ _PREFIXES = tuple(
 )
 # No line has more: the times of a container and a logger, srun's task, and the ranks of torchrun and torch.
 _MAX_PREFIXES = 5
-# The message in a line that is a JSON object.
-_JSON_MESSAGE = re.compile(r'"(?:log|message|msg|textPayload|MESSAGE)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)*)')
+# The message in a line that is a JSON object; `py_callstack` is the traceback in torch's error.json.
+_JSON_MESSAGE = re.compile(r'"(?:log|message|msg|textPayload|MESSAGE|py_callstack)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)*)')
+_ERROR_FILE_START = '{"message": {"message": '
+
 _ORIGIN_PATTERNS = (
     ("Rank ", re.compile(r"\bRank (?P<rank>\d{1,6})\]")),
     (" [", re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,7}:\d{1,7} \[\d{1,3}\]")),
@@ -71,6 +73,13 @@ class Origin(NamedTuple):
 
 
 UNKNOWN_ORIGIN = Origin()
+
+
+def completed(origin: Origin, default: Origin) -> Origin:
+    """The origin, with what it does not name taken from `default`."""
+    return origin._replace(
+        **{name: getattr(default, name) for name, value in origin._asdict().items() if value is None}
+    )
 
 
 # Lines up to this length are not clipped.
@@ -123,7 +132,8 @@ def _origin_of(groups: dict[str, str]) -> Origin:
 
 
 def _json_message(text: str) -> str | None:
-    match = _JSON_MESSAGE.search(text)
+    # torch's error.json has the last line of the traceback before the traceback.
+    match = _JSON_MESSAGE.search(text, len(_ERROR_FILE_START) if text.startswith(_ERROR_FILE_START) else 0)
     if match is None:
         return None
     try:

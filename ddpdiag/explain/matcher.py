@@ -1,8 +1,8 @@
-"""Find the error texts of cards in a log.
+"""Find the error texts of cards in the logs of a job.
 
-The log is read once, in blocks of lines. Each block is searched for every card's anchor, which is fast. Only lines with
-an anchor are decoded and matched against patterns, and at most a few thousand characters of each. So the time depends
-on the length of the log only.
+Each log is read once, in blocks of lines. Each block is searched for every card's anchor, which is fast. Only lines
+with an anchor are decoded and matched against patterns, and at most a few thousand characters of each. So the time
+depends on the length of the logs only.
 
 A fallback card quotes an unknown text: a warning of NCCL, an error of CUDA or an exception of Python. The unknown text
 does not count as a failure if it follows from a known text: the same process had printed the known text before, or the
@@ -14,6 +14,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 
+from msgspec import structs
+
 from ddpdiag.explain.card import Card, Role, all_cards
 from ddpdiag.explain.lines import (
     MAX_LINE_BYTES,
@@ -21,16 +23,27 @@ from ddpdiag.explain.lines import (
     Origin,
     Traceback,
     clip_line,
+    completed,
     message_after,
     read_line,
     read_prefixes,
     table_origin,
     tracebacks,
 )
-from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally, sort_sightings, with_final_roles
+from ddpdiag.explain.log_files import Log, origin_of_head, time_near
+from ddpdiag.explain.tally import (
+    Call,
+    Explanation,
+    FirstLine,
+    LogSummary,
+    Sighting,
+    Tally,
+    sort_sightings,
+    with_final_roles,
+)
 from ddpdiag.sanitize import without_secrets
 
-__all__ = ["Call", "Explanation", "Sighting", "all_cards", "explain_log", "read_line"]
+__all__ = ["Call", "Explanation", "Log", "Sighting", "all_cards", "explain_job", "explain_log", "read_line"]
 
 # A block is searched some hundred times, so it should fit into the processor's cache.
 _BLOCK_BYTES = 1 << 18
@@ -50,12 +63,21 @@ _TallyKey = tuple[str, str]
 
 def explain_log(pieces: Iterable[bytes], source: str, cards: Sequence[Card] | None = None) -> Explanation:
     """Explain a log in `pieces` of any size and encoding. `source` is its name, and empty for a pasted text."""
+    return explain_job([Log(source, pieces)], cards)
+
+
+def explain_job(logs: Iterable[Log], cards: Sequence[Card] | None = None) -> Explanation:
+    """Explain the logs of one job."""
     all_known = all_cards() if cards is None else cards
     matcher = _Matcher(all_known)
-    for block in _blocks(pieces):
-        matcher.read(block)
-    sightings = with_final_roles(matcher.sightings(), all_known, is_log=bool(source))
-    return Explanation(sightings=sort_sightings(sightings), line_count=matcher.line_count, source=source)
+    summaries = []
+    for log in logs:
+        matcher.begin(log)
+        for block in _blocks(log.pieces):
+            matcher.read(block)
+        summaries.append(matcher.summary())
+    sightings = with_final_roles(matcher.sightings(), all_known, is_log=any(log.name for log in summaries))
+    return Explanation(sightings=sort_sightings(sightings), logs=tuple(summaries))
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -83,19 +105,34 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 class _Matcher:
-    """Reads a log block by block, and counts the lines of each card and kind. `line_count` lines were read."""
+    """Reads logs block by block, and counts the lines of each card and kind. `line_count`: lines of the last log."""
 
     def __init__(self, cards: Sequence[Card]) -> None:
         self.line_count = 0
+        self._log_number, self._log_name, self._origin = -1, "", UNKNOWN_ORIGIN
         self._tallies: dict[_TallyKey, Tally] = {}
         self._cards = [(card, card.anchor.encode()) for card in cards if not card.in_traceback]
         self._exception_cards = [card for card in cards if card.in_traceback]
         # By origin: the card and kind of the last exception, and the role of the first known text (no hint or note).
         self._exceptions: dict[Origin, _TallyKey] = {}
         self._failures: dict[Origin, Role] = {}
+        self._host_by_rank: dict[int, str] = {}
+
+    def begin(self, log: Log) -> None:
+        """Begin with the next log."""
+        self.line_count = 0
+        self._log_number += 1
+        self._log_name, self._origin = log.name, log.origin
+        self._exceptions.clear()  # a chain of exceptions is in one log
+
+    def summary(self) -> LogSummary:
+        """The summary of the log that was read."""
+        return LogSummary(self._log_name, self.line_count, self._origin)
 
     def read(self, block: bytes) -> None:
         """Count the known texts in the next block of lines."""
+        if self.line_count == 0:
+            self._origin = origin_of_head(block, self._origin)
         traceback_at = {traceback.start: traceback for traceback in tracebacks(block, is_first=self.line_count == 0)}
         counted_bytes, line_number = 0, self.line_count + 1
         # The lines with anchors, by their first byte: the end of the line, and each card with the byte of its anchor.
@@ -116,7 +153,13 @@ class _Matcher:
         self.line_count += block.count(b"\n") + (not block.endswith(b"\n"))
 
     def sightings(self) -> list[Sighting]:
-        return [tally.sighting() for tally in self._tallies.values()]
+        """The sightings, with the hosts of their ranks where any line or path names both."""
+        sightings = [tally.sighting() for tally in self._tallies.values()]
+        return [old if old.hosts else structs.replace(old, hosts=self._hosts_of(old.ranks)) for old in sightings]
+
+    def _hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        known = all(rank in self._host_by_rank for rank in ranks)
+        return tuple(dict.fromkeys(self._host_by_rank[rank] for rank in ranks)) if known else ()
 
     def _tally_line(
         self,
@@ -141,28 +184,40 @@ class _Matcher:
             elif "\n" in text:
                 # The message of a JSON object has several lines; only the line with the anchor counts.
                 text = next((read_line(part)[1] for part in text.split("\n") if card.anchor in part), text)
-            match = _compiled(card.pattern).search(text)
-            if match is None:
+            if (match := _compiled(card.pattern).search(text)) is None:
                 continue
-            if card.in_table:
-                before = block[max(0, start - _LOOK_BACK_BYTES) : start]
-                origin = table_origin(before.decode("utf-8", "replace"), origin)
+            origin = self._complete_origin(origin, block[max(0, start - _LOOK_BACK_BYTES) : start], card)
             groups = {name: value for name, value in match.groupdict().items() if value}
             key = card.name, groups.get("kind", "")
             if card.is_fallback and key not in self._tallies and text.endswith(":"):
                 text += f" {message_after(block, end, read_prefixes(clip_line(line, 0))[0])}"
-            if tally := self._tally_for(card, key, number, text):
+            tally = self._tallies.get(key)
+            if tally is None or self._log_number not in tally.lines_by_log:
+                place = FirstLine(self._log_number, self._log_name, number, text, time_near(block, start, end), origin)
+                tally = self._begin_tally(card, key, place._replace(values=groups))
+            if tally is not None:
                 self._relate_to_earlier(key, tally, origin, traceback)
                 tally.add(number, origin, groups)
             return
 
-    def _tally_for(self, card: Card, key: _TallyKey, number: int, text: str) -> Tally | None:
-        """Get the tally of a card and kind, or create it. Returns None if the card has too many kinds."""
-        if key not in self._tallies:
-            if key[1] and sum(name == card.name for name, _ in self._tallies) >= _MAX_KINDS:
-                return None
-            self._tallies[key] = Tally(card, number, without_secrets(text.strip())[:_MAX_EXCERPT_LETTERS])
-        return self._tallies[key]
+    def _complete_origin(self, origin: Origin, before: bytes, card: Card) -> Origin:
+        """The origin of a line, with what the lines `before` it in torchrun's table or the log's path name."""
+        if card.in_table:
+            origin = table_origin(before.decode("utf-8", "replace"), origin)
+        elif self._origin != UNKNOWN_ORIGIN:
+            origin = completed(origin, self._origin)
+        if origin.rank is not None and origin.host and len(self._host_by_rank) < _MAX_ORIGINS:
+            self._host_by_rank.setdefault(origin.rank, origin.host)
+        return origin
+
+    def _begin_tally(self, card: Card, key: _TallyKey, first: FirstLine) -> Tally | None:
+        """Begin with a log in the tally of a card and kind. Returns None if the card has too many kinds."""
+        if key not in self._tallies and key[1] and sum(name == card.name for name, _ in self._tallies) >= _MAX_KINDS:
+            return None
+        first = first._replace(excerpt=without_secrets(first.excerpt.strip())[:_MAX_EXCERPT_LETTERS])
+        tally = self._tallies.setdefault(key, Tally(card, first))
+        tally.begin_log(first)
+        return tally
 
     def _relate_to_earlier(self, key: _TallyKey, tally: Tally, origin: Origin, traceback: Traceback | None) -> None:
         """Record a text for later lines and, if it is unknown, whether it follows from an earlier text."""
@@ -180,13 +235,13 @@ class _Matcher:
             return
         # A host does not identify the process of an exception. For a warning it must do: NCCL names only the host.
         role = self._failures.get(origin) if origin.is_process or card.role is Role.HINT else None
-        if cause is not None and cause is not tally and cause.card.is_fallback and cause.count == 1:
+        if cause is not None and cause is not tally and cause.independent_count:
             # The last exception of a chain ended the process; the earlier ones were handled.
-            cause.is_independent = False
+            cause.independent_count -= 1
         elif cause is not None and cause.card.role not in _HARMLESS_ROLES:
             role = cause.card.role
         if role is None:
-            tally.is_independent = True
+            tally.independent_count += 1
         elif not tally.count:
             tally.follower_role = Role.ECHO if role is Role.ECHO else Role.NOTE
 

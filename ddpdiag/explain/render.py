@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.evidence.attribution import Job, rank_lines
-from ddpdiag.explain.card import Role
-from ddpdiag.explain.tally import Call, Explanation, Sighting
+from ddpdiag.explain.card import Card, Role
+from ddpdiag.explain.query import Match
+from ddpdiag.explain.tally import Call, Explanation, LogSummary, Sighting
 from ddpdiag.model import Finding
-from ddpdiag.render.blocks import Block, Items, Mark, Text
+from ddpdiag.render.blocks import Block, Column, Fold, Items, Mark, Table, Text
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
-from ddpdiag.text import count, fold_hosts, fold_ranks, listed, ranks_text
+from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, listed, ranks_text
 
 _MARKS = {
     Role.CAUSE: Mark.ERROR,
@@ -44,37 +45,115 @@ _ONLY_HINTS = (
 )
 
 
-def render(explanations: Sequence[Explanation], *, width: int, color: bool) -> str:
-    """The explanations as text. Of several logs, those without a known text are only named at the end."""
-    unexplained = [log for log in explanations if len(explanations) > 1 and not log.sightings]
+def render(explanation: Explanation, *, width: int, color: bool, details: bool = False, doubt: str = "") -> str:
+    """The explanation as text. `doubt` says why the logs may be of several jobs."""
     page = Page(color=color, width=width)
-    for log in explanations:
-        if log not in unexplained:
-            paint(page, blocks(log))
-    if unexplained:
-        paint(page, _unexplained_logs(unexplained, explained_count=len(explanations) - len(unexplained)))
+    paint(page, blocks(explanation, doubt), details=details)
     return page.text().rstrip("\n") + "\n"
 
 
-def blocks(explanation: Explanation) -> Iterator[Block]:
+def blocks(explanation: Explanation, doubt: str = "") -> Iterator[Block]:
     """Yield the blocks of an explanation: the sightings in order, with echoes and notes in brief, and a conclusion."""
-    if explanation.source:
-        known = sum(not sighting.card.is_fallback for sighting in explanation.sightings)
-        unknown = len(explanation.sightings) - known
-        parts = [count(explanation.line_count, "line"), count(known, "known text")]
-        parts += [f"{unknown} unknown"] if unknown else []
-        yield Text(f"ddpdiag: {one_line(explanation.source)}: {', '.join(parts)}")
-    for number, sighting in enumerate(explanation.sightings):
+    logs, sightings = explanation.logs, explanation.sightings
+    if not explanation.is_pasted:
+        yield Text(f"ddpdiag: {_logs_text(explanation)}")
+    if doubt:
+        yield Text(f"They are read as the logs of one job, but {doubt}. Explain the logs of other jobs alone.")
+    echoes = [sighting for sighting in sightings[1:] if sighting.card.role is Role.ECHO]
+    for number, sighting in enumerate(sightings):
+        if sighting in echoes and (len(echoes) > 1 or len(logs) > 1):
+            if sighting is echoes[0]:
+                yield Text(_echoes_text(sightings[0], echoes, logs), Role.ECHO.value, Mark.DIM)
+            continue
         is_brief = number >= _FULL_SHOWN or (number > 0 and sighting.card.role in (Role.ECHO, Role.NOTE))
-        lines = f"{sighting.count:,} times, lines {sighting.first_line:,} to {sighting.last_line:,}"
-        lines = f"line {sighting.first_line:,}" if sighting.count == 1 else lines
-        location = "; ".join(filter(None, (_origins_text(sighting), lines)))
-        name = f"{sighting.card.name} ({location})" if explanation.source else sighting.card.name
+        location = "; ".join(filter(None, (_origins_text(sighting), _lines_text(sighting, logs))))
+        name = sighting.card.name if explanation.is_pasted else f"{sighting.card.name} ({location})"
         yield Text(name, sighting.card.role.value, _MARKS[sighting.card.role])
-        details = [sighting.card.meaning] if is_brief else _details(sighting, is_log=bool(explanation.source))
-        yield Items(tuple(details))
+        yield Items((sighting.card.meaning,) if is_brief else tuple(_details(sighting, explanation)))
     if sentence := _closing_sentence(explanation):
         yield Text(sentence)
+    if len(logs) > 1:
+        yield Fold("Logs", (_log_table(explanation),))
+
+
+def _logs_text(explanation: Explanation) -> str:
+    logs = explanation.logs
+    known = sum(not sighting.card.is_fallback for sighting in explanation.sightings)
+    unknown = len(explanation.sightings) - known
+    parts = [count(explanation.line_count, "line"), count(known, "known text")]
+    parts += [f"{unknown} unknown"] if unknown else []
+    if len(logs) == 1:
+        return f"{one_line(logs[0].name)}: {', '.join(parts)}"
+    silent = [one_line(log.name) for number, log in enumerate(logs) if not _texts_in(explanation, number)]
+    absence = f". No known text in {listed(silent, _NAMES_SHOWN)}" if 0 < len(silent) < len(logs) else ""
+    return f"{len(logs)} logs of one job: {', '.join(parts)}{absence}"
+
+
+def _texts_in(explanation: Explanation, log_number: int) -> list[Sighting]:
+    return [sighting for sighting in explanation.sightings if log_number in sighting.lines_by_log]
+
+
+def _log_table(explanation: Explanation) -> Table:
+    rows = []
+    for number, log in enumerate(explanation.logs):
+        texts = _texts_in(explanation, number)
+        text = f"{texts[0].card.name}, line {texts[0].lines_by_log[number]:,}" if texts else ABSENT
+        rank = log.origin.local_rank if log.origin.rank is None else log.origin.rank
+        rows.append((log.name, rank, log.origin.host, log.line_count, text))
+    columns = tuple(map(Column, ("log", "rank", "host", "lines", "first text")))
+    return Table(columns=columns, rows=tuple(rows), noun="log", key_columns=2)
+
+
+def _lines_text(sighting: Sighting, logs: Sequence[LogSummary]) -> str:
+    """The place of a text: "line 3", "2 times, lines 3 to 7", "2 times, first in rank1.log, line 3"."""
+    line = f"line {sighting.first_line:,}"
+    if len(logs) > 1:
+        line = f"{one_line(sighting.first.log_name)}, {line}"
+        return line if sighting.count == 1 else f"{sighting.count:,} times, first in {line}"
+    return (
+        line
+        if sighting.count == 1
+        else f"{sighting.count:,} times, lines {sighting.first_line:,} to {sighting.last_line:,}"
+    )
+
+
+def _echoes_text(first: Sighting, echoes: Sequence[Sighting], logs: Sequence[LogSummary]) -> str:
+    """How many other ranks report only that another process failed, and the names of the echoes."""
+    ranks = {rank for echo in echoes for rank in echo.ranks}.difference(first.ranks)
+    lines = count(sum(echo.count for echo in echoes), "line")
+    subject = count(len(ranks), "other rank") if ranks and first.ranks else lines
+    verb = "reports" if subject.startswith("1 ") else "report"
+    lost = f"the loss of {_ranks_text(first.ranks)}" if len(first.ranks) == 1 else "the loss of another process"
+    names = listed([f"{echo.card.name} ({_lines_text(echo, logs)})" for echo in echoes], _FULL_SHOWN)
+    return f"{subject} {verb} {lost}: {names}"
+
+
+def render_matches(query: str, matches: Sequence[Match], *, width: int, color: bool) -> str:
+    """The card that has all words of the query in full, or else what the nearest cards mean, as text."""
+    page = Page(color=color, width=width)
+    paint(page, _match_blocks(query, matches))
+    return page.text()
+
+
+def _match_blocks(query: str, matches: Sequence[Match]) -> Iterator[Block]:
+    if not matches:
+        yield Text(
+            f'"{one_line(query)}" is not a code, not the name of a check, and has no words of a known error text.'
+        )
+        yield Text(_NO_KNOWN_ERROR)
+        return
+    cards = [match.card.with_values({}) for match in matches]
+    if matches[0].coverage < 1:
+        yield Text(f'No known error text has all words of "{one_line(query)}". The nearest are:')
+    else:
+        card = cards.pop(0)
+        yield Text(card.name, card.role.value, _MARKS[card.role])
+        yield Items((f'"{card.example}"', *_card_lines(card)))
+        if cards:
+            yield Text("Other texts with these words:")
+    yield Items(tuple(f"{card.name}: {card.meaning}" for card in cards))
+    if cards:
+        yield Text(f"`ddpdiag explain {cards[0].name}` shows one in full.")
 
 
 def render_job(job: Job, faults: Sequence[Finding], *, width: int, color: bool) -> str:
@@ -96,21 +175,14 @@ def _job_blocks(job: Job, faults: Sequence[Finding]) -> Iterator[Block]:
     yield Items(tuple(rank_lines(job)), "ranks")
 
 
-def _unexplained_logs(logs: Sequence[Explanation], *, explained_count: int) -> Iterator[Block]:
-    """Name the logs without a known text. If no other log was explained, also say what to do."""
-    names = listed([one_line(log.source) for log in logs], _NAMES_SHOWN)
-    yield Text(f"ddpdiag: no known text in {count(len(logs), 'other file' if explained_count else 'file')}: {names}")
-    if not explained_count:
-        yield Text(_NO_KNOWN_ERROR)
-
-
-def _details(sighting: Sighting, *, is_log: bool) -> Iterator[str]:
+def _details(sighting: Sighting, explanation: Explanation) -> Iterator[str]:
     card = sighting.card
-    if is_log:
+    if not explanation.is_pasted:
         yield f'"{one_line(sighting.excerpt)}"'
     if sighting.frame:
         yield f"Raised in: {one_line(sighting.frame)}"
-    yield card.meaning
+    meaning, *instructions = _card_lines(card)
+    yield meaning
     if sighting.missing_ranks:
         yield f"Waited for: {_ranks_text(sighting.missing_ranks)}."
     if sighting.differing_calls:
@@ -122,9 +194,11 @@ def _details(sighting: Sighting, *, is_log: bool) -> Iterator[str]:
         ranks_behind = first_work[1]
         behind = f"{_ranks_text(ranks_behind).capitalize()} lag{'s' if len(ranks_behind) == 1 else ''} behind."
         yield f"Collectives: {'; '.join(last_calls)}. {behind}"
-    yield f"Confirm: {card.confirm}"
-    yield f"Do: {card.fix}"
-    yield f"Page: ddpdiag explain {card.code}"
+    yield from instructions
+
+
+def _card_lines(card: Card) -> tuple[str, ...]:
+    return card.meaning, f"Confirm: {card.confirm}", f"Do: {card.fix}", f"Page: ddpdiag explain {card.code}"
 
 
 def _call_text(call: Call) -> str:
@@ -133,11 +207,10 @@ def _call_text(call: Call) -> str:
 
 def _differing_calls_text(sighting: Sighting) -> str:
     """The different collectives to which ranks gave one sequence number, each with its ranks; then the odd ranks."""
-    *minority_calls, (_, majority) = sighting.differing_calls
     calls = [f"{_call_text(call)} on {_ranks_text(ranks)}" for call, ranks in sighting.differing_calls[-_FULL_SHOWN:]]
-    minority = tuple(sorted(rank for _, ranks in minority_calls for rank in ranks))
-    verb = "differs" if len(minority) == 1 else "differ"
-    odd_ranks = f" {_ranks_text(minority).capitalize()} {verb} from most." if len(majority) > len(minority) else ""
+    odd = sighting.odd_callers
+    verb = "differs" if len(odd) == 1 else "differ"
+    odd_ranks = f" {_ranks_text(odd).capitalize()} {verb} from most." if odd else ""
     return f"number {sighting.differing_work} is {'; '.join(calls)}.{odd_ranks}"
 
 
@@ -163,26 +236,50 @@ def _closing_sentence(explanation: Explanation) -> str:
     if not explanation.sightings:
         return _NO_KNOWN_ERROR
     first = explanation.sightings[0]
-    kind = "log" if explanation.source else "text"
+    kind = "text" if explanation.is_pasted else "log" if len(explanation.logs) == 1 else "job"
+    start = f"Start with {_location(first, explanation.logs)}"
     if all(sighting.card.role is Role.NOTE for sighting in explanation.sightings):
         return _ONLY_NOTES.format(kind)
-    if explanation.source and not explanation.has_failure:
-        return _ONLY_HINTS.format(kind, _location(first))
+    if not explanation.is_pasted and not explanation.has_failure:
+        return _ONLY_HINTS.format(kind, _location(first, explanation.logs))
     if not explanation.is_explained:
         return _ONLY_ECHOES
-    if not explanation.source:
+    if explanation.is_pasted:
         return ""
     if first.card.is_fallback:
-        return f"No known text explains this log. Start with its first unknown failure: {_location(first)}."
+        return f"No known text explains this {kind}. {start.replace('with', 'with its first unknown failure:', 1)}."
+    waits = [sighting for sighting in explanation.sightings if sighting.card.role is Role.WAIT]
+    suspicion = next(filter(None, map(_suspicion, waits if first.card.role is Role.WAIT else [first])), "")
     if first.card.role is Role.WAIT:
-        awaited = _ranks_text(first.missing_ranks) if first.missing_ranks else "the rank for which it waited"
+        only_waited = "" if suspicion else f"{start}: it only waited, so look at the rank for which it waited. "
         return (
-            f"Start with {_location(first)}: it only waited, so look at {awaited}. `ddpdiag watch` shows the rank and "
-            "its line when the job hangs again; `ddpdiag check` tests the hosts and the network."
+            f"{suspicion or only_waited}`ddpdiag watch` shows the rank and its line when the job hangs again; "
+            "`ddpdiag check` tests the hosts and the network."
         )
-    return f"Start with {_location(first)}; `ddpdiag explain {first.card.code}` is its page."
+    return f"{suspicion or f'{start}; '}`ddpdiag explain {first.card.code}` is its page."
 
 
-def _location(first: Sighting) -> str:
-    origins = _origins_text(first)
-    return f"{first.card.name} in line {first.first_line:,}{f' ({origins})' if origins else ''}"
+def _suspicion(sighting: Sighting) -> str:
+    """The sentence that names the ranks for which others wait, if the lines say so; else empty."""
+    if ranks := sighting.odd_callers:
+        reason = f"collective number {sighting.differing_work} is another one there than on most ranks"
+    elif ranks := sighting.ranks_behind:
+        lowest, *_, highest = sighting.ranks_by_work
+        reason = f"the last collective there is number {lowest}, on other ranks {highest}"
+    elif ranks := sighting.missing_ranks:
+        waiting = _ranks_text(sighting.ranks) if sighting.ranks else "other ranks"
+        reason = f"{waiting} waited for {'it' if len(ranks) == 1 else 'them'} in vain"
+    else:
+        return ""
+    return f"Start with {_ranks_text(ranks)}: {reason}. "
+
+
+def _location(first: Sighting, logs: Sequence[LogSummary]) -> str:
+    origins, origin = _origins_text(first), first.first.origin
+    processes = max(first.ranks, first.local_ranks, key=len)
+    if len(logs) > 1 < len(processes):
+        kind, number = ("local rank", origin.local_rank) if origin.rank is None else ("rank", origin.rank)
+        host = f" on {one_line(origin.host)}" if origin.host else ""
+        origins = f"{kind} {number}{host}, the first of {len(processes)}"
+    log = f"{one_line(first.first.log_name)}, " if len(logs) > 1 else ""
+    return f"{first.card.name} in {log}line {first.first_line:,}{f' ({origins})' if origins else ''}"

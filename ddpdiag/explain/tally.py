@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from ddpdiag.explain.card import Card, Role
-from ddpdiag.explain.lines import Origin
+from ddpdiag.explain.lines import UNKNOWN_ORIGIN, Origin
 from ddpdiag.stats import find_odd_ranks
 
 # The name of a log that is read from standard input.
@@ -26,22 +26,43 @@ class Call(NamedTuple):
     elements: int | None = None
 
 
-class Sighting(Struct, frozen=True, kw_only=True):
-    """All lines of a log with the text of one card.
+class FirstLine(NamedTuple):
+    """The first line of a card in a log: its text (`excerpt`), the origin, and the log's number and name.
 
-    `count` is the number of these lines, `first_line` and `last_line` are the numbers of the first and the last, and
-    `excerpt` is the text of the first. `ranks`, `local_ranks` (in torchrun's prefix), `tasks` (of `srun -l`) and
-    `hosts` are named in the lines. `missing_ranks` are ranks that others waited for. `ranks_by_work` maps the number of
-    a collective to the ranks whose last collective it was. `differing_calls` are the different collectives that
-    ranks name under the number `differing_work`, the most common one last, each with its ranks. `frame` is the place
-    in the user's code that raised an exception.
+    `time` is in seconds, and None if no line near it has a time. `values` are the groups of the card's pattern.
+    """
+
+    log_number: int
+    log_name: str
+    line: int
+    excerpt: str
+    time: float | None = None
+    origin: Origin = UNKNOWN_ORIGIN
+    values: Mapping[str, str] = {}
+
+    def is_before(self, other: "FirstLine") -> bool:
+        """Whether this line was printed first: by time, or else by the order of the logs."""
+        if self.time is not None and other.time is not None:
+            return self.time < other.time
+        return self.log_number < other.log_number
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """All lines of a job's logs with the text of one card.
+
+    `count` is the number of these lines, and `first` the first of them. `last_line` is the number of the last one, in
+    the last log. `lines_by_log` maps the number of each log with such a line to the first line there. `ranks`,
+    `local_ranks` (in torchrun's prefix), `tasks` (of `srun -l`) and `hosts` are named in the lines. `missing_ranks` are
+    ranks that others waited for. `ranks_by_work` maps the number of a collective to the ranks whose last collective it
+    was. `differing_calls` are the different collectives that ranks name under the number `differing_work`, the most
+    common one last, each with its ranks. `frame` is the place in the user's code that raised an exception.
     """
 
     card: Card
     count: int
-    first_line: int
+    first: FirstLine
     last_line: int
-    excerpt: str
+    lines_by_log: dict[int, int] = {}
     ranks: tuple[int, ...] = ()
     local_ranks: tuple[int, ...] = ()
     tasks: tuple[int, ...] = ()
@@ -52,13 +73,55 @@ class Sighting(Struct, frozen=True, kw_only=True):
     differing_calls: tuple[tuple[Call, tuple[int, ...]], ...] = ()
     frame: str = ""
 
+    @property
+    def first_line(self) -> int:
+        """The number of the first line in its log."""
+        return self.first.line
+
+    @property
+    def excerpt(self) -> str:
+        """The text of the first line."""
+        return self.first.excerpt
+
+    @property
+    def odd_callers(self) -> tuple[int, ...]:
+        """The ranks that called other collectives than most ranks."""
+        if not self.differing_calls:
+            return ()
+        *minority, (_, majority) = self.differing_calls
+        odd = tuple(sorted(rank for _, ranks in minority for rank in ranks))
+        return odd if len(majority) > len(odd) else ()
+
+    @property
+    def ranks_behind(self) -> tuple[int, ...]:
+        """The ranks whose last collective has the lowest number, if they are fewer than the other ranks."""
+        behind, *others = self.ranks_by_work.values() or [()]
+        return behind if len(behind) < sum(map(len, others)) else ()
+
+
+class LogSummary(NamedTuple):
+    """A log of a job: its name, its number of lines, and the origin that its path names."""
+
+    name: str
+    line_count: int
+    origin: Origin = UNKNOWN_ORIGIN
+
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The sightings in a log, the first cause first. `source` is the log's name, and empty for a pasted text."""
+    """The sightings in the logs of a job, the first cause first. The only log of a pasted text has an empty name."""
 
     sightings: tuple[Sighting, ...]
-    line_count: int
-    source: str
+    logs: tuple[LogSummary, ...]
+
+    @property
+    def line_count(self) -> int:
+        """The number of lines in all logs."""
+        return sum(log.line_count for log in self.logs)
+
+    @property
+    def is_pasted(self) -> bool:
+        """Whether the text is a pasted one, so that its line numbers mean nothing."""
+        return not any(log.name for log in self.logs)
 
     @property
     def is_explained(self) -> bool:
@@ -78,10 +141,10 @@ class Tally:
     collective. `calls_by_work` maps a process group and number to the collective that each rank called."""
 
     card: Card
-    first_line: int
-    excerpt: str
+    first: FirstLine
     count: int = 0
     last_line: int = 0
+    lines_by_log: dict[int, int] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
     local_ranks: set[int] = field(default_factory=set)
     tasks: set[int] = field(default_factory=set)
@@ -89,16 +152,19 @@ class Tally:
     missing_ranks: set[int] = field(default_factory=set)
     work_by_rank: dict[int, int] = field(default_factory=dict)
     calls_by_work: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
-    first_values: dict[str, str] = field(default_factory=dict)
     frame: str = ""
-    # Of an unknown text: whether any line follows from no known text. If each follows from one, `follower_role` counts.
-    is_independent: bool = False
+    # Of an unknown text: how many lines follow from no other text. If each follows from one, `follower_role` counts.
+    independent_count: int = 0
     follower_role: Role = Role.NOTE
+
+    def begin_log(self, first: FirstLine) -> None:
+        """Record the first line in a log. It replaces the first line of earlier logs if it was printed before it."""
+        self.lines_by_log[first.log_number] = first.line
+        if first.is_before(self.first):
+            self.first, self.frame = first, ""
 
     def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
         """Count one more line. A rank or host in the `groups` of the match is preferred to that of the `origin`."""
-        if not self.count:
-            self.first_values = dict(groups)
         self.count += 1
         self.last_line = line
         rank, host = int(groups["rank"]) if "rank" in groups else origin.rank, groups.get("host", origin.host)
@@ -127,8 +193,8 @@ class Tally:
 
     def sighting(self) -> Sighting:
         """Make a sighting. An unknown text of which all lines followed from other texts does not count as a failure."""
-        card = self.card.with_values(self.first_values)
-        if card.is_fallback and not self.is_independent:
+        card = self.card.with_values(self.first.values)
+        if card.is_fallback and not self.independent_count:
             card = structs.replace(card, role=self.follower_role)
         work_number, calls = self.first_difference()
         return Sighting(
@@ -137,9 +203,9 @@ class Tally:
             card=card,
             frame=self.frame,
             count=self.count,
-            first_line=self.first_line,
+            first=self.first,
             last_line=self.last_line,
-            excerpt=self.excerpt,
+            lines_by_log=self.lines_by_log,
             ranks=tuple(sorted(self.ranks)),
             # A global rank identifies a process better than the local rank in torchrun's prefix.
             local_ranks=() if self.ranks else tuple(sorted(self.local_ranks)),
@@ -193,7 +259,7 @@ def _is_warning(card: Card) -> bool:
 
 
 def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
-    """Sort sightings by role and then by line, so that a cause comes before its consequences.
+    """Sort sightings by role, and then by time or line, so that a cause comes before its consequences.
 
     A rank that others waited for is not missing if it waited, too: it is removed from `missing_ranks`. A wait for
     which no missing rank remains is listed after the other waits.
@@ -209,14 +275,22 @@ def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     def has_origin(sighting: Sighting) -> bool:
         return bool(sighting.ranks or sighting.local_ranks or sighting.tasks or sighting.hosts)
 
-    def sort_key(sighting: Sighting) -> tuple[int, bool, int]:
+    # Times order the texts of several logs if all failures and waits have one; the lines of one log are in order.
+    shown = [sighting for sighting in sightings if sighting.card.role in (Role.CAUSE, Role.FAILURE, Role.WAIT)]
+    uses_times = len({old.first.log_number for old in shown}) > 1 and all(old.first.time is not None for old in shown)
+
+    def place(sighting: Sighting) -> tuple[float, int, int]:
+        first = sighting.first
+        return (first.time or 0.0) if uses_times else 0.0, first.log_number, first.line
+
+    def sort_key(sighting: Sighting) -> tuple[int, bool, tuple[float, int, int]]:
         role_place = _PLACE_OF_ROLE[sighting.card.role]
         if sighting.card.is_fallback and sighting.card.role in (Role.FAILURE, Role.HINT):
             # An unknown text may follow from an earlier wait, unless both name ranks or hosts.
-            earlier_waits = [wait for wait in waits if wait.first_line < sighting.first_line]
+            earlier_waits = [wait for wait in waits if place(wait) < place(sighting)]
             have_origins = all(map(has_origin, (sighting, *earlier_waits))) or not earlier_waits
             is_late = _is_warning(sighting.card) or not have_origins
             role_place = _PLACE_AFTER_WAITS if is_late else _PLACE_AFTER_FAILURES if is_known else role_place
-        return role_place, sighting.card.name in resolved, sighting.first_line
+        return role_place, sighting.card.name in resolved, place(sighting)
 
     return tuple(sorted(checked, key=sort_key))

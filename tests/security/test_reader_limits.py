@@ -102,7 +102,7 @@ def load_pickle(name: str, size: int) -> None:
 def read_log(name: str, size: int) -> None:
     piece = LOGS[name] * ((1 << 16) // len(LOGS[name]) + 1)
     found = explain_log((piece for _ in range(size // 2 // len(piece) + 1)), "job.log")
-    assert not set(render([found], width=80, color=False)) & {"\x00", "\x1b", "\x07", "\r"}
+    assert not set(render(found, width=80, color=False)) & {"\x00", "\x1b", "\x07", "\r"}
 
 
 def fold_names(name: str, size: int) -> None:

@@ -202,9 +202,9 @@ def test_exceptions_that_python_ignores_are_no_failure() -> None:
 
 
 def test_the_page_shows_the_line_and_its_frame(golden) -> None:
-    golden(render([explained(*(f"[rank3]: {line}" for line in TRACEBACK))], width=80, color=False))
-    golden(render([explained(WARNING, SYSTEM)], width=80, color=False))
-    golden(render([explained(WARNING)], width=80, color=False))
+    golden(render(explained(*(f"[rank3]: {line}" for line in TRACEBACK)), width=80, color=False))
+    golden(render(explained(WARNING, SYSTEM), width=80, color=False))
+    golden(render(explained(WARNING), width=80, color=False))
 
 
 # What healthy jobs print, from the start of torchrun to the end of the script.
@@ -257,7 +257,7 @@ def test_a_healthy_log_has_no_failure() -> None:
         found = explained(*(prefix + line for line in HEALTHY.splitlines()))
         shown = [one.card.name for one in found.sightings if one.card.role not in (Role.HINT, Role.NOTE)]
         assert (shown, found.has_failure) == ([], False)
-        assert "No failure found in this log." in render([found], width=200, color=False)
+        assert "No failure found in this log." in render(found, width=200, color=False)
 
 
 # The last exception is one that Python ignores.

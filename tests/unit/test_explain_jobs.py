@@ -1,0 +1,146 @@
+"""Logs of one job: the first failure in time, its rank and host, and short queries that find a card."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddpdiag.explain.command import run
+from ddpdiag.explain.lines import Origin
+from ddpdiag.explain.log_files import Log, doubt_about_job, in_order, origins_of_paths, time_near
+from ddpdiag.explain.matcher import Explanation, explain_job
+from ddpdiag.explain.query import find_cards
+from ddpdiag.explain.render import render
+
+PEER = "RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
+LAST = (
+    "[rank{rank}]:[E1117 12:34:57.789 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Exception "
+    "(either an error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: {work}, last completed\n"
+)
+
+
+def raised(text: str, time: str = "2026-11-17 12:00:00") -> str:
+    return f'{time},123 INFO step 3\nTraceback (most recent call last):\n  File "train.py", line 5, in f\n{text}\n'
+
+
+def job(**logs: str) -> Explanation:
+    """The explanation of logs with these names (`rank3` is rank3.log)."""
+    origins = origins_of_paths([f"{name}.log" for name in logs])
+    return explain_job(
+        Log(path, [text.encode()], origins[path]) for path, text in zip(origins, logs.values(), strict=True)
+    )
+
+
+def page(explanation: Explanation) -> str:
+    return render(explanation, width=80, color=False, details=True)
+
+
+@pytest.mark.parametrize(
+    ("paths", "origins"),
+    [
+        (["rank3.log", "x/rank_12.out", "run-rank.0.txt"], [Origin(rank=3), Origin(rank=12), Origin(rank=0)]),
+        (["log.3", "stderr_7.txt", "3/stderr"], [Origin(rank=3), Origin(rank=7), Origin(rank=3)]),
+        (["train.log.3", "franking7.log", "epoch3.log", "gpu1.log"], [Origin()] * 4),
+        (["none_x/attempt_0/3/stderr.log", "local_rank_2.log"], [Origin(local_rank=3), Origin(local_rank=2)]),
+        (["none_x/attempt_0/3/error.json"], [Origin(local_rank=3)]),
+        (["slurm-12-n17.out", "slurm-12-n18.out"], [Origin(host="n17"), Origin(host="n18")]),
+        (["n1/rank0.log", "gpu-node-2/rank1.log"], [Origin(rank=0, host="n1"), Origin(rank=1, host="gpu-node-2")]),
+        # Slurm names the log of a whole job after its first host.
+        (["slurm-12-n17.out"], [Origin()]),
+    ],
+)
+def test_ranks_and_hosts_are_read_from_paths(paths, origins) -> None:
+    assert list(origins_of_paths(paths).values()) == origins
+
+
+def test_numbers_in_names_are_in_order() -> None:
+    assert in_order(["rank10.log", "rank2.log", "a/1.log"]) == ["a/1.log", "rank2.log", "rank10.log"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "doubt"),
+    [
+        (["rank0.log", "rank1.log"], ""),
+        (["train.out", "train.err", "train2.out"], ""),
+        (["train.log", "dmesg.txt"], "their names have no common form"),
+        (["slurm-101.out", "slurm-102.out"], "their names have 2 job numbers of Slurm"),
+    ],
+)
+def test_logs_of_several_jobs_are_doubted(paths, doubt: str) -> None:
+    assert doubt_about_job(paths) == doubt
+
+
+def test_times_of_all_formats_are_comparable() -> None:
+    lines = [b"2026-11-17T12:34:56.5 x", b"[rank0]:[E1117 12:34:56.500 a.cpp]", b"Nov 17 12:34:56.5 n0 kernel:", b"x"]
+    times = [time_near(line, 0, len(line)) for line in lines]
+    assert times == [times[0]] * 3 + [None]
+    assert time_near(b"\n".join(reversed(lines)), 0, 1) == times[0]  # of the next line with a time
+
+
+def test_the_first_failure_in_time_leads_and_names_its_rank_and_host(golden) -> None:
+    times = ("12:00:09", "12:00:03", "12:00:05")
+    late = {
+        f"n{rank}_rank{rank}": raised("ValueError: bad batch", f"2026-11-17 {time}") for rank, time in enumerate(times)
+    }
+    found = job(**late, n3_rank3=PEER, n4_rank4=PEER * 2, n5_rank5="step 3\n")
+    assert found.sightings[0].first.origin == Origin(rank=1, host="n1")
+    golden(page(found))
+
+
+def test_without_times_the_lowest_rank_leads() -> None:
+    found = job(rank10="ValueError: a\n", rank2="ValueError: b\n")
+    assert found.sightings[0].first.log_name == "rank10.log"  # in the order given
+    assert found.sightings[0].ranks == (2, 10)
+
+
+def test_a_failure_of_one_rank_comes_before_the_waits_of_others() -> None:
+    found = job(rank0=LAST.format(rank=0, work=811), rank1=raised("ValueError: x", "2026-11-17 13:00:00"))
+    assert [one.card.name for one in found.sightings] == ["exception", "last-work"]
+
+
+@pytest.mark.parametrize("works", [(811, 811, 810, 811), (810, 810, 811)], ids=["one-behind", "most-behind"])
+def test_the_lead_sentence_names_the_rank_whose_number_is_lower(works, golden) -> None:
+    found = job(**{f"rank{rank}": LAST.format(rank=rank, work=work) for rank, work in enumerate(works)})
+    golden(page(found).partition("\nStart with")[2])
+
+
+def test_torchruns_folder_is_one_job(tmp_path: Path, monkeypatch, capsys, golden) -> None:
+    attempt = tmp_path / "logs" / "none_x" / "attempt_0"
+    for rank, second in ((0, 9), (1, 3)):
+        (attempt / str(rank)).mkdir(parents=True)
+        (attempt / str(rank) / "stderr.log").write_text(
+            f"[rank{rank + 8}]:[W1117 11:00:00.1 a.cpp:1] hello\n" + PEER * rank
+        )
+        details = {"py_callstack": raised("ValueError: bad").partition("\n")[2], "timestamp": f"170000000{second}"}
+        error = json.dumps({"message": {"message": "ValueError: bad", "extraInfo": details}})
+        (attempt / str(rank) / "error.json").write_text(error)
+    monkeypatch.chdir(tmp_path)
+    assert run(["logs"]) == 0
+    golden(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("Xid 79", "xid-off-bus"),
+        ("exitcode: -11", "worker-signal"),
+        ("exitcode -9", "worker-sigkill"),
+        ("SIGKILL", "worker-sigkill"),
+        ("exit code 137", "pod-exit-137"),
+        ("NCCL timeout", "watchdog"),
+        ("connection refused", "gloo-refused"),
+        ("OOM", "cuda-memory"),
+        ("CUDA oom", "cuda-memory"),
+        ("duplicate-gpu", "duplicate-gpu"),
+        ("permission denied", "file-store-denied"),
+    ],
+)
+def test_a_short_query_finds_its_card(query: str, name: str) -> None:
+    first = find_cards(query)[0]
+    assert (first.card.name, first.coverage) == (name, 1.0)
+
+
+@pytest.mark.parametrize(("query", "code"), [("Xid 79", 0), ("Xid 4711", 3), ("my cat is ill", 3), ("nonsense", 3)])
+def test_an_unknown_query_offers_the_nearest_cards(query: str, code: int, capsys, golden) -> None:
+    assert run([query]) == code
+    golden(capsys.readouterr().out)
