@@ -1,7 +1,8 @@
 """Turn dataclasses of options into parameters of Typer's commands, and a command line into these dataclasses."""
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, get_annotations, signature
@@ -9,6 +10,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.options import option_name, variable_of
 from ddpdiag.errors import UsageError, did_you_mean
 
@@ -84,6 +86,8 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
                 metavar = get_args(arguments[name])[1].metavar.removesuffix("...") if name in arguments else None
                 subject = metavar or option_name(name)
                 raise UsageError(f"{subject}: the value is empty; is a variable not set?")
+        for sentence in () if values.get("quiet") else unknown_variables(context.find_root().command, os.environ):
+            complain(sentence)
         values |= {name: group.make(values, context.obj or {}) for name, group in groups.items()}
         if "context" in arguments:
             values["context"] = context
@@ -91,6 +95,26 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
 
     call_body.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return call_body
+
+
+# Variables that are no options: a secret, folders for containers, those of ddpdiag's own processes, recipes and tests.
+_OTHER_VARIABLES = re.compile(
+    r"DDPDIAG_(TOKEN|PROCFS|SYSFS|KMSG|LAUNCHED|INTERPRETER|RUN_NONCE|NOT_FORKED|IMPORT_.*"
+    r"|HOST|SKIP|(TEST|REQUIRE)_.*|CUDA_TORCH|GPU_SECONDS)"
+)
+# The rank of a process, as launchers set it. Only rank 0 prints what is equal on all ranks.
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+
+def unknown_variables(program: Any, environment: Mapping[str, str]) -> Iterator[str]:  # noqa: ANN401 - a click group
+    """Sentences on variables DDPDIAG_* that set no option of any command; none if this is not rank 0."""
+    if any(environment.get(name, "0") != "0" for name in _RANK_VARIABLES):
+        return
+    commands = getattr(program, "commands", {}).values()
+    known = {str(parameter.envvar) for each in commands for parameter in each.params if parameter.envvar}
+    for name in sorted(environment):
+        if name.startswith("DDPDIAG_") and name not in known and not _OTHER_VARIABLES.fullmatch(name):
+            yield f"{name}: no option has this variable, so it has no effect{did_you_mean(name, known)}"
 
 
 class _Group:

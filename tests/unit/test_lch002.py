@@ -3,7 +3,7 @@
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks.launch.variables import CHECK, Data
+from ddpdiag.checks.launch.variables import CHECK, HIDDEN_FAULTS, Data
 from ddpdiag.model import Severity
 
 
@@ -95,3 +95,29 @@ def test_a_debug_level_that_torch_refuses_is_an_error():
 @pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL", "detail"])
 def test_debug_levels_that_torch_knows_are_silent(level):
     assert found(with_variables(level, level, name="TORCH_DISTRIBUTED_DEBUG")) == []
+
+
+def test_variables_without_effect_are_named_with_the_nearest_names(golden):
+    everywhere = {"NCCL_P2P_DISALBE": "NCCL_P2P_DISABLE", "NCCL_RINGS": ""}
+    rows = {rank: Data({}, {}, everywhere | ({"GLOO_IFNAME": ""} if rank == 1 else {})) for rank in range(3)}
+    findings = found(rows)
+    assert [(each.code, each.severity, each.ranks) for each in findings] == [
+        ("LCH002.unread", Severity.WARNING, ()),
+        ("LCH002.unread", Severity.WARNING, (1,)),
+    ]
+    golden(*findings)
+
+
+@pytest.mark.parametrize("name", HIDDEN_FAULTS)
+@pytest.mark.parametrize(("value", "is_flagged"), [("1", True), ("2", True), ("0", False), ("", False)])
+def test_a_variable_that_hides_a_fault_is_flagged_unless_it_is_off(golden, name, value, is_flagged):
+    findings = found(with_variables(value, value, name=name))
+    assert [(each.code, each.ranks) for each in findings] == [("LCH002.ignored-fault", ())] * is_flagged
+    if value == "1":
+        golden(*findings)
+
+
+def test_a_file_can_hide_a_fault_and_the_affinity_switch_hides_none():
+    file = {"/etc/nccl.conf": {"NCCL_IGNORE_NET_MISMATCH": "1"}}
+    assert [each.code for each in found({0: Data({}, file)})] == ["LCH002.ignored-fault"]
+    assert found(with_variables("1", "1", name="NCCL_IGNORE_CPU_AFFINITY")) == []

@@ -19,6 +19,7 @@ from ddpdiag.cli.check import check_backend, why_no_nccl
 from ddpdiag.cli.edge import with_variable
 from ddpdiag.cli.options import CheckArgs, HostArgs, variable_of
 from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.parsing import unknown_variables
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.launch import LaunchArgs
@@ -171,3 +172,18 @@ def completed(words):
 )
 def test_a_shell_completes_values(words, values):
     assert completed(words) == values
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        (
+            {"DDPDIAG_BUDGTE": "30"},
+            "DDPDIAG_BUDGTE: no option has this variable, so it has no effect; did you mean DDPDIAG_BUDGET?",
+        ),
+        ({"DDPDIAG_BUDGTE": "30", "RANK": "1"}, ""),
+        ({"DDPDIAG_STALL": "30", "DDPDIAG_TOKEN": "x", "DDPDIAG_SYSFS": "/host/sys"}, ""),
+    ],
+)
+def test_rank_0_names_an_unknown_variable(environment, sentence):
+    assert "".join(unknown_variables(typer.main.get_command(app), environment)) == sentence

@@ -1,9 +1,14 @@
 """What is recorded of the environment, and what never is."""
 
+import struct
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.probes.host.environment import MAX_VALUE_CHARACTERS, is_recorded, nccl_files, recorded_variables
+from ddpdiag.probes.host.library_names import names_in, unread_variables
 
 
 def test_what_steers_communication_is_recorded_and_secrets_are_not():
@@ -43,3 +48,58 @@ def test_a_named_file_replaces_the_one_at_home_and_empty_ones_are_not_listed(tmp
     env = {"HOME": str(tmp_path), "NCCL_CONF_FILE": f"{tmp_path}/site.conf"}
     assert nccl_files(env, etc=tmp_path) == {f"{tmp_path}/site.conf": {"NCCL_ALGO": "Tree"}}
     assert nccl_files({}, etc=tmp_path) == {}
+
+
+def library(path: Path, *constants: str, section: str = ".rodata") -> Path:
+    """A 64-bit ELF file with these constants, each ended by a zero, in its section."""
+    data = b"\0".join(constant.encode() for constant in constants) + b"\0"
+    names = f"\0{section}\0.shstrtab\0".encode()
+    begin = 64
+    headers = begin + len(data) + len(names)
+    rows = [(0, 0, 0), (1, begin, len(data)), (2 + len(section), begin + len(data), len(names))]
+    table = b"".join(struct.pack("<I20xQQ24x", *row) for row in rows)
+    head = b"\x7fELF\x02".ljust(40, b"\0") + struct.pack("<Q", headers) + b"\0" * 10 + struct.pack("<HHH", 64, 3, 2)
+    path.write_bytes(head + data + names + table)
+    return path
+
+
+NCCL = ("NCCL_BUFFSIZE", "tail of another: NCCL_P2P_DISABLE", "Set NCCL_OLD to continue.", "NCCL_SOCKET_IFNAME")
+
+
+def test_names_are_those_that_end_a_constant_of_the_section(tmp_path):
+    assert names_in(library(tmp_path / "libnccl.so.2", *NCCL)) == {"NCCL_BUFFSIZE", "NCCL_P2P_DISABLE", NCCL[-1]}
+    assert names_in(library(tmp_path / "libtorch_cuda.so", "TORCH_NCCL_X", "TORCH_FR_Y")) == {
+        "TORCH_NCCL_X",
+        "TORCH_FR_Y",
+    }
+    assert names_in(library(tmp_path / "libother.so", *NCCL, section=".comment")) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF\x02", b"\x7fELF\x02" + b"\xff" * 200, b"#!/bin/sh\nNCCL_BUFFSIZE\0"]
+)
+def test_a_file_that_is_no_library_has_no_names(tmp_path, content):
+    (tmp_path / "libnccl.so.2").write_bytes(content)
+    assert names_in(tmp_path / "libnccl.so.2") == names_in(tmp_path / "absent") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("NCCL_P2P_DISALBE", "NCCL_P2P_DISABLE"),
+        ("nccl_p2p_disable", None),  # no variable of NCCL
+        ("NCCL_socket_IFNAME", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_OLD", ""),
+        ("NCCL_RINGS", ""),
+        ("NCCL_P2P_DISABLE", None),
+        ("NCCL_PLUGIN_X", None),
+        ("NCCL_OFI_DISABLE_GDR", None),
+        ("NCCL_VERSION", None),
+        ("TORCH_NCCL_BLOCKING", None),  # no CUDA build of torch, so its names are not known
+    ],
+)
+def test_an_unread_variable_is_named_with_the_nearest_name(tmp_path, name, nearest):
+    library(tmp_path / "libnccl.so.2", *NCCL)
+    library(tmp_path / "libnccl-net.so", "NCCL_PLUGIN_X")
+    expected = {} if nearest is None else {name: nearest}
+    assert unread_variables([name], {"LD_LIBRARY_PATH": f"/absent:{tmp_path}"}) == expected

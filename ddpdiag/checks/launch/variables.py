@@ -2,8 +2,9 @@
 
 Ranks whose NCCL_*, TORCH_* or GLOO_* variables differ may choose different algorithms, networks or time-outs: they
 hang, crash, or run as slowly as the slowest of them. NCCL also reads ~/.nccl.conf (or $NCCL_CONF_FILE) and
-/etc/nccl.conf, where an old workaround is easily forgotten. Only names on an allow-list are recorded, and none that
-might hold a secret.
+/etc/nccl.conf, where an old workaround is easily forgotten. A name that neither NCCL nor torch knows is ignored without
+a message; the names that they know are constants in their libraries. Only names on an allow-list are recorded, and
+none that might hold a secret.
 
 Findings:
 
@@ -11,7 +12,7 @@ Causes: a shell start-up file of one host, `mpirun` without `-x`, a container im
 variables in the job script and let the launcher pass them on; compare the files of the named hosts.
 
 Confirm by hand: On each host, inside the job, `env | grep -E '^(NCCL|TORCH|GLOO|CUDA)' | sort`, and `cat
-~/.nccl.conf /etc/nccl.conf`; diff the results.
+~/.nccl.conf /etc/nccl.conf`; diff the results. `strings -n 5 libnccl.so.2 | grep NAME` shows whether NCCL reads NAME.
 
 Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html);
 torch/csrc/distributed/c10d/debug.cpp (the values of TORCH_DISTRIBUTED_DEBUG); NCCL's src/misc/utils.cc (NCCL_HOSTID).
@@ -19,17 +20,18 @@ torch/csrc/distributed/c10d/debug.cpp (the values of TORCH_DISTRIBUTED_DEBUG); N
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import odd_text, ranks_text
+from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.odd import odd_finding
 from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import nccl_files, recorded_variables
+from ddpdiag.probes.host.library_names import unread_variables
 from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import count
 
@@ -45,6 +47,13 @@ FINDINGS = {
         "uses neither P2P nor shared memory between them."
     ),
     "set": FindingSpec.note("NCCL's choices are replaced by variables or lines of files that all ranks have."),
+    "unread": FindingSpec.warning(
+        "a variable has no effect, because its name is in none of the libraries that the job loads (libnccl, its "
+        "plugins, libtorch): it is misspelt, or this version no longer has it. The nearest existing name is given."
+    ),
+    "ignored-fault": FindingSpec.warning(
+        "a variable NCCL_IGNORE_* makes NCCL continue after a fault that it would report; jobs then hang or are slow."
+    ),
     "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
 
@@ -87,15 +96,44 @@ _TEXTS = {
 }
 
 
-class Data(Struct, frozen=True):
-    """The environment variables of a rank, by name, and the variables that NCCL's configuration files set, by path."""
+# Variables that hide a fault, unless they are "0", with the consequence and the fix. NCCL_IGNORE_CPU_AFFINITY is not
+# among them: it only changes on which cores NCCL's threads run. Sources: NCCL's src/init.cc and src/graph/paths.cc.
+HIDDEN_FAULTS = {
+    "NCCL_IGNORE_NET_MISMATCH": (
+        "If one rank has fewer usable network adapters than another, NCCL starts, and the first collective hangs "
+        "(NCCL issue 2428)",
+        "Make the same adapters usable on every host (`ibv_devinfo` inside the job), or list the common ones in "
+        "NCCL_IB_HCA; then `export NCCL_IGNORE_NET_MISMATCH=0`.",
+    ),
+    "NCCL_IGNORE_COLLNET_MISMATCH": (
+        "If one rank has fewer CollNet (SHARP) devices than another, NCCL starts, and collectives may hang",
+        "Make the same devices usable on every host, or `export NCCL_COLLNET_ENABLE=0`; then `export "
+        "NCCL_IGNORE_COLLNET_MISMATCH=0`.",
+    ),
+    "NCCL_IGNORE_DISABLED_P2P": (
+        "If the driver has disabled P2P between GPUs that NVLink connects, which mostly is a hardware fault, NCCL "
+        "starts without P2P, or with the value 2 over the faulty path",
+        "Run `nvidia-smi topo -p2p r` and have the GPUs repaired that it does not show as OK; then `unset "
+        "NCCL_IGNORE_DISABLED_P2P`.",
+    ),
+}
+
+
+class Data(Struct, frozen=True, omit_defaults=True):
+    """The environment variables of a rank, by name, and the variables that NCCL's configuration files set, by path.
+
+    `unread` has the variables that no library of the job reads, each with the nearest name that one reads, or "".
+    """
 
     variables: dict[str, str]
     files: dict[str, dict[str, str]]
+    unread: dict[str, str] = {}
 
 
 def measure(ctx: Context) -> Data:
-    return Data(recorded_variables(os.environ), nccl_files(os.environ))
+    variables, files = recorded_variables(os.environ), nccl_files(os.environ)
+    names = dict.fromkeys(name for settings in (variables, *files.values()) for name in settings)
+    return Data(variables, files, unread_variables(names, os.environ))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -112,6 +150,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             ranks=ranks_with_id,
             fix="Remove it from the job script, and run `unset NCCL_HOSTID` before the launcher.",
         )
+    yield from _unread_findings(seen)
+    yield from _hidden_fault_findings(seen)
     levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
     # torch accepts upper and lower case.
     for level in sorted(value for value in {*levels.values()} if value and value.upper() not in DEBUG_LEVELS):
@@ -183,6 +223,55 @@ def _common_settings(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Keep what this cluster needs, such as NCCL_SOCKET_IFNAME and NCCL_IB_HCA, and remove the rest. To see "
             "what a setting costs, compare `ddpdiag allreduce-bench` with and without it.",
         )
+
+
+def _unread_findings(seen: Seen[Data]) -> Iterator[Finding]:
+    """One finding for each set of ranks, with the variables that have no effect there."""
+    ranks_by_name: dict[str, tuple[int, ...]] = {}
+    for rank, data in seen.by_rank.items():
+        for name in data.unread:
+            ranks_by_name[name] = (*ranks_by_name.get(name, ()), rank)
+    nearest = {name: near for data in seen.by_rank.values() for name, near in data.unread.items()}
+    for ranks in dict.fromkeys(ranks_by_name.values()):
+        names = sorted(name for name in ranks_by_name if ranks_by_name[name] == ranks)
+        subjects = [f"{name} (nearest: {nearest[name]})" if nearest[name] else name for name in names]
+        similar = [nearest[name] for name in names if nearest[name]]
+        is_one = len(names) == 1
+        yield seen.finding(
+            "unread",
+            f"{names_text(names)} {'has' if is_one else 'have'} no effect",
+            f"{names_text(subjects)} {'is' if is_one else 'are'} set on {ranks_text(ranks)}. Neither NCCL nor torch "
+            f"contains {'this name' if is_one else 'these names'}, so they ignore the value.",
+            ranks=_without_all(seen, ranks),
+            evidence={"variables": [*names], "nearest": [*similar]},
+            fix=f"Run `unset {' '.join(map(shlex.quote, names))}` in the job script before the launcher, or remove the "
+            "line from NCCL's configuration file"
+            f"{f'; set {names_text(similar)} if that was meant' if similar else ''}.",
+        )
+
+
+def _hidden_fault_findings(seen: Seen[Data]) -> Iterator[Finding]:
+    """One finding for each variable that makes NCCL continue after a fault."""
+    for name, (consequence, fix) in HIDDEN_FAULTS.items():
+        values = {
+            rank: value.strip()
+            for rank, data in seen.by_rank.items()
+            for settings in (*data.files.values(), data.variables)
+            if (value := settings.get(name)) is not None
+        }
+        if ranks := tuple(rank for rank, value in values.items() if value not in ("", "0")):
+            yield seen.finding(
+                "ignored-fault",
+                f"{name} hides a fault",
+                f"{name}={values[ranks[0]]} is set on {ranks_text(ranks)}. {consequence}.",
+                ranks=_without_all(seen, ranks),
+                fix=fix,
+            )
+
+
+def _without_all(seen: Seen[Data], ranks: Sequence[int]) -> Sequence[int]:
+    """The ranks to name: none if all ranks have the variable, since the job sets it then and no host is at fault."""
+    return ranks if len(ranks) < len(seen.by_rank) else ()
 
 
 CHECK: Check[Data] = Check(__name__, "LCH002", "variables", Stage.LAUNCH, Scope.RANK)
