@@ -27,7 +27,7 @@ from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy, recorder_variables
 from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import Look
 from ddpdiag.watch.observer import Observer
-from ddpdiag.watch.output import CommandOutput, OutputMonitor, failure_text, open_output
+from ddpdiag.watch.output import CommandOutput, OutputMonitor, RankFileSink, failure_text, open_output
 from ddpdiag.watch.peers import Peers
 from ddpdiag.watch.processes import LAUNCHERS
 from ddpdiag.watch.report import Reporter
@@ -75,8 +75,9 @@ class Watch:
         self._output = output
         self._peers = Peers(os.environ, command.pid)
         self._reporter = Reporter(options)
-        self._monitor = OutputMonitor(output.sinks)
         self._observer = Observer(lambda: [peer.command_pid for peer in self._peers.all()])
+        self._rank_files = RankFileSink(self._observer.rank_pids)
+        self._monitor = OutputMonitor([*output.sinks, self._rank_files])
         self._silence = Silence(options.stall + output.resolution_seconds)
         self._last_progress = time.monotonic()  # the last sign of progress other than output
         self._last_turn = time.monotonic()
@@ -112,7 +113,7 @@ class Watch:
         """Print why the command failed, if its output shows it, and no ending signal, --kill or bug came before."""
         status = self._command.status
         quiet = self._got_ending_signal or self.kill_exit_code is not None or self.bug is not None
-        if status and not quiet and (text := failure_text(self._output.sinks, status)):
+        if status and not quiet and (text := failure_text([*self._output.sinks, self._rank_files], status)):
             complain(text)
 
     def _pass_on(self, signum: int, *, reached_command: bool) -> None:
@@ -153,7 +154,7 @@ class Watch:
             self._silence.count_look()
             self._report(look)
             if self._options.kill and self._silence.looks > 1 and look.proves_a_hang:
-                self.kill_exit_code = ExitCode.UNFIT if judge(look).ranks else ExitCode.UNKNOWN
+                self.kill_exit_code = ExitCode.UNFIT if judge(look)[0].ranks else ExitCode.UNKNOWN
                 complain(f"--kill: nothing new for {silent_seconds:.0f} s; SIGTERM to {readable(self._program)}")
                 self._observer.end_all()
 
@@ -170,7 +171,7 @@ class Watch:
             stall_seconds=self._options.stall,
             command=Path(self._program).name,
             is_requested=is_requested,
-            missing_evidence=() if self._output.sinks else (_NO_SINKS,),
+            missing_evidence=() if self._output.sinks or self._rank_files.names else (_NO_SINKS,),
             has_flight_recorder=self._options.flight_recorder,
         )
         look = self._observer.observe(look)

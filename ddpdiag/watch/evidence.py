@@ -32,11 +32,17 @@ from ddpdiag.evidence.recorder import BUFFER_NAMES
 from ddpdiag.evidence.witness import Witness
 from ddpdiag.probes.host.kernel import PROC, read_int, read_pairs
 from ddpdiag.probes.host.programs import run_until
+from ddpdiag.watch.look import UserFrame
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.05
 _MAX_CHARACTERS = 160
 _TOO_LATE = "py-spy did not respond in time"
+# Code that the user did not write: frozen and generated modules, packages, Python's library, console scripts.
+_LIBRARY_PATH = re.compile(
+    r"^<|/(site|dist)-packages/|/lib(64)?/(python|pypy)[\d.]+t?(\.zip)?/|/torchinductor_|/bin/[^/.]+$"
+)
+_MAX_USER_FRAMES = 16
 NO_PY_SPY = "py-spy is not installed (python -m pip install py-spy)"
 _PERMIT_HINT = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
 
@@ -44,6 +50,7 @@ _PERMIT_HINT = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --
 class Stacks(NamedTuple):
     """The stacks of the main thread and of the other threads: frames as "function (file:line)", innermost first.
 
+    `user_frames` are the frames of the main thread that are neither in Python's library nor in an installed package.
     `holds_gil` is whether the main thread holds the GIL (None: not known). `why_missing` says why `main` is empty.
     `is_refused` is whether py-spy was not permitted to read the process.
     """
@@ -53,6 +60,7 @@ class Stacks(NamedTuple):
     holds_gil: bool | None = None
     is_refused: bool = False
     why_missing: str = ""
+    user_frames: tuple[UserFrame, ...] = ()
 
 
 class _Frame(Struct, frozen=True):
@@ -121,13 +129,18 @@ def _dump_once(program: str, pid: int, end: float) -> Stacks:
         others = tuple(_frames(thread) for thread in threads if thread is not main and thread.frames)
         if main is None or not main.frames:
             return Stacks(others=others, why_missing="its main thread runs no Python")
-        return Stacks(_frames(main), others, main.owns_gil)
+        return Stacks(_frames(main), others, main.owns_gil, user_frames=_user_frames(main))
     except msgspec.DecodeError as error:
         return Stacks(why_missing=f"unexpected output of py-spy: {error}")
 
 
 def _frames(thread: _Thread) -> tuple[str, ...]:
     return tuple(f"{f.name} ({os.path.basename(f.filename)}:{f.line})"[:_MAX_CHARACTERS] for f in thread.frames)
+
+
+def _user_frames(thread: _Thread) -> tuple[UserFrame, ...]:
+    frames = [UserFrame(f.name, f.filename, f.line) for f in thread.frames if not _LIBRARY_PATH.search(f.filename)]
+    return tuple(frames[:_MAX_USER_FRAMES])
 
 
 def refusal(pid: int, root: Path = PROC) -> str:
@@ -177,7 +190,7 @@ def request_dump(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC)
     file = next((env[name] for name in FILE_VARIABLES if env.get(name)), None)
     if not stem or not file:
         return f"{PIPE_VARIABLE} and {FILE_VARIABLES[0]} are not both set (--flight-recorder sets them)"
-    pipe, dump = _path_from_here(pid, f"{stem}{rank}.pipe", root), _path_from_here(pid, f"{file}{rank}", root)
+    pipe, dump = path_from_here(pid, f"{stem}{rank}.pipe", root), path_from_here(pid, f"{file}{rank}", root)
     if not os.path.lexists(pipe):
         return _NO_PIPE
     previous_ns = _modified_ns(dump)
@@ -206,7 +219,7 @@ def await_dump(request: Request, end: float) -> Witness | str:
     return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"
 
 
-def _path_from_here(pid: int, path: str, proc: Path) -> Path:
+def path_from_here(pid: int, path: str, proc: Path = PROC) -> Path:
     """The path by which this process can open `path` of process `pid`, which may be in another folder or container."""
     if not path.startswith("/"):
         return proc / str(pid) / "cwd" / path

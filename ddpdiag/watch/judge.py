@@ -4,8 +4,12 @@ The rules name ranks in this order: ranks that have ended, are stopped or stuck 
 ranks that posted another collective, or fewer; ranks for which the others wait in a collective; ranks that are
 elsewhere in the code than most. The others wait for a named rank, which may be without fault. If all ranks
 wait in the same way, no rank of this host is named: the missing rank runs on another host, or a message was lost.
+
+The first rule that applies gives the first finding. Further findings name other ranks, if their state does not follow
+from the first one: a rank that is not in a collective may only handle the error that the end of another rank caused.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from shlex import quote
@@ -17,32 +21,68 @@ from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.evidence.attribution import MISMATCH_FIX
 from ddpdiag.evidence.collectives import collective_text, find_lag, first_mismatch, last_collective
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.stats import find_odd_ranks
+from ddpdiag.stats import OddRanks, find_odd_ranks
 from ddpdiag.text import begun
-from ddpdiag.watch.look import Activity, Look, RankState, subject
+from ddpdiag.watch.look import Activity, Look, RankState, subject, without_lines
 from ddpdiag.watch.processes import LAUNCHERS
 
 # NVML shows 100 % for a GPU with an NCCL kernel that waits.
 _BUSY_GPU_SHARE, _IDLE_GPU_SHARE = 0.9, 0.05
 _MAX_STACKS = 4
 _ELSEWHERE_FIX = "Look at its stack: the other ranks only wait for it."
+_WAIT_NAME = re.compile(r"wait|poll|sync|barrier|lock|recv|receive", re.IGNORECASE)
+# A rank passes these collectives only after all ranks of the process group have entered them.
+_JOINT_CALL = re.compile(r"all_(reduce|gather|to_all)\w*|reduce_scatter\w*|barrier|_engine_run_backward")
 _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is stuck in the kernel", "Z": "is dead"}
 
 
-def judge(look: Look) -> Finding:
-    """Judge a look. The ranks of the finding hold up the others; it has no ranks if the evidence cannot decide.
+def judge(look: Look) -> tuple[Finding, ...]:
+    """Judge a look. The ranks of a finding hold up the others; it has no ranks if the evidence cannot decide.
 
-    The evidence of the finding has a line for each group of ranks that do the same, and the stacks of some ranks.
+    The first finding is the most certain one. Its evidence has a line for each group of ranks that do the same, and the
+    stacks of some ranks. No rank is in two findings.
     """
-    finding = next(finding for rule in RULES if (finding := rule(look)) is not None)
-    lines: list[Scalar] = [f"{ranks_text(ranks)}: {text}" for ranks, text in rank_groups(look, finding.ranks)]
-    stacks = [(state.rank, state.stack) for state in look.ranks if state.stack]
+    lead, *others = _findings(look)
+    named = [rank for finding in (lead, *others) for rank in finding.ranks]
+    lines: list[Scalar] = [f"{ranks_text(ranks)}: {text}" for ranks, text in rank_groups(look, named)]
+    stacks = {state.rank: state.stack for state in look.ranks if state.stack}
     # The stacks of some ranks that are named, and of one other rank.
-    named = [row for row in stacks if row[0] in finding.ranks][:_MAX_STACKS]
-    others = [row for row in stacks if row[0] not in finding.ranks][:1]
-    return structs.replace(
-        finding, evidence={"ranks": lines} | {f"stack_of_rank_{rank}": [*stack] for rank, stack in (*named, *others)}
-    )
+    shown = [rank for rank in named if rank in stacks][:_MAX_STACKS]
+    shown += [rank for rank in stacks if rank not in named][:1]
+    evidence = {"ranks": lines} | {f"stack_of_rank_{rank}": [*stacks[rank]] for rank in shown}
+    helpers = [helper for state in look.ranks if (helper := state.awaited_helper) is not None]
+    evidence |= {f"stack_of_pid_{helper.pid}": [*helper.stack] for helper in helpers}
+    return structs.replace(lead, evidence=evidence), *others
+
+
+def _findings(look: Look) -> Iterator[Finding]:
+    """Yield the finding of the first rule that applies, then those on other ranks that do not follow from it."""
+    lead = next(finding for rule in RULES if (finding := rule(look)) is not None)
+    yield lead
+    remaining = _without(look, lead.ranks)
+    for rule in _FURTHER_RULES.get(lead.code, ()) if lead.ranks else ():
+        finding = rule(remaining)
+        if finding is not None and (rule not in _ABSENCE_RULES or _are_surely_absent(look, finding.ranks)):
+            yield finding
+            remaining = _without(remaining, finding.ranks)
+    yield from look.pitfalls
+
+
+def _without(look: Look, ranks: Sequence[int]) -> Look:
+    return structs.replace(look, ranks=tuple(state for state in look.ranks if state.rank not in ranks))
+
+
+def _are_surely_absent(look: Look, ranks: Sequence[int]) -> bool:
+    """Whether none of `ranks`, which are not in the others' collective, may be waiting for a rank of another finding.
+
+    A wait for CUDA uses a core. A function such as `wait_for_file` may wait for any rank.
+    """
+    for state in (look.by_rank[rank] for rank in ranks):
+        if state.activity is Activity.MAY_WAIT and not state.is_idle:
+            return False
+        if state.activity is not Activity.LOADING and _WAIT_NAME.search(state.call):
+            return False
+    return not look.may_continue_elsewhere
 
 
 def _finding(code_word: str, title: str, message: str, fix: str = "", ranks: Sequence[int] = ()) -> Finding:
@@ -79,7 +119,7 @@ def _judge_remaining_ranks(look: Look) -> Finding | None:
     return _finding(
         "last",
         f"{subject(ended, 'has', 'have')} ended, but not {ranks_text(left)}{look.place_text(left)}",
-        f"No rank is known to wait for another one; {subject(left, 'has', 'have')} not ended{look.where_text(left)}.",
+        f"No rank is known to wait for another one; {subject(left, 'has', 'have')} not ended{look.doing_text(left)}",
         "Check what it does there: it may be the last save.",
     )
 
@@ -137,11 +177,12 @@ def _judge_ranks_without_data(look: Look) -> Finding | None:
         return None
     helper = helpers[ranks[0]][0]
     where = f" in {helper.wchan}" if helper.wchan and helper.state == "D" else ""
+    at = f", in {helper.where_text}" if helper.stack else ""
     return _finding(
         "starved",
         f"{subject(ranks, 'waits', 'wait')} for data that does not arrive",
         f"A process that loads data for rank {ranks[0]} (pid {helper.pid}, {helper.name}) "
-        f"{_HELPER_STATES[helper.state or '']}{where}." + look.others_waiting_text(ranks),
+        f"{_HELPER_STATES[helper.state or '']}{where}{at}." + look.others_waiting_text(ranks),
         f"Find out what stopped it; `kill -CONT {helper.pid}` continues it."
         if helper.state in ("T", "t")
         else "Look at that process first: /dev/shm full, out of memory, a file system that does not respond.",
@@ -149,30 +190,33 @@ def _judge_ranks_without_data(look: Look) -> Finding | None:
     )
 
 
-def _judge_collectives(look: Look) -> Finding | None:
-    """Name ranks that posted another collective than most ranks, or fewer collectives."""
-    traces = {state.rank: state.collectives for state in look.ranks if state.collectives is not None}
-    if mismatch := first_mismatch(traces):
-        sides = "; ".join(
-            f"{ranks_text(ranks)} posted {collective_text(each)}" for each, ranks in mismatch.variants[:4]
-        )
-        return _finding(
-            "mismatch",
-            f"{ranks_text(mismatch.minority)} posted a different collective than the others"
-            if mismatch.minority
-            else "the ranks posted different collectives",
-            f"Under the same number, {sides}.",
-            MISMATCH_FIX,
-            mismatch.minority,
-        )
-    lagging = find_lag(traces)
+def _judge_mismatch(look: Look) -> Finding | None:
+    """Name ranks that posted another collective than most ranks."""
+    mismatch = first_mismatch(look.traces)
+    if mismatch is None:
+        return None
+    sides = "; ".join(f"{ranks_text(ranks)} posted {collective_text(each)}" for each, ranks in mismatch.variants[:4])
+    return _finding(
+        "mismatch",
+        f"{ranks_text(mismatch.minority)} posted a different collective than the others"
+        if mismatch.minority
+        else "the ranks posted different collectives",
+        f"Under the same number, {sides}.",
+        MISMATCH_FIX,
+        mismatch.minority,
+    )
+
+
+def _judge_lag(look: Look) -> Finding | None:
+    """Name ranks that posted fewer collectives than most ranks, and do not wait in one."""
+    lagging = find_lag(look.traces)
     ranks = tuple(rank for rank in lagging.ranks if look.activities[rank] is not Activity.WAITING)
     if not ranks or lagging.first_missing is None:
         return None
     return _finding(
         "behind",
         f"the others wait for {ranks_text(ranks)} in {collective_text(lagging.first_missing)}",
-        f"{begun(ranks_text(ranks))} did not post it{look.where_text(ranks)}.",
+        f"{begun(ranks_text(ranks))} did not post it{look.doing_text(ranks)}",
         _ELSEWHERE_FIX,
         ranks,
     )
@@ -207,7 +251,7 @@ def _judge_single_process(look: Look) -> Finding | None:
 
 def _judge_host_without_rank_0(look: Look) -> Finding | None:
     """Name no rank if rank 0 runs on another host and the training may continue there."""
-    if not look.is_without_rank_0 or look.all_unmoved:
+    if not look.may_continue_elsewhere:
         return None
     return _finding(
         "apart",
@@ -226,7 +270,7 @@ def _judge_awaited_ranks(look: Look) -> Finding | None:
     return _finding(
         "awaited",
         f"{subject(waiting, 'waits', 'wait')} for {ranks_text(absent)}{look.place_text(absent)}",
-        f"{begun(look.waiting_text(waiting))}; {subject(absent, 'is', 'are')} not in it{look.where_text(absent)}.",
+        f"{begun(look.waiting_text(waiting))}; {subject(absent, 'is', 'are')} not in it{look.doing_text(absent)}",
         _ELSEWHERE_FIX,
         absent,
     )
@@ -266,7 +310,7 @@ def _judge_idle_gpus(look: Look) -> Finding | None:
         "idle-gpu",
         f"the GPU of {ranks_text(idle)} is idle, while the others are busy",
         f"The GPUs of {ranks_text(busy)} are busy, as in an NCCL kernel that waits for another rank; "
-        f"{ranks_text(idle)} launched no kernel{look.where_text(idle)}.",
+        f"{ranks_text(idle)} launched no kernel{look.doing_text(idle)}",
         _ELSEWHERE_FIX,
         idle,
     )
@@ -283,11 +327,30 @@ def _judge_ranks_elsewhere(look: Look) -> Finding | None:
     return _finding(
         "odd",
         f"{subject(odd.ranks, 'is', 'are')} elsewhere in the code than the others",
-        f"{begun(subject(others, 'is', 'are'))} in {odd.majority}), "
-        f"{subject(odd.ranks, 'is', 'are')} not{look.where_text(odd.ranks)}.",
+        f"{begun(subject(others, 'is', 'are'))} in {without_lines(look.by_rank[others[0]].where_text)}, "
+        f"{subject(odd.ranks, 'is', 'are')} not{look.doing_text(odd.ranks)}",
         _ELSEWHERE_FIX,
         odd.ranks,
     )
+
+
+def _judge_joint_calls(look: Look) -> Finding | None:
+    """Report that ranks wait in different collectives, which may be of different groups. It names no rank."""
+    calls = {rank: look.by_rank[rank].call for rank in look.ranks_doing(Activity.WAITING) if rank not in look.traces}
+    odd = find_odd_ranks({rank: call for rank, call in calls.items() if _JOINT_CALL.fullmatch(call)})
+    if odd is None:
+        return None
+    return _finding(
+        "paths",
+        "the waiting ranks are in different collectives",
+        f"{begun(_calls_text(look, odd))}. Unless these collectives belong to different process groups, the ranks took "
+        "different paths in the code.",
+        MISMATCH_FIX,
+    )
+
+
+def _calls_text(look: Look, odd: OddRanks) -> str:
+    return "; ".join(f"{ranks_text(ranks)} in {look.calls_text(ranks)}" for ranks in odd.by_value.values())
 
 
 def _judge_waiting_ranks(look: Look) -> Finding | None:
@@ -296,11 +359,10 @@ def _judge_waiting_ranks(look: Look) -> Finding | None:
         return None
     odd = find_odd_ranks({state.rank: state.call for state in look.ranks})
     if odd is not None:
-        parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in odd.by_value.items()]
         return _finding(
             "paths",
             "the ranks wait in different collectives",
-            f"{begun('; '.join(parts))}: they took different paths in the code.",
+            f"{begun(_calls_text(look, odd))}: they took different paths in the code.",
             MISMATCH_FIX,
             odd.ranks,
         )
@@ -330,7 +392,7 @@ def _judge_undecided(look: Look) -> Finding:
         return _finding(
             "data",
             f"{ranks_text(loading)} wait for their data",
-            "Every rank waits for its data loader, and its workers are alive.",
+            "Every rank waits for its data loader, and its workers are alive." + look.helpers_text(loading),
             "Look at the source of the data: a file system, a download, memory; try num_workers=0.",
         )
     if without_stack:
@@ -357,7 +419,8 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _judge_stuck_ranks,
     _judge_ranks_without_data,
     _judge_remaining_ranks,
-    _judge_collectives,
+    _judge_mismatch,
+    _judge_lag,
     _judge_single_process,
     _judge_host_without_rank_0,
     _judge_awaited_ranks,
@@ -367,23 +430,38 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _judge_waiting_ranks,
     _judge_undecided,
 )
+_ABSENCE_RULES = (_judge_lag, _judge_awaited_ranks, _judge_joint_calls)
+_COLLECTIVE_RULES = (_judge_mismatch, *_ABSENCE_RULES)
+# By the code of the first finding: the rules whose findings do not follow from it.
+_FURTHER_RULES: Mapping[str, tuple[Callable[[Look], Finding | None], ...]] = {
+    "watch.gone": (_judge_stopped_ranks, _judge_stuck_ranks, _judge_ranks_without_data),
+    "watch.stopped": (_judge_stuck_ranks, _judge_ranks_without_data, *_COLLECTIVE_RULES),
+    "watch.stuck": (_judge_ranks_without_data, *_COLLECTIVE_RULES),
+    "watch.starved": _COLLECTIVE_RULES,
+    "watch.mismatch": (_judge_lag, _judge_awaited_ranks),
+    "watch.awaited": (_judge_joint_calls,),
+}
 
 
 def rank_groups(look: Look, named_ranks: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
     """The groups of ranks that do the same, with what they do: groups of `named_ranks` first, then by size."""
-    by_text: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    groups: dict[tuple[bool, str], list[RankState]] = defaultdict(list)
     for state in look.ranks:
-        by_text[state.rank not in named_ranks, _group_text(state)].append(state.rank)
-    ordered = sorted(by_text.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    return [(tuple(ranks), text) for (_, text), ranks in ordered]
+        # The line differs in a loop, so it is shown only if it is the same for all ranks of a group.
+        groups[state.rank not in named_ranks, without_lines(_group_text(state))].append(state)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
+    rows = []
+    for (_, text), states in ordered:
+        texts = {_group_text(state) for state in states}
+        rows.append((tuple(state.rank for state in states), texts.pop() if len(texts) == 1 else text))
+    return rows
 
 
 def _group_text(state: RankState) -> str:
-    """Describe what a rank does, in the same words for all ranks that do the same."""
     process = state.process
     if process is None:
         return "ended"
-    text = state_text(process) + (f" in {state.place})" if process.stack else "")
+    text = state_text(process) + (f" in {state.where_text}" if process.stack else "")
     if not process.stack and process.wchan:
         text += f" in the kernel's {process.wchan}"
     if state.is_busy:

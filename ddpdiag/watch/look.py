@@ -7,16 +7,18 @@ torch releases the GIL whenever it waits for CUDA.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.evidence.collectives import collective_text, last_collective
-from ddpdiag.model import Collective, ProcessState
+from ddpdiag.model import Collective, Finding, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.text import begun
 
@@ -29,8 +31,16 @@ _BACKWARD = "_engine_run_backward (graph.py"
 _IMPORT = "importlib._bootstrap"
 _LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py", "c10d_rendezvous_backend.py"})
 _LOADER_FILE = "dataloader.py"
-# How many of the innermost frames are searched for the loader's frame, which waits in the frames of a queue.
-_LOADER_FRAMES = 12
+# A rank with one of these files in its innermost frames waits for a process that it started.
+_CHILD_FILES = frozenset(
+    {"subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "queues.py", "connection.py", "pool.py", "_base.py"}
+)
+# The frames of a worker of a data loader: one is in all of them, the other only if the worker makes a batch.
+_WORKER_FRAME, _BATCH_FRAME = "_worker_loop (worker.py:", "fetch (fetch.py:"
+# How many of the innermost frames are searched for the frame of a loader, which waits in the frames of a queue.
+_WAITING_FRAMES = 12
+_MAX_CALLS = 4
+_LINE = re.compile(r":\d+\)")
 # A rank that waits asleep uses no core, but its watchdog threads use some per cent of one.
 _IDLE_CORES = 0.2
 _BUSY_CORES = 0.6
@@ -53,13 +63,47 @@ class Activity(Enum):
     NO_STACK = "no stack"  # unknown, because no stack could be read
 
 
+class UserFrame(NamedTuple):
+    """A frame of the user's own code, which is neither in Python's library nor in an installed package."""
+
+    function: str
+    path: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The file and line, such as "data.py:12"."""
+        return f"{os.path.basename(self.path)}:{self.line}"
+
+
+def where_text(stack: Sequence[str], user_frames: Sequence[UserFrame]) -> str:
+    """The innermost frame of the user's code, then that of a library: "load (data.py:12), in read (socket.py)"."""
+    text = f"{user_frames[0].function} ({user_frames[0].place})" if user_frames else stack[0]
+    return text if text == stack[0] else f"{text}, in {without_lines(stack[0])}"
+
+
 class Helper(Struct, frozen=True, kw_only=True):
-    """A process that a rank started, such as a worker of its data loader, with its state and wchan in proc(5)."""
+    """A process that a rank started, such as a worker of its data loader, with its state and wchan in proc(5).
+
+    `stack` has the frames of its main thread, innermost first, if they were read, and `user_frames` the user's ones.
+    """
 
     pid: int
     name: str
     state: str | None = None
     wchan: str | None = None
+    stack: tuple[str, ...] = ()
+    user_frames: tuple[UserFrame, ...] = ()
+
+    @property
+    def waits_for_work(self) -> bool:
+        """Whether this is a worker of a data loader that makes no batch."""
+        return any(_WORKER_FRAME in frame for frame in self.stack) and not any(_BATCH_FRAME in f for f in self.stack)
+
+    @property
+    def where_text(self) -> str:
+        """The place in the code where the process is, with the user's line first. It must have a stack."""
+        return where_text(self.stack, self.user_frames)
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -68,8 +112,9 @@ class RankState(Struct, frozen=True, kw_only=True):
     `process` is None if the rank had ended. The state in `process` is D only if the rank was in the same wchan a moment
     before. `core_share` is the share of time in which the main thread used a core or waited for one (None: not known).
     `holds_gpu` is whether the rank has a GPU open, `holds_gil` whether its main thread has the GIL (None: not known).
-    `why_no_stack` says why `process` has no stack. `collectives` are those in the rank's flight recorder,
-    `why_no_collectives` says why they are None, and `posted_age_seconds` is the age of the newest one.
+    `user_frames` are the frames of the user's code in its stack, innermost first, and `why_no_stack` says why `process`
+    has no stack. `helpers` are the processes that it started, and those that these started. `collectives` are those in
+    its flight recorder, `why_no_collectives` says why they are None, and `posted_age_seconds` is the newest one's age.
     """
 
     rank: int
@@ -78,6 +123,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     core_share: float | None = None
     holds_gpu: bool | None = None
     holds_gil: bool | None = None
+    user_frames: tuple[UserFrame, ...] = ()
     why_no_stack: str = ""
     helpers: tuple[Helper, ...] = ()
     collectives: tuple[Collective, ...] | None = None
@@ -98,6 +144,24 @@ class RankState(Struct, frozen=True, kw_only=True):
     def call(self) -> str:
         """The name of the function of the innermost frame. Empty: no stack."""
         return self.stack[0].partition(" (")[0] if self.stack else ""
+
+    @property
+    def call_text(self) -> str:
+        """The function of the innermost frame, and the user's line that calls it: "all_reduce at train.py:25"."""
+        return self.call + (f" at {self.user_frames[0].place}" if self.user_frames else "")
+
+    @property
+    def waits_for_child(self) -> bool:
+        """Whether the rank waits for a process that it started, such as a worker of its data loader."""
+        return bool(self.helpers) and any(
+            _file_name(frame) in (_LOADER_FILE, *_CHILD_FILES) for frame in self.stack[:_WAITING_FRAMES]
+        )
+
+    @property
+    def awaited_helper(self) -> Helper | None:
+        """The process for which the rank seems to wait, with its stack. None if it is not known."""
+        helpers = self.helpers if self.waits_for_child else ()
+        return next((helper for helper in helpers if helper.stack and not helper.waits_for_work), None)
 
     @property
     def is_busy(self) -> bool:
@@ -136,7 +200,7 @@ class RankState(Struct, frozen=True, kw_only=True):
         in_collective = _file_name(self.stack[0]) in _COLLECTIVE_FILES or self.place in _COLLECTIVE_FRAMES
         if in_collective and not (self.holds_gil and self.is_busy):
             return Activity.WAITING
-        if any(_file_name(frame) == _LOADER_FILE for frame in self.stack[:_LOADER_FRAMES]):
+        if any(_file_name(frame) == _LOADER_FILE for frame in self.stack[:_WAITING_FRAMES]):
             return Activity.LOADING
         if self.place == _BACKWARD and self.is_idle and not self.holds_gpu:
             return Activity.WAITING
@@ -149,7 +213,21 @@ class RankState(Struct, frozen=True, kw_only=True):
             return "no longer running"
         use = ", using a core" if self.is_busy else ""
         gil = ", holding the GIL" if self.holds_gil else ""
-        return state_text(self.process) + use + gil + (f", in {self.stack[0]}" if self.stack else "")
+        return state_text(self.process) + use + gil + (f", in {self.where_text}" if self.stack else "")
+
+    @property
+    def where_text(self) -> str:
+        """The place in the code where the rank is, with the user's line first. It must have a stack."""
+        return where_text(self.stack, self.user_frames)
+
+    @property
+    def helper_text(self) -> str:
+        """A sentence on the process for which the rank waits, after a space. Empty if it is not known."""
+        if (helper := self.awaited_helper) is None:
+            return ""
+        kind = "worker" if self.activity is Activity.LOADING else "child process"
+        state = state_text(ProcessState(pid=helper.pid, state=helper.state))
+        return f" The {kind} of rank {self.rank}, pid {helper.pid}, is {state}, in {helper.where_text}."
 
     def is_unmoved(self, before: "RankState") -> bool:
         """Whether `before`, an earlier state, shows the same process, stack, and about the same use of a core."""
@@ -158,6 +236,11 @@ class RankState(Struct, frozen=True, kw_only=True):
         if before.core_share is None or self.core_share is None:
             return False
         return abs(before.core_share - self.core_share) <= _SAME_CORES
+
+
+def without_lines(text: str) -> str:
+    """`text` with frames without their line numbers, which differ in a loop: "spin (train.py)"."""
+    return _LINE.sub(")", text)
 
 
 def _file_name(frame: str) -> str:
@@ -172,7 +255,8 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     is --stall. `is_requested`: a signal requested the look. `has_flight_recorder`: --flight-recorder was given.
     `ranks_are_guessed`: no variable named the ranks, so they are numbered in the order of their start. `why_no_gpus`
     says why `gpus` is unknown. `blocked_seconds` is for how long the command's output has not been read. `all_unmoved`:
-    an earlier look at this silence saw all ranks at the same places. `missing_evidence`: sentences on what is unknown.
+    an earlier look at this silence saw all ranks at the same places. `pitfalls`: what lint reports where ranks are.
+    `missing_evidence`: sentences on what is unknown.
     """
 
     host: str
@@ -189,6 +273,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     why_no_gpus: str = ""
     blocked_seconds: float = 0.0
     all_unmoved: bool = False
+    pitfalls: tuple[Finding, ...] = ()
     missing_evidence: tuple[str, ...] = ()
 
     @cached_property
@@ -198,6 +283,11 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def activities(self) -> Mapping[int, Activity]:
         return {state.rank: state.activity for state in self.ranks}
+
+    @property
+    def traces(self) -> Mapping[int, Sequence[Collective]]:
+        """The collectives of each rank whose flight recorder was read."""
+        return {state.rank: state.collectives for state in self.ranks if state.collectives is not None}
 
     @property
     def is_starting(self) -> bool:
@@ -224,6 +314,11 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.ranks) and has_others and self.progress_age_seconds is None and 0 not in self.by_rank
 
     @property
+    def may_continue_elsewhere(self) -> bool:
+        """Whether rank 0 is on another host, and no two looks saw all ranks of this host at the same places."""
+        return self.is_without_rank_0 and not self.all_unmoved
+
+    @property
     def proves_a_hang(self) -> bool:
         """Whether two looks saw all ranks at the same places, or a rank has ended, is stopped or stuck."""
         return self.all_unmoved or bool(self.ranks_doing(Activity.ENDED, Activity.STOPPED, Activity.STUCK))
@@ -242,7 +337,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         """The collectives in which `ranks` wait: from flight recorders, else by function names, or "a collective"."""
         states = [self.by_rank[rank] for rank in ranks]
         ends = {collective_text(end) for state in states if (end := last_collective(state.collectives)) is not None}
-        calls = dict.fromkeys(state.call for state in states if state.call)
+        calls = list(dict.fromkeys(state.call_text for state in states if state.call))[:_MAX_CALLS]
         return ", ".join(sorted(ends)) or " and ".join(calls) or "a collective"
 
     def waiting_text(self, waiting: Sequence[int]) -> str:
@@ -254,15 +349,21 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         waiting = tuple(rank for rank in self.ranks_doing(Activity.WAITING) if rank not in ranks)
         return f" {begun(self.waiting_text(waiting))}." if waiting else ""
 
-    def where_text(self, ranks: Sequence[int]) -> str:
-        """The end of a sentence that says what `ranks` do: ": it is running, in spin (train.py:7)"."""
+    def helpers_text(self, ranks: Sequence[int]) -> str:
+        """Sentences, each after a space, on the processes for which `ranks` wait. Empty if none is known."""
+        return "".join([text for rank in ranks if (text := self.by_rank[rank].helper_text)][:_MAX_CALLS])
+
+    def doing_text(self, ranks: Sequence[int]) -> str:
+        """The end of a sentence that says what `ranks` do (": it is running, in spin (train.py:7)."), and sentences on
+        the processes for which they wait."""
         doing = dict.fromkeys(self.by_rank[rank].activity_text for rank in ranks)
-        return f": {'it is' if len(ranks) == 1 else 'they are'} {'; '.join(list(doing)[:4])}"
+        text = "; ".join(list(doing)[:_MAX_CALLS])
+        return f": {'it is' if len(ranks) == 1 else 'they are'} {text}." + self.helpers_text(ranks)
 
     def place_text(self, ranks: Sequence[int]) -> str:
         """The end of a title that says where a rank is: ", which is in spin (train.py:7)". Empty for several ranks."""
-        stack = self.by_rank[ranks[0]].stack if len(ranks) == 1 else ()
-        return f", which is in {stack[0]}" if stack else ""
+        state = self.by_rank[ranks[0]]
+        return f", which is in {state.where_text.partition(', in ')[0]}" if len(ranks) == 1 and state.stack else ""
 
 
 def subject(ranks: Sequence[int], singular: str, plural: str) -> str:

@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -18,11 +19,12 @@ from ddpdiag.evidence.witness import Witness
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.probes.gpu.visibility import holds_gpu, openable_gpus
-from ddpdiag.probes.host.kernel import cpu_ticks, proc_root, process_state, runnable_seconds
+from ddpdiag.probes.host.kernel import PROC, cpu_ticks, proc_root, process_state, read_text, runnable_seconds
 from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
 from ddpdiag.runtime.supervisor.hang_evidence import MAX_MAIN_FRAMES, MAX_OTHER_FRAMES, MAX_THREADS, first_frames
 from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
 from ddpdiag.watch.look import Helper, Look, RankState
+from ddpdiag.watch.pitfalls import find_pitfalls
 from ddpdiag.watch.processes import KnownProcesses, Process, RankProcesses, descendants, find_ranks, read_process
 
 # The time limit of a look: `ddpdiag watch` promises a report 5 s after the stall.
@@ -35,6 +37,11 @@ _USE_SECONDS = 0.5
 END_SECONDS = 35.0
 _END_POLL_SECONDS = 0.1
 _MAX_HELPERS = 64
+# How many stacks of helpers are read in a look, for ranks that wait for them.
+_MAX_HELPER_STACKS = 4
+# The name that torch gives to workers of a data loader.
+_WORKER_NAME = "pt_data_worker"
+_TRACKER = "multiprocessing.resource_tracker"
 _MAX_READERS = 32
 _GRACE_SECONDS = 0.3
 _TOO_LATE = Stacks(why_missing="it could not be read in time")
@@ -75,6 +82,10 @@ class Observer:
             return current
         return RankProcesses({**earlier.by_rank, **current.by_rank}, current.world_size, current.are_guessed)
 
+    def rank_pids(self) -> tuple[int, ...]:
+        """The processes of the ranks, as of the last search."""
+        return tuple(process.pid for process in self._ranks.by_rank.values())
+
     def end_all(self) -> None:
         """Send SIGTERM to the commands, which end their ranks. After END_SECONDS send SIGKILL to what still runs."""
         processes = descendants(self._command_pids())
@@ -108,12 +119,14 @@ class Observer:
             self._rank_state(rank, process, stacks_by_rank[rank], traces.get(rank, _TOO_LATE.why_missing), before[rank])
             for rank, process in ranks.items()
         )
+        states = with_helper_stacks(states, lambda pid: stacks_of(py_spy, pid, end))
         return structs.replace(
             look,
             unix_seconds=time.time(),
             world_size=self._ranks.world_size,
             ranks_are_guessed=self._ranks.are_guessed,
             ranks=states,
+            pitfalls=find_pitfalls(states),
             gpus=gpus,
             why_no_gpus=why_no_gpus,
         )
@@ -145,8 +158,6 @@ class Observer:
             threads=tuple(first_frames(frames, MAX_OTHER_FRAMES) for frames in stacks.others[:MAX_THREADS]),
         )
         posted = None if isinstance(trace, str) else trace.newest_unix_seconds
-        children = [child for child in self._processes if child.parent == process.pid][:_MAX_HELPERS]
-        states = [process_state(child.pid) for child in children]
         return RankState(
             rank=rank,
             pid=process.pid,
@@ -154,15 +165,53 @@ class Observer:
             core_share=None if share is None else round(share, 2),
             holds_gpu=holds_gpu(process.pid),
             holds_gil=stacks.holds_gil,
+            user_frames=stacks.user_frames,
             why_no_stack=stacks.why_missing if state not in ("Z", "X") else "",
-            helpers=tuple(
-                Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
-                for child, (state, wchan) in zip(children, states, strict=True)
-            ),
+            helpers=tuple(self._helpers(process.pid)),
             collectives=None if isinstance(trace, str) else trace.operations,
             why_no_collectives=trace if isinstance(trace, str) else "",
             posted_age_seconds=None if posted is None else max(0.0, time.time() - posted),
         )
+
+    def _helpers(self, rank_pid: int) -> Iterator[Helper]:
+        """Yield the descendants of a rank that have no children themselves, except multiprocessing's tracker."""
+        tree = [rank_pid]
+        for process in self._processes:  # parents first
+            if process.parent in tree:
+                tree.append(process.pid)
+        parents = {process.parent for process in self._processes}
+        leaves = [process for process in self._processes if process.pid in tree[1:] and process.pid not in parents]
+        for process in leaves[:_MAX_HELPERS]:
+            if _TRACKER not in (read_text(PROC / str(process.pid) / "cmdline") or ""):
+                state, wchan = process_state(process.pid)
+                yield Helper(pid=process.pid, name=process.name, state=state, wchan=wchan)
+
+
+def with_helper_stacks(states: Sequence[RankState], read_stacks: Callable[[int], Stacks]) -> tuple[RankState, ...]:
+    """`states` with the stacks of some processes for which ranks wait, in equal numbers for each of these ranks."""
+    waiting = [state for state in states if state.waits_for_child]
+    share = max(1, _MAX_HELPER_STACKS // max(1, len(waiting)))
+    pids = [helper.pid for state in waiting for helper in _by_suspicion(state.helpers)[:share]]
+    stacks = {pid: read_stacks(pid) for pid in pids[:_MAX_HELPER_STACKS]}
+
+    def completed(helper: Helper) -> Helper:
+        known = stacks.get(helper.pid)
+        return helper if known is None else structs.replace(helper, stack=known.main, user_frames=known.user_frames)
+
+    return tuple(structs.replace(state, helpers=tuple(map(completed, state.helpers))) for state in states)
+
+
+def _by_suspicion(helpers: Sequence[Helper]) -> list[Helper]:
+    """Sort helpers: those that are stopped, stuck or dead, then workers of data loaders, the most unlike others first.
+
+    Workers that wait for work all wait in the same kernel function.
+    """
+    counts = Counter((helper.state, helper.wchan) for helper in helpers)
+    keys = {
+        helper: (helper.state in ("R", "S"), helper.name != _WORKER_NAME, counts[helper.state, helper.wchan])
+        for helper in helpers
+    }
+    return sorted(helpers, key=keys.__getitem__)
 
 
 class _Use(NamedTuple):

@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Protocol
 
@@ -93,6 +93,29 @@ class FileSink:
                 if stat.S_ISREG(status.st_mode):
                     file.seek(max(begin if begin <= status.st_size else 0, status.st_size - _TAIL_BYTES))
                     yield file.read(_TAIL_BYTES)
+
+
+class RankFileSink(FileSink):
+    """The files that are standard output or error of a rank, such as those in torchrun's --log-dir.
+
+    `rank_pids` returns the ranks' processes. A file's name is kept, so that it can be read after the rank has ended.
+    """
+
+    def __init__(self, rank_pids: Callable[[], Iterable[int]]) -> None:
+        self._rank_pids = rank_pids
+        self.names: dict[str, None] = {}
+        self._own_files = {os.fstat(descriptor)[1:3] for descriptor in (1, 2)}  # inode and device
+        super().__init__(())
+
+    def _all_files(self) -> Iterator[str]:
+        for pid in tuple(self._rank_pids()):
+            for link in (f"/proc/{pid}/fd/1", f"/proc/{pid}/fd/2"):
+                with contextlib.suppress(OSError):
+                    status = os.stat(link)
+                    if stat.S_ISREG(status.st_mode) and status[1:3] not in self._own_files:
+                        name = os.readlink(link)
+                        self.names[name if os.path.exists(name) else link] = None  # else: another container's file
+        return iter(tuple(self.names))
 
 
 class TerminalSink:

@@ -48,24 +48,29 @@ def _show(text: str) -> None:
 
 
 def render(
-    look: Look, finding: Finding, missing_evidence: Sequence[str], *, color: bool, width: int, quiet: bool = False
+    look: Look,
+    findings: Sequence[Finding],
+    missing_evidence: Sequence[str],
+    *,
+    color: bool,
+    width: int,
+    quiet: bool = False,
 ) -> str:
     """The report of a look as text of `width` columns; if `quiet`, without stacks and GPUs."""
     page = Page(color=color, width=width)
-    paint(page, blocks(look, finding, missing_evidence, quiet=quiet), details=True)
+    paint(page, blocks(look, findings, missing_evidence, quiet=quiet), details=True)
     return page.text()
 
 
-def blocks(look: Look, finding: Finding, missing_evidence: Sequence[str], *, quiet: bool) -> Iterator[Block]:
-    """Yield the blocks of a report: the finding, what each rank does, stacks of some ranks, GPUs, missing evidence."""
+def blocks(look: Look, findings: Sequence[Finding], missing_evidence: Sequence[str], *, quiet: bool) -> Iterator[Block]:
+    """Yield the blocks of a report: the findings, what each rank does, stacks of some ranks, GPUs, missing evidence."""
     time_text = time.strftime("%H:%M:%S", time.localtime(look.unix_seconds))
     reason = "requested" if look.is_requested else f"nothing new for {look.silent_seconds:.0f} s"
-    title = f"{one_line(look.host)} {time_text}, {reason}: {finding.title}"
-    yield Text(title, "ddpdiag watch", Mark.ERROR if finding.ranks else Mark.WARNING)
-    yield Text(finding.message)
-    if finding.fix:
-        yield Text(finding.fix, "Fix")
-    lists = {name: tuple(map(str, value)) for name, value in finding.evidence.items() if isinstance(value, list)}
+    lead, *others = findings
+    yield from _finding_blocks(lead, f"{one_line(look.host)} {time_text}, {reason}: {lead.title}", "ddpdiag watch")
+    for finding in others:
+        yield from _finding_blocks(finding, finding.title, "Also")
+    lists = {name: tuple(map(str, value)) for name, value in lead.evidence.items() if isinstance(value, list)}
     if rank_groups := lists.pop("ranks", ()):
         yield Items(rank_groups)
     if not quiet:
@@ -75,6 +80,13 @@ def blocks(look: Look, finding: Finding, missing_evidence: Sequence[str], *, qui
             yield Text(gpus, "GPUs", Mark.DIM)
     if missing_evidence:
         yield Items(tuple(missing_evidence), "notes")
+
+
+def _finding_blocks(finding: Finding, title: str, label: str) -> Iterator[Block]:
+    yield Text(title, label, Mark.ERROR if finding.ranks else Mark.WARNING)
+    yield Text(finding.message)
+    if finding.fix:
+        yield Text(finding.fix, "Fix")
 
 
 def _gpu_text(use: GpuUse) -> str:

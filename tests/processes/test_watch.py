@@ -90,7 +90,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on(training):
     stopped.kill(signal.SIGSTOP)
     told = next_report(job, before)
     assert f"kill -CONT {stopped.pid}" in told
-    assert "rank 0: sleeping in all_reduce (distributed_c10d.py)" in told
+    assert "rank 0: sleeping in <module> (train.py:26), in all_reduce (distributed_c10d.py)" in told
     stopped.kill(signal.SIGCONT)
     steps = job.stdout.count("step")
     job.wait_until(lambda: job.stdout.count("step") > steps, 60)
@@ -108,6 +108,45 @@ def test_a_slow_job_is_left_alone_and_a_rank_that_spins_in_c_is_named_and_ended(
     assert job.wait(SECONDS) == 1
     assert "--kill: nothing new for" in job.stderr
     job.check_left_nothing()
+
+
+# All ranks but rank 1, which waits for a batch that its worker does not finish, wait in a barrier.
+LOADING = """
+import os, time
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+class Slow:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if os.environ["RANK"] == "1" and index == 1:
+            time.sleep(3600)
+        return index
+
+dist.init_process_group("gloo")
+for batch in DataLoader(Slow(), num_workers=2):
+    print("step", int(batch), flush=True)
+    dist.barrier()
+"""
+
+
+@pytest.mark.deep
+@needs_py_spy
+def test_a_worker_that_sleeps_is_shown_and_a_log_dir_is_output(start, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LOADING)
+    command = (sys.executable, *torchrun(2, "--log-dir", str(tmp_path / "logs"), "--redirects", "3", str(script)))
+    job = start(*WATCH, "--stall", str(STALL), "--kill", "--", *command)
+    assert job.wait(SECONDS) == 1
+    told = " ".join(reports(job)[-1].split())
+    line = 1 + LOADING.splitlines().index("            time.sleep(3600)")
+    worker = f"is sleeping, in Slow.__getitem__ (train.py:{line})."
+    expected = ("rank 0 waits in barrier at train.py:", "rank 1 is not in it", "The worker of rank 1, pid ", worker)
+    assert [text for text in expected if text not in told.replace("Rank", "rank")] == [], told
+    assert "stack of pid " in told
+    assert "/dev/null" not in job.stderr, "the log files show progress"
 
 
 @pytest.mark.deep

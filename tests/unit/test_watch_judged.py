@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch import WatchArgs
+from ddpdiag.watch.evidence import Stacks
 from ddpdiag.watch.judge import judge, missing_evidence, rank_groups
-from ddpdiag.watch.look import Helper, Look, RankState
+from ddpdiag.watch.look import Helper, Look, RankState, UserFrame
+from ddpdiag.watch.observer import with_helper_stacks
 from ddpdiag.watch.report import Reporter, render
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "<module> (train.py:25)")
@@ -35,12 +37,12 @@ def stalled(*ranks: RankState, **more) -> Look:
 
 
 def named(*ranks: RankState, **more) -> tuple[int, ...]:
-    return judge(stalled(*ranks, **more)).ranks
+    return judge(stalled(*ranks, **more))[0].ranks
 
 
 def words(look: Look) -> str:
-    finding = judge(look)
-    return "\n".join((finding.title, finding.message, finding.fix, *missing_evidence(look)))
+    texts = [text for finding in judge(look) for text in (finding.title, finding.message, finding.fix)]
+    return "\n".join((*texts, *missing_evidence(look)))
 
 
 def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> tuple[Collective, ...]:
@@ -49,6 +51,10 @@ def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> tuple[
 
 def recorded(rank: int, collectives: tuple[Collective, ...]) -> RankState:
     return seen(rank, COMPUTES, "R", holds_gpu=True, collectives=collectives)
+
+
+def user(*lines: int, path: str = "/home/u/train.py") -> tuple[UserFrame, ...]:
+    return tuple(UserFrame("step", path, line) for line in lines)
 
 
 GUESSED = {"ranks_are_guessed": True, "world_size": None}
@@ -89,6 +95,58 @@ def test_the_right_rank_is_named(witnesses, ranks):
     assert named(*witnesses) == ranks
 
 
+POLLS = ("wait_for_file (train.py:9)", "<module> (train.py:14)")
+DIED = seen(1, state="Z")
+STUCK = seen(3, SAVES, "D")
+ODD = recorded(3, posted(5, elements=8))
+TWO_JOINT_CALLS = [seen(0, WAITS), seen(1, WAITS), seen(2, BARRIER)]
+# The codes of the findings, with the ranks that each one names.
+SEVERAL = {
+    "stopped, stuck": ([seen(0, WAITS), seen(1, WAITS, "T"), STUCK], {"stopped": (1,), "stuck": (3,)}),
+    "stopped, elsewhere": (
+        [seen(0, WAITS), seen(1, WAITS, "T"), seen(2, COMPUTES)],
+        {"stopped": (1,), "awaited": (2,)},
+    ),
+    "stopped, may wait for it": ([seen(0, WAITS), seen(1, WAITS, "T"), seen(2, POLLS)], {"stopped": (1,)}),
+    "ended, stuck": ([seen(0, WAITS), DIED, STUCK], {"gone": (1,), "stuck": (3,)}),
+    "ended, handles the error": ([seen(0, WAITS), DIED, seen(2, COMPUTES, "R", cores=1.0)], {"gone": (1,)}),
+    "no data, elsewhere": (
+        [seen(0, WAITS), seen(1, LOADS, helpers=(Helper(pid=7, name="python", state="T"),)), seen(2, COMPUTES)],
+        {"starved": (1,), "awaited": (2,)},
+    ),
+    "mismatch, stopped": (
+        [*AHEAD, recorded(2, posted(5)), ODD, seen(4, WAITS, "T")],
+        {"stopped": (4,), "mismatch": (3,)},
+    ),
+    "mismatch of two, a third sleeps": (
+        [*(recorded(rank, posted(5, elements=8 if rank in (2, 3) else 4)) for rank in range(6)),
+         seen(6, COMPUTES, holds_gpu=True, collectives=())],
+        {"mismatch": (2, 3), "behind": (6,)},
+    ),
+    "mismatch, may wait for its GPU": (
+        [*AHEAD, recorded(2, posted(5)), ODD, seen(4, COMPUTES, "R", cores=1.0, holds_gpu=True, collectives=posted(4))],
+        {"mismatch": (3,)},
+    ),
+    "elsewhere, different collectives": ([*TWO_JOINT_CALLS, seen(3, SAVES)], {"awaited": (3,), "paths": ()}),
+    "elsewhere, one rank has the result already": (
+        [seen(0, ("broadcast (distributed_c10d.py:9)",)), seen(1, BARRIER), seen(2, SAVES)],
+        {"awaited": (2,)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("states", "ranks"), SEVERAL.values(), ids=SEVERAL)
+def test_several_faults_are_several_findings(states, ranks):
+    findings = judge(stalled(*states))
+    assert {finding.code.removeprefix("watch."): finding.ranks for finding in findings} == ranks
+
+
+def test_without_rank_0_only_the_first_fault_is_certain():
+    ranks = [seen(1, WAITS), seen(2, WAITS, "T"), seen(3, COMPUTES)]
+    assert [finding.ranks for finding in judge(stalled(*ranks, world_size=4))] == [(2,)]
+    assert [finding.ranks for finding in judge(stalled(*ranks, world_size=4, all_unmoved=True))] == [(2,), (3,)]
+
+
 @pytest.mark.parametrize(
     "stall",
     [
@@ -103,7 +161,7 @@ def test_the_right_rank_is_named(witnesses, ranks):
     ],
 )
 def test_nobody_is_named_where(golden, stall):
-    assert judge(stall).ranks == ()
+    assert judge(stall)[0].ranks == ()
     golden(words(stall))
 
 
@@ -114,12 +172,20 @@ def test_nobody_is_named_where(golden, stall):
             stalled(seen(0, WAITS), seen(1, SAVES, "D", wchan="nfs_wait_on_request")), (1,), id="stuck in the kernel"
         ),
         pytest.param(stalled(seen(0, cores=0.0), seen(1, state="R", cores=1.0)), (1,), id="the only one that runs"),
+        pytest.param(
+            stalled(
+                seen(0, WAITS, user_frames=user(25)),
+                seen(1, ("readinto (socket.py:700)", "step (train.py:23)"), user_frames=user(23)),
+            ),
+            (1,),
+            id="the user's line is first",
+        ),
         pytest.param(stalled(*AHEAD, recorded(2, posted(4))), (2,), id="posted fewer"),
         pytest.param(stalled(*AHEAD, recorded(2, posted(5, elements=8))), (2,), id="posted something else"),
     ],
 )
 def test_who_is_named_is_told_why(golden, stall, ranks):
-    assert judge(stall).ranks == ranks
+    assert judge(stall)[0].ranks == ranks
     golden(words(stall))
 
 
@@ -127,8 +193,59 @@ def test_who_is_named_is_told_why(golden, stall, ranks):
 def test_who_waits_for_data_is_named_and_its_sick_worker_told(golden, state):
     worker = Helper(pid=7, name="python", state=state)
     look = stalled(seen(0, WAITS), seen(1, LOADS, helpers=(worker,)))
-    assert judge(look).ranks == (1,)
+    assert judge(look)[0].ranks == (1,)
     golden(words(look))
+
+
+MAKES = (
+    "decode (data.py:40)",
+    "__getitem__ (data.py:12)",
+    "_MapDatasetFetcher.fetch (fetch.py:54)",
+    "_worker_loop (worker.py:320)",
+)
+IDLES = ("select (selectors.py:415)", "get (queues.py:113)", "_worker_loop (worker.py:292)")
+
+
+@pytest.mark.parametrize(
+    ("rank_stack", "worker_stack"),
+    [(LOADS, MAKES), (LOADS, IDLES), (("_try_wait (subprocess.py:2053)", "step (train.py:23)"), MAKES)],
+    ids=["makes a batch", "waits for work", "a child process"],
+)
+def test_the_place_of_a_process_for_which_a_rank_waits_is_told(golden, rank_stack, worker_stack):
+    worker = Helper(
+        pid=7, name="python", state="S", stack=worker_stack, user_frames=(UserFrame("decode", "/u/data.py", 40),)
+    )
+    look = stalled(seen(0, WAITS), seen(1, rank_stack, helpers=(worker,), user_frames=user(23)))
+    assert ("stack_of_pid_7" in judge(look)[0].evidence) == (worker_stack is MAKES)
+    golden(words(look))
+
+
+def test_the_stacks_of_at_most_four_processes_are_read_the_suspicious_ones_first():
+    workers = [Helper(pid=pid, name="python", state="S", wchan="do_poll") for pid in range(10, 18)]
+    slow = Helper(pid=20, name="python", state="S", wchan="hrtimer_nanosleep")
+    stopped = Helper(pid=21, name="python", state="T")
+    read: list[int] = []
+
+    def read_stacks(pid: int) -> Stacks:
+        read.append(pid)
+        return Stacks(MAKES)
+
+    waiting = seen(0, LOADS, helpers=(*workers, slow, stopped))
+    states = with_helper_stacks([waiting, seen(1, COMPUTES, helpers=(slow,))], read_stacks)
+    assert read == [21, 20, 10, 11]
+    assert {helper.pid for helper in states[0].helpers if helper.stack} == set(read)
+    read.clear()
+    with_helper_stacks([seen(rank, LOADS, helpers=(*workers, slow)) for rank in range(6)], read_stacks)
+    assert len(read) <= 4
+
+
+def test_ranks_at_different_lines_of_a_loop_are_one_group():
+    def lines(*numbers: int) -> list[str]:
+        states = [seen(rank, (f"step (train.py:{n})",), user_frames=user(n)) for rank, n in enumerate(numbers)]
+        return [text for _, text in rank_groups(stalled(*states), ())]
+
+    assert lines(7, 7) == ["sleeping in step (train.py:7)"]
+    assert lines(7, 8) == ["sleeping in step (train.py)"]
 
 
 def test_where_gpus_are_hidden_a_busy_rank_may_be_one_that_waits():
@@ -180,7 +297,7 @@ def test_a_note_is_shown_once_and_again_on_request():
 def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way(golden):
     ranks = [seen(2, WAITS), seen(3, COMPUTES, "R", cores=1.0)]
     first = stalled(*ranks, world_size=4)
-    assert judge(first).ranks == ()
+    assert judge(first)[0].ranks == ()
     golden(words(first))
     assert named(seen(2, WAITS), seen(3, COMPUTES, "T"), world_size=4) == (3,), "nobody is stopped in a healthy one"
     assert stalled(*ranks, world_size=4).is_unmoved(first)
@@ -197,7 +314,7 @@ def test_who_stands_elsewhere_or_works_otherwise_has_moved(now):
 
 def test_those_who_are_done_are_not_to_blame_for_a_last_save(golden):
     look = stalled(seen(0, SAVES, "R"), *(RankState(rank=rank, pid=9) for rank in (1, 2, 3)))
-    assert (judge(look).ranks, judge(look).code) == ((), "watch.last")
+    assert [(finding.ranks, finding.code) for finding in judge(look)] == [((), "watch.last")]
     assert named(seen(0, SAVES, "T"), seen(1, state="Z")) == (0,), "but it does not go on if it is stopped"
     golden(words(look))
 
@@ -222,10 +339,12 @@ def test_any_look_is_judged_and_shown(rows, more_ranks):
         for n, (stack, state, cores, gpu, gil, collectives) in enumerate(rows)
     ]
     stall = stalled(*ranks, world_size=len(ranks) + more_ranks)
-    finding = judge(stall)
-    assert set(finding.ranks) <= set(range(len(ranks)))
-    assert sorted(rank for group, _ in rank_groups(stall, finding.ranks) for rank in group) == list(range(len(ranks)))
-    assert render(stall, finding, missing_evidence(stall), color=False, width=80).isascii()
+    findings = judge(stall)
+    named_ranks = [rank for finding in findings for rank in finding.ranks]
+    assert len(set(named_ranks)) == len(named_ranks), "no rank is in two findings"
+    assert set(named_ranks) <= set(range(len(ranks)))
+    assert sorted(rank for group, _ in rank_groups(stall, named_ranks) for rank in group) == list(range(len(ranks)))
+    assert render(stall, findings, missing_evidence(stall), color=False, width=80).isascii()
 
 
 @given(st.lists(st.sampled_from([WAITS, BARRIER]), min_size=2, max_size=5))

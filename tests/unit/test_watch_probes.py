@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from ddpdiag.model import Finding
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import environ
 from ddpdiag.watch import evidence
+from ddpdiag.watch.look import RankState, UserFrame
+from ddpdiag.watch.pitfalls import find_pitfalls
 from ddpdiag.watch.processes import Process, descendants, find_ranks, read_process
 
 ENTRY = {
@@ -163,7 +166,57 @@ def test_py_spys_stacks_are_read_main_thread_first(tmp_path):
 
     (tmp_path / "said").write_text(json.dumps([thread(10, "other", gil=False), thread(9, "main", gil=True)]))
     seen = evidence.dump_stacks(_program(tmp_path, f"cat {tmp_path}/said"), 9, time.monotonic() + 5)
-    assert seen == evidence.Stacks(("main (main.py:7)",), (("other (other.py:7)",),), True)
+    frame = UserFrame("main", "/a/main.py", 7)
+    assert seen == evidence.Stacks(("main (main.py:7)",), (("other (other.py:7)",),), True, user_frames=(frame,))
+
+
+@pytest.mark.parametrize(
+    ("path", "is_users"),
+    [
+        ("/home/u/train.py", True),
+        ("/home/u/lib/models/net.py", True),
+        ("/usr/lib/python3.12/selectors.py", False),
+        ("/opt/uv/cpython-3.13/lib/python3.13t/threading.py", False),
+        ("/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", False),
+        ("/usr/lib/python3/dist-packages/numpy/core.py", False),
+        ("/opt/venv/bin/torchrun", False),
+        ("/tmp/torchinductor_u/ab/cab.py", False),
+        ("<frozen importlib._bootstrap>", False),
+        ("<string>", False),
+    ],
+)
+def test_frames_of_the_users_code_are_kept_with_their_path(tmp_path, path, is_users):
+    frame = {"name": "f", "filename": path, "line": 7}
+    (tmp_path / "said").write_text(json.dumps([{"pid": 9, "os_thread_id": 9, "frames": [frame]}]))
+    seen = evidence.dump_stacks(_program(tmp_path, f"cat {tmp_path}/said"), 9, time.monotonic() + 5)
+    assert seen.user_frames == ((UserFrame("f", path, 7),) if is_users else ())
+
+
+SOME_REACH = """import torch.distributed as dist; dist.init_process_group()
+
+def save():
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+save()
+"""
+
+
+def test_a_pitfall_of_lint_is_told_where_a_rank_is(golden, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SOME_REACH)
+    os.utime(script, (0, 0))
+
+    def found(line: int) -> list[Finding]:
+        frame = UserFrame("save", str(script), line)
+        return [*find_pitfalls([RankState(rank=rank, pid=os.getpid(), user_frames=(frame,)) for rank in (0, 1)])]
+
+    (finding,) = found(5)
+    assert (finding.code, finding.ranks) == ("LNT018", ())
+    golden(finding.title, finding.message, finding.fix)
+    assert found(4) == []
+    os.utime(script, (time.time() + 9, time.time() + 9))
+    assert found(5) == [], "the process runs an earlier version of the file"
 
 
 def test_py_spy_that_fails_is_quoted_and_one_that_hangs_is_left(golden, tmp_path):

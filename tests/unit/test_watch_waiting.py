@@ -1,12 +1,14 @@
 """When something was heard, and when it is time to look."""
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ddpdiag.watch.command import Silence
-from ddpdiag.watch.output import FileSink, OutputMonitor, Relay
+from ddpdiag.watch.output import FileSink, OutputMonitor, RankFileSink, Relay
 from ddpdiag.watch.peers import Peers, job_name
 
 
@@ -41,6 +43,22 @@ def test_a_file_that_grows_or_comes_is_heard_once(tmp_path):
     (tmp_path / "a.log").write_text("xy")
     sink.ignore_own_writes()
     assert sink.last_write() is None, "that was ours"
+
+
+def test_the_files_to_which_ranks_print_are_output(tmp_path):
+    with (tmp_path / "[0].log").open("w") as log, (tmp_path / "other").open("w"):
+        process = subprocess.Popen(["sleep", "60"], stdout=log, stderr=subprocess.DEVNULL)
+    try:
+        sink = RankFileSink(lambda: [process.pid])
+        assert list(sink.names) == [log.name]
+        assert sink.last_write() is None
+        Path(log.name).write_text("step 1")
+        assert sink.last_write() is not None
+    finally:
+        process.kill()
+        process.wait()
+    assert list(sink.tail()) == [b"step 1"], "and after the end of the rank"
+    assert RankFileSink(lambda: [os.getpid()]).names == {}, "our own output has another sink"
 
 
 def test_a_relay_passes_bytes_on_and_knows_a_reader_that_takes_none():
