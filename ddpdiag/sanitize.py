@@ -7,7 +7,7 @@ from collections.abc import Sequence
 # Recordings are sent to other people, so the value of every name that might mean a secret is hidden.
 _SECRET = r"TOKEN|SECRET|PASS|PWD|PSK|KEY|CREDENTIAL|AUTH|COOKIE"
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
-_HIDDEN = "***"
+HIDDEN = "***"
 _VALUE = r"(?!\s)(?:\"[^\"]*\"|'[^']*'|(?:(?:Bearer|Basic)\s+)?[^\s,;]+)"
 # Matches "--api-key VALUE" and "PGPASSWORD=VALUE", but not a path such as /opt/keys/run.py.
 _ASSIGNED = re.compile(
@@ -34,14 +34,14 @@ def is_secret(name: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """`text` with "***" in place of each value whose name may mean a secret, and of each credential in a URL."""
-    text = _LABELLED.sub(rf"\1{_HIDDEN}", _ASSIGNED.sub(rf"\1{_HIDDEN}", _URL.sub(f"{_HIDDEN}@", text)))
-    return _BEARER.sub(rf"\1 {_HIDDEN}", text)
+    text = _LABELLED.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", _URL.sub(f"{HIDDEN}@", text)))
+    return _BEARER.sub(rf"\1 {HIDDEN}", text)
 
 
 def words_without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     """A command line without secrets. The word after an option such as --password is hidden, even if it has spaces."""
     return tuple(
-        _HIDDEN if before.startswith("-") and "=" not in before and is_secret(before) else without_secrets(word)
+        HIDDEN if before.startswith("-") and "=" not in before and is_secret(before) else without_secrets(word)
         for before, word in zip(("", *words), words, strict=False)
     )
 

@@ -17,6 +17,7 @@ from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import TrainRequest
 from ddpdiag.simulate import SimulateArgs
+from ddpdiag.ticket import Kind, TicketArgs
 from ddpdiag.watch import WatchArgs
 
 _SETTINGS = {"token_normalize_func": declared_name, "help_option_names": ["-h", "--help"]}
@@ -294,6 +295,32 @@ def explain(
     from ddpdiag.explain import command
 
     raise typer.Exit(command.run(words, args))
+
+
+@_command(
+    "ddpdiag ticket nccl report.json",
+    "ddpdiag ticket nccl run.jsonl --log 'ncclDebug.*' --write-bundle ticket.tar.gz",
+    "ddpdiag ticket pytorch report.json > issue.md   (gh issue create -R pytorch/pytorch -F issue.md)",
+    "ddpdiag ticket nccl   (without a report: from this host)",
+)
+def ticket(
+    kind: Annotated[Kind, typer.Argument(metavar="nccl|pytorch", help="The project: NVIDIA/nccl or pytorch/pytorch.")],
+    args: TicketArgs,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="Reports (--json) and recordings (--record) of a job."),
+    ] = None,
+) -> None:
+    """Fill in the issue form of NCCL or PyTorch from reports of a job, and print it as Markdown to paste.
+
+    On a host of the job it also runs the commands that the form asks for, such as `nvidia-smi topo -m`. It names what
+    is not available, with the command that gives it. It sends nothing.
+
+    Exit code: 0 the form is printed, 2 a file that holds no run, or files of different jobs.
+    """
+    from ddpdiag.ticket import command
+
+    raise typer.Exit(command.run(kind, files or (), args))
 
 
 @_command("ddpdiag manual")

@@ -70,11 +70,13 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
     """
     hints = get_type_hints(body, include_extras=True)
     groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_without_annotation(hint))}
-    arguments = {name: hints[name] for name in signature(body).parameters if name not in groups}
+    defaults = {name: each.default for name, each in signature(body).parameters.items()}
+    arguments = {name: hints[name] for name in defaults if name not in groups}
     has_advanced = any(each.metadata["typer"]["hidden"] for group in groups.values() for each in group.fields)
     parameters = [
         *([_keyword_only("help_all", Annotated[bool, _HELP_ALL], False)] if has_advanced else ()),
-        *(_keyword_only(name, hint) for name, hint in ({"context": typer.Context} | arguments).items()),
+        _keyword_only("context", typer.Context),
+        *(_keyword_only(name, hint, defaults[name]) for name, hint in arguments.items() if name != "context"),
         *(_parameter(each) for group in groups.values() for each in group.fields),
     ]
 
@@ -176,7 +178,7 @@ def examples(*lines: str) -> str:
 
 def usage_sentence(error: Exception, program: str) -> str:
     """Describe click's exception for a mistake on the command line in one sentence."""
-    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    message = " ".join(error.format_message().rstrip(".").split())  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     if context is not None and (command := re.match(r"No such command '(.*?)'", message)) is not None:
         message = f"no such command: {command[1]}{did_you_mean(command[1], context.command.list_commands(context))}"

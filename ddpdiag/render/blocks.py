@@ -103,10 +103,11 @@ class Items(Struct, frozen=True):
 
 
 class Code(Struct, frozen=True):
-    """Lines of code, which readers copy unchanged."""
+    """Lines of code, which readers copy unchanged. Markdown colours it as `language`."""
 
     text: str
     title: str = ""
+    language: str = "sh"
 
 
 class Line(Struct, frozen=True):

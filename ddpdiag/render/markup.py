@@ -64,11 +64,11 @@ def _as_html(text: str) -> str:
 _BREAK_MARK = "\u200b"
 
 
-def fence(text: str) -> list[str]:
-    """A fenced code block with shell commands, which readers copy."""
+def fence(text: str, language: str = "sh") -> list[str]:
+    """A fenced code block, which readers copy."""
     lines = printable(text).split("\n")
     ticks = "`" * max(3, max((len(run) for line in lines for run in _BACKTICK_RUNS.findall(line)), default=0) + 1)
-    return [f"{ticks}sh", *lines, ticks]
+    return [f"{ticks}{language}", *lines, ticks]
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -165,8 +165,8 @@ def draw_pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
                 shown, more = _lines_that_fit(lines, "line", len(items), _LIST_BYTES)
                 lines = [*_title_lines(title), *shown, *(f"- {sentence}" for sentence in more), ""]
                 yield Piece(_cut_title(title) or "a list", lines if items else [])
-            case Code(text=text, title=title):
-                yield Piece(_cut_title(title) or "commands", [*_title_lines(title), *fence(text), ""])
+            case Code(text=text, title=title, language=language):
+                yield Piece(_cut_title(title) or "commands", [*_title_lines(title), *fence(text, language), ""])
             case Table():
                 yield Piece(_cut_title(block.title) or f"a table of {block.noun}s", _table_lines(block))
             case Matrix(title=title, matrix=matrix, note=note):
