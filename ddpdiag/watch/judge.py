@@ -23,7 +23,7 @@ from ddpdiag.evidence.collectives import collective_text, find_lag, first_mismat
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import OddRanks, find_odd_ranks
 from ddpdiag.text import begun
-from ddpdiag.watch.look import Activity, Look, RankState, subject, without_lines
+from ddpdiag.watch.look import Activity, Look, RankState, subject, where_text, without_lines
 from ddpdiag.watch.processes import LAUNCHERS
 
 # NVML shows 100 % for a GPU with an NCCL kernel that waits.
@@ -177,7 +177,7 @@ def _judge_ranks_without_data(look: Look) -> Finding | None:
         return None
     helper = helpers[ranks[0]][0]
     where = f" in {helper.wchan}" if helper.wchan and helper.state == "D" else ""
-    at = f", in {helper.where_text}" if helper.stack else ""
+    at = f", in {where_text(helper.stack, helper.user_frames)}" if helper.stack else ""
     return _finding(
         "starved",
         f"{subject(ranks, 'waits', 'wait')} for data that does not arrive",

@@ -100,11 +100,6 @@ class Helper(Struct, frozen=True, kw_only=True):
         """Whether this is a worker of a data loader that makes no batch."""
         return any(_WORKER_FRAME in frame for frame in self.stack) and not any(_BATCH_FRAME in f for f in self.stack)
 
-    @property
-    def where_text(self) -> str:
-        """The place in the code where the process is, with the user's line first. It must have a stack."""
-        return where_text(self.stack, self.user_frames)
-
 
 class RankState(Struct, frozen=True, kw_only=True):
     """The state of one rank, as read from outside of its process.
@@ -144,11 +139,6 @@ class RankState(Struct, frozen=True, kw_only=True):
     def call(self) -> str:
         """The name of the function of the innermost frame. Empty: no stack."""
         return self.stack[0].partition(" (")[0] if self.stack else ""
-
-    @property
-    def call_text(self) -> str:
-        """The function of the innermost frame, and the user's line that calls it: "all_reduce at train.py:25"."""
-        return self.call + (f" at {self.user_frames[0].place}" if self.user_frames else "")
 
     @property
     def waits_for_child(self) -> bool:
@@ -219,15 +209,6 @@ class RankState(Struct, frozen=True, kw_only=True):
     def where_text(self) -> str:
         """The place in the code where the rank is, with the user's line first. It must have a stack."""
         return where_text(self.stack, self.user_frames)
-
-    @property
-    def helper_text(self) -> str:
-        """A sentence on the process for which the rank waits, after a space. Empty if it is not known."""
-        if (helper := self.awaited_helper) is None:
-            return ""
-        kind = "worker" if self.activity is Activity.LOADING else "child process"
-        state = state_text(ProcessState(pid=helper.pid, state=helper.state))
-        return f" The {kind} of rank {self.rank}, pid {helper.pid}, is {state}, in {helper.where_text}."
 
     def is_unmoved(self, before: "RankState") -> bool:
         """Whether `before`, an earlier state, shows the same process, stack, and about the same use of a core."""
@@ -304,19 +285,15 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         return min((age for age in ages if age is not None), default=None)
 
     @property
-    def is_without_rank_0(self) -> bool:
-        """Whether rank 0 is on another host, and no flight recorder shows collectives.
+    def may_continue_elsewhere(self) -> bool:
+        """Whether rank 0 is on another host, and neither flight recorders nor an earlier look show a hang.
 
         Then a healthy training looks like one that hangs, because some ranks may wait in a collective that others have
         not reached yet. So only a rank that is at the same place in two looks is believed to hang.
         """
         has_others = self.world_size is not None and self.world_size > len(self.ranks)
-        return bool(self.ranks) and has_others and self.progress_age_seconds is None and 0 not in self.by_rank
-
-    @property
-    def may_continue_elsewhere(self) -> bool:
-        """Whether rank 0 is on another host, and no two looks saw all ranks of this host at the same places."""
-        return self.is_without_rank_0 and not self.all_unmoved
+        is_without_rank_0 = bool(self.ranks) and has_others and 0 not in self.by_rank
+        return is_without_rank_0 and self.progress_age_seconds is None and not self.all_unmoved
 
     @property
     def proves_a_hang(self) -> bool:
@@ -334,11 +311,11 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         return tuple(sorted(rank for rank, activity in self.activities.items() if activity in activities))
 
     def calls_text(self, ranks: Sequence[int]) -> str:
-        """The collectives in which `ranks` wait: from flight recorders, else by function names, or "a collective"."""
+        """The collectives in which `ranks` wait: from flight recorders, else by function names and the user's lines."""
         states = [self.by_rank[rank] for rank in ranks]
         ends = {collective_text(end) for state in states if (end := last_collective(state.collectives)) is not None}
-        calls = list(dict.fromkeys(state.call_text for state in states if state.call))[:_MAX_CALLS]
-        return ", ".join(sorted(ends)) or " and ".join(calls) or "a collective"
+        calls = dict.fromkeys(state.call + "".join(f" at {f.place}" for f in state.user_frames[:1]) for state in states)
+        return ", ".join(sorted(ends)) or " and ".join(list(filter(None, calls))[:_MAX_CALLS]) or "a collective"
 
     def waiting_text(self, waiting: Sequence[int]) -> str:
         """The waiting ranks, and the collectives in which they wait: "ranks 0,2 wait in all_reduce"."""
@@ -351,7 +328,14 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
 
     def helpers_text(self, ranks: Sequence[int]) -> str:
         """Sentences, each after a space, on the processes for which `ranks` wait. Empty if none is known."""
-        return "".join([text for rank in ranks if (text := self.by_rank[rank].helper_text)][:_MAX_CALLS])
+        text = ""
+        for rank in ranks:
+            if (helper := self.by_rank[rank].awaited_helper) is not None:
+                kind = "worker" if self.activities[rank] is Activity.LOADING else "child process"
+                state = state_text(ProcessState(pid=helper.pid, state=helper.state))
+                where = where_text(helper.stack, helper.user_frames)
+                text += f" The {kind} of rank {rank}, pid {helper.pid}, is {state}, in {where}."
+        return text
 
     def doing_text(self, ranks: Sequence[int]) -> str:
         """The end of a sentence that says what `ranks` do (": it is running, in spin (train.py:7)."), and sentences on

@@ -206,12 +206,8 @@ def _by_suspicion(helpers: Sequence[Helper]) -> list[Helper]:
 
     Workers that wait for work all wait in the same kernel function.
     """
-    counts = Counter((helper.state, helper.wchan) for helper in helpers)
-    keys = {
-        helper: (helper.state in ("R", "S"), helper.name != _WORKER_NAME, counts[helper.state, helper.wchan])
-        for helper in helpers
-    }
-    return sorted(helpers, key=keys.__getitem__)
+    counts = Counter((each.state, each.wchan) for each in helpers)
+    return sorted(helpers, key=lambda h: (h.state in ("R", "S"), h.name != _WORKER_NAME, counts[h.state, h.wchan]))
 
 
 class _Use(NamedTuple):

@@ -1,4 +1,4 @@
-"""Pitfalls that `ddpdiag lint` reports at lines where ranks are, and that let only some ranks reach these lines.
+"""Pitfalls that `ddpdiag lint` reports at lines where ranks wait, and that let only some ranks reach these lines.
 
 lint runs in a process of its own: it is another feature, and it must not hold up a look.
 """
@@ -19,7 +19,7 @@ from ddpdiag.probes.host.kernel import age_seconds
 from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
 from ddpdiag.text import begun
 from ddpdiag.watch.evidence import path_from_here
-from ddpdiag.watch.look import RankState, subject
+from ddpdiag.watch.look import Activity, RankState, subject
 
 # A collective, or a call of a DistributedDataParallel, that only some ranks reach.
 _RULES = "LNT018,LNT019"
@@ -32,7 +32,8 @@ class _Report(Struct, frozen=True):
 
 
 def find_pitfalls(states: Sequence[RankState]) -> tuple[Finding, ...]:
-    """Return a finding for each pitfall at a line where ranks are."""
+    """Return a finding for each pitfall at a line where ranks wait."""
+    states = [state for state in states if state.activity in (Activity.WAITING, Activity.MAY_WAIT)]
     pids = {frame.path: state.pid for state in states for frame in state.user_frames if frame.path.endswith(".py")}
     paths = {file: path for path, pid in list(pids.items())[:_MAX_FILES] if (file := _unchanged_file(path, pid))}
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from ddpdiag.model import Finding
+from ddpdiag.model import Finding, ProcessState
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import environ
 from ddpdiag.watch import evidence
@@ -208,8 +208,10 @@ def test_a_pitfall_of_lint_is_told_where_a_rank_is(golden, tmp_path):
     os.utime(script, (0, 0))
 
     def found(line: int) -> list[Finding]:
-        frame = UserFrame("save", str(script), line)
-        return [*find_pitfalls([RankState(rank=rank, pid=os.getpid(), user_frames=(frame,)) for rank in (0, 1)])]
+        states = {0: ("barrier (distributed_c10d.py:9)",), 1: ("save (train.py:5)",)}
+        common = {"pid": os.getpid(), "user_frames": (UserFrame("save", str(script), line),)}
+        processes = {rank: ProcessState(pid=9, state="S", stack=stack) for rank, stack in states.items()}
+        return [*find_pitfalls([RankState(rank=rank, process=each, **common) for rank, each in processes.items()])]
 
     (finding,) = found(5)
     assert (finding.code, finding.ranks) == ("LNT018", ())
