@@ -20,6 +20,7 @@ from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.evidence.attribution import MISMATCH_FIX
 from ddpdiag.evidence.collectives import collective_text, find_lag, first_mismatch, last_collective
+from ddpdiag.evidence.ras_faults import find_faults
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import OddRanks, find_odd_ranks
 from ddpdiag.text import begun
@@ -222,6 +223,26 @@ def _judge_lag(look: Look) -> Finding | None:
     )
 
 
+def _judge_ras(look: Look) -> Finding | None:
+    """Take the first fault that NCCL's RAS shows. It knows the ranks of all hosts."""
+    if look.ras.snapshots is None:
+        return None
+    busy = {rank for rank, share in _gpu_shares(look).items() if share is not None and share >= _BUSY_GPU_SHARE}
+    waiting = {*look.ranks_doing(Activity.WAITING), *busy}
+    faults = find_faults(
+        *look.ras.snapshots,
+        look.ras.seconds,
+        world_size=look.world_size,
+        waiting=waiting,
+        in_collective=waiting == look.by_rank.keys(),
+    )
+    if not faults:
+        return None
+    local = [rank for rank in faults[0].ranks if rank in look.by_rank]
+    where = f" Here{look.doing_text(local)}" if local else ""
+    return structs.replace(faults[0], message=f"{faults[0].message}{where}")
+
+
 def _judge_single_process(look: Look) -> Finding | None:
     if len(look.ranks) != 1 or (look.world_size or 1) > 1:
         return None
@@ -300,8 +321,7 @@ def _judge_ranks_without_stack(look: Look) -> Finding | None:
 
 def _judge_idle_gpus(look: Look) -> Finding | None:
     """Name ranks whose GPU is idle if all other GPUs are busy, because an NCCL kernel that waits keeps a GPU busy."""
-    busy_shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
-    shares = {rank: busy_shares.get(look.by_rank[rank].pid) for rank in look.ranks_doing(Activity.MAY_WAIT)}
+    shares = _gpu_shares(look)
     idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU_SHARE)
     busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU_SHARE)
     if not idle or not busy or len(idle) + len(busy) != len(look.ranks):
@@ -314,6 +334,12 @@ def _judge_idle_gpus(look: Look) -> Finding | None:
         _ELSEWHERE_FIX,
         idle,
     )
+
+
+def _gpu_shares(look: Look) -> Mapping[int, float | None]:
+    """How busy the GPU is, for each rank that may wait for it."""
+    shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
+    return {rank: shares.get(look.by_rank[rank].pid) for rank in look.ranks_doing(Activity.MAY_WAIT)}
 
 
 def _judge_ranks_elsewhere(look: Look) -> Finding | None:
@@ -421,6 +447,7 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _judge_remaining_ranks,
     _judge_mismatch,
     _judge_lag,
+    _judge_ras,
     _judge_single_process,
     _judge_host_without_rank_0,
     _judge_awaited_ranks,
@@ -483,6 +510,7 @@ def missing_evidence(look: Look) -> tuple[str, ...]:
         *look.missing_evidence,
         *_reason_sentences("No stack", {state.rank: state.why_no_stack for state in look.ranks}),
         *_reason_sentences("No collectives", {state.rank: state.why_no_collectives for state in with_recorder}),
+        *([f"No answer of NCCL's RAS: {look.ras.why_missing}."] if look.ras.why_missing else []),
         *([numbering] if look.ranks_are_guessed and len(look.ranks) > 1 else []),
     )
 

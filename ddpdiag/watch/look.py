@@ -18,6 +18,7 @@ from msgspec import Struct
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.evidence.collectives import collective_text, last_collective
+from ddpdiag.evidence.ras import Snapshot
 from ddpdiag.model import Collective, Finding, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.text import begun
@@ -229,6 +230,14 @@ def _file_name(frame: str) -> str:
     return os.path.basename(frame.rpartition(" (")[2].rpartition(":")[0])
 
 
+class RasEvidence(Struct, frozen=True):
+    """Two answers of NCCL's RAS and the seconds between them, or the reason why they are missing."""
+
+    snapshots: tuple[Snapshot, Snapshot] | None = None
+    seconds: float = 0.0
+    why_missing: str = ""
+
+
 class Look(Struct, frozen=True, kw_only=True, dict=True):
     """The state of all ranks of one host at one moment.
 
@@ -252,6 +261,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     ranks: tuple[RankState, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
     why_no_gpus: str = ""
+    ras: RasEvidence = RasEvidence()
     blocked_seconds: float = 0.0
     all_unmoved: bool = False
     pitfalls: tuple[Finding, ...] = ()

@@ -23,9 +23,10 @@ from ddpdiag.probes.host.kernel import PROC, cpu_ticks, proc_root, process_state
 from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
 from ddpdiag.runtime.supervisor.hang_evidence import MAX_MAIN_FRAMES, MAX_OTHER_FRAMES, MAX_THREADS, first_frames
 from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
-from ddpdiag.watch.look import Helper, Look, RankState
+from ddpdiag.watch.look import Helper, Look, RankState, RasEvidence
 from ddpdiag.watch.pitfalls import find_pitfalls
 from ddpdiag.watch.processes import KnownProcesses, Process, RankProcesses, descendants, find_ranks, read_process
+from ddpdiag.watch.ras import RasReader
 
 # The time limit of a look: `ddpdiag watch` promises a report 5 s after the stall.
 LOOK_SECONDS = 3.5
@@ -45,6 +46,7 @@ _TRACKER = "multiprocessing.resource_tracker"
 _MAX_READERS = 32
 _GRACE_SECONDS = 0.3
 _TOO_LATE = Stacks(why_missing="it could not be read in time")
+_RAS_TOO_LATE = RasEvidence(why_missing="it did not respond in time")
 _NVML_TOO_LATE = "NVML did not respond in time"
 T = TypeVar("T")
 
@@ -55,6 +57,7 @@ class Observer:
     def __init__(self, command_pids: Callable[[], Sequence[int]]) -> None:
         self._command_pids = command_pids
         self._known = KnownProcesses()
+        self._ras = RasReader()
         self._ranks = RankProcesses({})
         self._processes: list[Process] = []
         self._next_search = 0.0
@@ -105,13 +108,15 @@ class Observer:
         before = {rank: _use_of(process.pid) for rank, process in ranks.items()}
         use_measured_at = time.monotonic() + _USE_SECONDS
         # Reading the memory of a process may hang behind a lock of that process, so readers have a time limit.
-        pool = ThreadPoolExecutor(max_workers=min(_MAX_READERS, len(ranks) + 2))
+        pool = ThreadPoolExecutor(max_workers=min(_MAX_READERS, len(ranks) + 3))
         gpu_reader = pool.submit(read_gpu_uses, end) if openable_gpus(proc_root(os.environ)) else None
         trace_reader = pool.submit(self._traces, end)
+        ras_reader = pool.submit(self._ras.read, list(ranks.values()), self._ranks.world_size, end)
         py_spy = find_py_spy()
         stack_readers = {rank: pool.submit(stacks_of, py_spy, process.pid, end) for rank, process in ranks.items()}
         stacks_by_rank = {rank: _result(stack, end, _TOO_LATE) for rank, stack in stack_readers.items()}
         traces = _result(trace_reader, end, {})
+        ras_evidence = _result(ras_reader, end, _RAS_TOO_LATE)
         gpus, why_no_gpus = _result(gpu_reader, end, ((), _NVML_TOO_LATE)) if gpu_reader is not None else ((), "")
         pool.shutdown(wait=False, cancel_futures=True)
         time.sleep(max(0.0, use_measured_at - time.monotonic()))
@@ -129,6 +134,7 @@ class Observer:
             pitfalls=find_pitfalls(states),
             gpus=gpus,
             why_no_gpus=why_no_gpus,
+            ras=ras_evidence,
         )
 
     def _traces(self, end: float) -> Mapping[int, Witness | str]:

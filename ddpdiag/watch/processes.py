@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from ddpdiag.evidence.ras import ADDRESS_VARIABLE, ENABLE_VARIABLE
 from ddpdiag.probes.host.environment import is_pseudo_step
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
 from ddpdiag.watch.evidence import FILE_VARIABLES, PIPE_VARIABLE
@@ -26,8 +27,17 @@ _SPAWN_MARK = "from multiprocessing.spawn import spawn_main"
 # How names of Python programs begin. torch names its processes pt_main_thread; this counts if the file is not known.
 _PYTHON_NAMES = ("python", "pypy", "pt_")
 
-# The variables that are kept: they show the rank of a process and where its flight recorder is.
-_KEPT_VARIABLES = (*RANK_VARIABLES, *WORLD_VARIABLES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_VARIABLE, *FILE_VARIABLES)
+# The variables that are kept: they show the rank of a process, and where its flight recorder and NCCL's RAS are.
+_RAS_VARIABLES = (ADDRESS_VARIABLE, ENABLE_VARIABLE)
+_RECORDER_VARIABLES = (PIPE_VARIABLE, *FILE_VARIABLES)
+_KEPT_VARIABLES = (
+    *RANK_VARIABLES,
+    *WORLD_VARIABLES,
+    "LOCAL_RANK",
+    "SLURM_STEP_ID",
+    *_RECORDER_VARIABLES,
+    *_RAS_VARIABLES,
+)
 
 
 class Process(Struct, frozen=True):
