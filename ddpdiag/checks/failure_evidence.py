@@ -25,8 +25,13 @@ _MAX_STACKS = 4
 _MAX_CHARACTERS = 600
 # C++ and Python begin a crash report with these words, and then list frames and modules.
 _CRASH_STARTS = ("what():", "Fatal Python error")
-# torch also prints these texts in healthy runs: gloo's since torch 2.8; without NumPy a warning and its source line.
-_HARMLESS_OUTPUT = ("[Gloo] Rank ", "UserWarning: Failed to initialize NumPy", "_conversion_method_template(device=")
+# Torch and NCCL print these texts in healthy runs, too: gloo's since torch 2.8; without NumPy a warning with its line.
+_HARMLESS_OUTPUT = (
+    "[Gloo] Rank ",
+    "NCCL DIAG ",
+    "UserWarning: Failed to initialize NumPy",
+    "_conversion_method_template(device=",
+)
 # This frame and its callers belong to ddpdiag's worker and are always the same, so stacks omit them.
 _WORKER_FRAME = "_measure (worker.py:"
 

@@ -43,6 +43,7 @@ MODULES = {
     "RDZ006": "rendezvous.shared_dir",
     "COL001": "collective.all_reduce",
     "COL002": "ddpdiag.bench.check",
+    "COL003": "collective.nccl_diagnostics",
     "P2P001": "p2p.paths",
     # Before the copies, because a way to run the job at all is more important if time is short.
     "P2P003": "p2p.fallback.check",

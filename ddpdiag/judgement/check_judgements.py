@@ -62,8 +62,8 @@ def judge_checks(world: World, forms: RecordingForms, checks: Sequence[Check[Any
 
 def _judge_check(seen: Seen[Any]) -> CheckJudgement:
     check = seen.check
-    skip = _skip_of(seen)
     try:
+        skip = _skip_of(seen)
         return CheckJudgement(check=check, findings=seen.findings, contribution=check.report(seen), skip=skip)
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
         why = f"{check.code} was not judged: this version of ddpdiag cannot read its recorded data ({error})"

@@ -5,7 +5,9 @@ which connect only then. Without the barrier torch's client would retry with gro
 per group (measured, torch 2.13, loopback).
 """
 
+import ctypes
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +20,11 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.errors import AbsentBackend
+from ddpdiag.evidence.nccl_diagnostics import RAS_BEGIN, RAS_END, Diagnostic, parse_diagnostics
+from ddpdiag.model import Depth
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
 from ddpdiag.probes.host.shared_files import open_private_folder, unusable_url_character
+from ddpdiag.probes.net.nccl_log import MAX_BYTES
 from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.collectives import connect
 from ddpdiag.workloads.devices import choose_device
@@ -29,6 +34,8 @@ _BEYOND_DEADLINE_SECONDS = 60.0
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 # The keys of torch's default group begin with this, in older versions after the prefix of torchrun's attempt.
 _DEFAULT_GROUP_KEY = "default_pg/"
+# RAS prints its report after the communicator is made, from its own thread.
+_MAX_REPORT_SECONDS = 0.5
 # The most keys of an earlier group that are reported.
 _MAX_STALE_KEYS = 3
 
@@ -60,13 +67,14 @@ _kept_backends: set[str] = set()
 
 
 @contextmanager
-def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
+def process_group(ctx: Context, backend: str, *, diagnoses: bool = False) -> Iterator[torch.device]:
     """Open the default process group over the trial's group of ranks, and yield this rank's device.
 
     Unless the backend is gloo, a group over all ranks stays open. The next trial over all ranks shares the group and
     its communicator, which NCCL needs seconds to create. Rank 0 replaces the workers if a rank does not have the group,
     or if a trial needs another group (`KeptGroup`). Groups of gloo are closed: they open in milliseconds, and an open
-    group of gloo would prevent one of NCCL. Raises AbsentBackend if torch has no such backend.
+    group of gloo would prevent one of NCCL. With `diagnoses`, NCCL runs its diagnostics if a group is opened. Raises
+    AbsentBackend if torch has no such backend.
     """
     if (absent := backend_error(backend)) is not None:
         raise absent
@@ -80,7 +88,7 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
         _kept_backends.remove(backend)
         ctx.barrier()
     else:
-        _open_group(ctx, backend, device)
+        _open_group(ctx, backend, device, diagnoses=diagnoses)
         connect(ctx, device)
     yield device
     # After an exception the group is neither kept nor closed: closing may wait for peers, and an error would become a
@@ -92,10 +100,11 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
         close_group()
 
 
-def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
+def _open_group(ctx: Context, backend: str, device: torch.device, *, diagnoses: bool) -> None:
     store = open_store(ctx)
     if backend != "gloo" and len(ctx.group) > 1:
         _enable_nccl_log(ctx)
+        _set_diagnostics(ctx, is_on=diagnoses)
     begin = time.perf_counter()
     ctx.step(f"init_process_group {backend}" if backend == "gloo" else COMMUNICATOR_STEP)
     dist.init_process_group(
@@ -107,6 +116,7 @@ def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
         # With a device_id, NCCL creates its communicator in this call and not in the first collective.
         device_id=device if backend.startswith("nccl") else None,
     )
+    _set_diagnostics(ctx, is_on=False)
     seconds = time.perf_counter() - begin
     ctx.add_timing("group", seconds)
     if backend != "gloo":
@@ -126,6 +136,45 @@ def _enable_nccl_log(ctx: Context) -> None:
     # NCCL would replace %h and %p in the name of the file.
     file = str(nccl_log_file(ctx)).replace("%", "%%")
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS=_LOG_SUBSYSTEMS + per_call, NCCL_DEBUG_FILE=file)
+
+
+def _set_diagnostics(ctx: Context, *, is_on: bool) -> None:
+    """Turn on NCCL's diagnostics for the next communicator, or off. NCCL before 2.31 ignores these variables.
+
+    The diagnostics of RAS compare what the ranks know (12 ms for 8 ranks, NCCL's user guide). The active ones copy data
+    between all GPUs of a host (245 ms for 8 GPUs). On several hosts they also start ib_write_bw, whose time-outs are
+    longer than a quick run may take.
+    """
+    is_one_host = ctx.place.local_world_size == ctx.place.world_size
+    is_active = is_on and (is_one_host or ctx.options.depth is not Depth.QUICK)
+    os.environ.update(
+        NCCL_RUN_RAS_DIAGNOSTICS=f"{is_on:d}",
+        NCCL_RUN_DIAGNOSTICS=f"{is_active:d}",
+        # Otherwise NCCL would keep the first values for all later communicators of this process (src/param/param.cc).
+        NCCL_NO_CACHE="NCCL_RUN_RAS_DIAGNOSTICS,NCCL_RUN_DIAGNOSTICS",
+    )
+
+
+def read_diagnostics(ctx: Context) -> tuple[Diagnostic, ...]:
+    """Return NCCL's diagnostics in this worker: from its log, and from standard output, where it prints reports."""
+    end = time.monotonic() + _MAX_REPORT_SECONDS
+    while RAS_BEGIN in (printed := _standard_output()) and RAS_END not in printed and time.monotonic() < end:
+        time.sleep(0.02)
+    try:
+        with nccl_log_file(ctx).open("rb") as file:
+            log = file.read(MAX_BYTES).decode(errors="replace")
+    except OSError:
+        log = ""
+    return parse_diagnostics(f"{printed}\n{log}", ctx.group)
+
+
+def _standard_output() -> str:
+    """Return the output of this worker, which is a file, with what the C library has buffered; else ""."""
+    ctypes.CDLL(None).fflush(None)
+    try:
+        return os.pread(sys.stdout.fileno(), MAX_BYTES, 0).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
 
 
 def close_group() -> None:

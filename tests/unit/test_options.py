@@ -160,7 +160,7 @@ def completed(words):
         ("check --st", ["--stage", "--strict"]),
         ("check --stage ", ["launch", "host", "gpu", "rendezvous", "collective", "p2p", "fabric", "training"]),
         ("check --stage gpu,co", ["gpu,collective"]),
-        ("check --select COL", ["COL001", "COL002"]),
+        ("check --select COL", ["COL001", "COL002", "COL003"]),
         ("check --backend n", ["nccl"]),
         ("check --depth ", ["quick", "standard", "deep"]),
         ("host --ignore HST00", [f"HST00{number}" for number in range(1, 8)]),

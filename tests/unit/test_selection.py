@@ -35,7 +35,7 @@ def test_ignoring_wins_over_selecting() -> None:
 
 
 def test_a_stage_takes_its_checks() -> None:
-    assert codes(stages=("collective",)) == {"COL001"}
+    assert codes(stages=("collective",)) == {"COL001", "COL003"}
     assert "COL001" not in codes(skip_stages=("collective",))
 
 

@@ -35,6 +35,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, subject_text
 from ddpdiag.checks.matrix import Link, find_pattern
 from ddpdiag.checks.world import no_gpu_reason
+from ddpdiag.evidence.nccl_diagnostics import Diagnostic
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.stats import Samples, find_odd_ranks, samples
@@ -56,11 +57,12 @@ BROADCAST_BYTES = 1 << 20
 LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
 
 
-class Data(Struct, frozen=True):
+class Data(Struct, frozen=True, omit_defaults=True):
     """One rank's results: the seconds of a call of each size (bytes per rank), and the number of wrong elements.
 
     If a sum is wrong on any rank, the first `senders` ranks broadcast known values, and only the checked calls are
-    timed. `wrong_from` are the ranks whose broadcast values were wrong at this rank.
+    timed. `wrong_from` are the ranks whose broadcast values were wrong at this rank. `diagnostics` are NCCL's own lines
+    about the group, which COL003 judges.
     """
 
     backend: str
@@ -72,12 +74,13 @@ class Data(Struct, frozen=True):
     wrong: int
     senders: int = 0
     wrong_from: tuple[int, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
 
 
 def measure(ctx: Context) -> Data:
     """Check the sums of both sizes. If they are right, time calls; if not, broadcast to find whose values are wrong."""
     from ddpdiag.workloads.collectives import check_all_reduce, check_broadcasts, is_true_on_any_rank, time_all_reduce
-    from ddpdiag.workloads.group import process_group
+    from ddpdiag.workloads.group import process_group, read_diagnostics
 
     backend = str(ctx.trial.params["backend"])
 
@@ -85,7 +88,7 @@ def measure(ctx: Context) -> Data:
         return affordable_calls(warmup, timed, seconds, ctx.end - time.monotonic())
 
     senders, wrong_from = 0, tuple[int, ...]()
-    with process_group(ctx, backend) as device:
+    with process_group(ctx, backend, diagnoses=True) as device:
         small = check_all_reduce(ctx, SMALL_BYTES, device)
         large = check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
         small_seconds, large_seconds = [small.seconds], [large.seconds]
@@ -105,6 +108,7 @@ def measure(ctx: Context) -> Data:
         wrong=small.wrong + large.wrong,
         senders=senders,
         wrong_from=wrong_from,
+        diagnostics=read_diagnostics(ctx) if backend != "gloo" else (),
     )
 
 

@@ -242,7 +242,8 @@ def _unread_findings(seen: Seen[Data]) -> Iterator[Finding]:
             f"{names_text(names)} {'has' if is_one else 'have'} no effect",
             f"{names_text(subjects)} {'is' if is_one else 'are'} set on {ranks_text(ranks)}. Neither NCCL nor torch "
             f"contains {'this name' if is_one else 'these names'}, so they ignore the value.",
-            ranks=_without_all(seen, ranks),
+            ranks=_odd(seen, ranks),
+            is_about_run=not _odd(seen, ranks),
             evidence={"variables": [*names], "nearest": [*similar]},
             fix=f"Run `unset {' '.join(map(shlex.quote, names))}` in the job script before the launcher, or remove the "
             "line from NCCL's configuration file"
@@ -264,13 +265,14 @@ def _hidden_fault_findings(seen: Seen[Data]) -> Iterator[Finding]:
                 "ignored-fault",
                 f"{name} hides a fault",
                 f"{name}={values[ranks[0]]} is set on {ranks_text(ranks)}. {consequence}.",
-                ranks=_without_all(seen, ranks),
+                ranks=_odd(seen, ranks),
+                is_about_run=not _odd(seen, ranks),
                 fix=fix,
             )
 
 
-def _without_all(seen: Seen[Data], ranks: Sequence[int]) -> Sequence[int]:
-    """The ranks to name: none if all ranks have the variable, since the job sets it then and no host is at fault."""
+def _odd(seen: Seen[Data], ranks: Sequence[int]) -> Sequence[int]:
+    """The ranks to blame: none if all ranks have the variable, since the job sets it then."""
     return ranks if len(ranks) < len(seen.by_rank) else ()
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 # CPU build of torch, and names with the prefix are not judged.
 _MARKS = {
     "NCCL_": "NCCL_BUFFSIZE",
-    "TORCH_NCCL_": "TORCH_NCCL_DUMP_ON_TIMEOUT",
-    "TORCH_FR_": "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "TORCH_FR_": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
     "GLOO_": "GLOO_SOCKET_IFNAME",
 }
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libnccl.so.2", "libnccl-*.so*")
