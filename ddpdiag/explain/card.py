@@ -95,7 +95,8 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # The files in the order in which their cards are tried: the first card that fits a line is used.
 _CARD_FILES = (
     "kernel", "xid", "slurm", "slurm_start", "mpi", "kubernetes", "containers", "launchers", "programs", "elastic",
-    "memory", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training", "torchrun", "unknown",
+    "memory", "cuda", "nccl_diagnostics", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training",
+    "torchrun", "unknown",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from ddpdiag.explain.tally import STANDARD_INPUT
 _DEFAULT_ARGS = ExplainArgs()
 _CODE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
 _LOG_SUFFIXES = (".out", ".log", ".err", ".txt")
+_RUN_HEAD = re.compile(rb'\{\s*(?:"schema": ?"ddpdiag\.|"type": ?"header", ?"run_id")')
 _PIECE_BYTES = 1 << 18
 _HEAD_BYTES = 1024
 _MAX_FILES = 4096  # torchrun's two files for each of 2,048 ranks
@@ -35,8 +36,9 @@ def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
         return ExitCode.FIT
     if all(map(_is_input, words)):
         files = [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
-        logs, dumps = _classify(files)
+        logs, dumps, runs = _classify(files)
         exit_code = _explain_dumps(dumps, args) if dumps else ExitCode.UNKNOWN
+        exit_code = _explain_runs(runs, args) if runs else exit_code
         if not logs:
             return exit_code
         names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in in_order(logs)}
@@ -44,7 +46,7 @@ def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
         explained_job = explain_job(
             Log(name, _read_pieces(log, quiet=args.quiet), origins[log]) for log, name in names.items()
         )
-        if dumps and not explained_job.sightings:
+        if (dumps or runs) and not explained_job.sightings:
             return exit_code
         return min(exit_code, _print_explanation(explained_job, args))
     names_of_files = (word for word in words if "/" in word or word.endswith(_LOG_SUFFIXES))
@@ -93,10 +95,12 @@ def _files_below(folder: str) -> list[str]:
     return known
 
 
-def _classify(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate logs from dumps of torch's flight recorder."""
-    dumps = {path: None for path in files if path != "-" and may_be_dump(path, _head(path))}
-    return [path for path in files if path not in dumps], [*dumps]
+def _classify(files: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Separate logs from dumps of torch's flight recorder and from reports and recordings of ddpdiag."""
+    heads = {path: b"" if path == "-" else _head(path) for path in files}
+    dumps = {path: None for path, head in heads.items() if path != "-" and may_be_dump(path, head)}
+    runs = {path: None for path, head in heads.items() if path not in dumps and _RUN_HEAD.match(head)}
+    return [path for path in heads if path not in dumps and path not in runs], [*dumps], [*runs]
 
 
 def _plain_files(folder: str) -> Iterator[str]:
@@ -134,6 +138,17 @@ def _explain_dumps(paths: Sequence[str], display: DisplayArgs) -> int:
     width, color = terminal_style(sys.stdout, display.color)
     show(render_job(job, faults, width=width, color=color), sys.stdout)
     return ExitCode.FIT if faults else ExitCode.UNKNOWN
+
+
+def _explain_runs(paths: Sequence[str], args: ExplainArgs) -> int:
+    """Print the verdict and the first finding of ddpdiag's own reports and recordings. Returns 0."""
+    from ddpdiag.explain.render import render_run
+    from ddpdiag.judgement.reading import read_report
+
+    width, color = terminal_style(sys.stdout, args.color)
+    for path in paths:
+        show(render_run(readable(path), read_report(path), width=width, color=color), sys.stdout)
+    return ExitCode.FIT
 
 
 def _print_explanation(explanation: Explanation, args: ExplainArgs) -> int:

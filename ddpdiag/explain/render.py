@@ -1,12 +1,13 @@
 """Show the explanations of logs and error texts: the first cause in full, then its consequences."""
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from ddpdiag.evidence.attribution import Job, rank_lines
 from ddpdiag.explain.card import Card, Role
 from ddpdiag.explain.query import Match
 from ddpdiag.explain.tally import Call, Explanation, LogSummary, Sighting
-from ddpdiag.model import Finding
+from ddpdiag.model import Finding, Report, Severity
 from ddpdiag.render.blocks import Block, Column, Fold, Items, Mark, Table, Text
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
@@ -154,6 +155,19 @@ def _match_blocks(query: str, matches: Sequence[Match]) -> Iterator[Block]:
     yield Items(tuple(f"{card.name}: {card.meaning}" for card in cards))
     if cards:
         yield Text(f"`ddpdiag explain {cards[0].name}` shows one in full.")
+
+
+def render_run(name: str, report: Report, *, width: int, color: bool) -> str:
+    """The verdict and the first finding of a run of ddpdiag, as text."""
+    page = Page(color=color, width=width)
+    finding = next((finding for finding in report.findings if finding.severity is not Severity.NOTE), None)
+    paint(page, [Text(f"ddpdiag: {one_line(name)}: {one_line(str(report))}")])
+    if finding is not None:
+        mark = Mark.ERROR if finding.severity is Severity.ERROR else Mark.WARNING
+        details = (finding.message, f"Do: {finding.fix}", f"Page: ddpdiag explain {finding.code}")
+        paint(page, [Text(f"{finding.code}: {finding.title}", finding.severity.value, mark), Items(details)])
+    paint(page, [Text(f"`ddpdiag judge {quote(name)}` shows the whole report.")])
+    return page.text()
 
 
 def render_job(job: Job, faults: Sequence[Finding], *, width: int, color: bool) -> str:

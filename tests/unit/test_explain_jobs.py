@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from ddpdiag.codec import indented_json
 from ddpdiag.explain.command import run
 from ddpdiag.explain.lines import Origin
 from ddpdiag.explain.log_files import Log, doubt_about_job, in_order, origins_of_paths, time_near
 from ddpdiag.explain.matcher import Explanation, explain_job
 from ddpdiag.explain.query import find_cards
 from ddpdiag.explain.render import render
+from ddpdiag.judgement.reading import read_report
 
+RECORDINGS = Path(__file__).parent.parent / "recordings"
 PEER = "RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
 LAST = (
     "[rank{rank}]:[E1117 12:34:57.789 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Exception "
@@ -144,3 +147,80 @@ def test_a_short_query_finds_its_card(query: str, name: str) -> None:
 def test_an_unknown_query_offers_the_nearest_cards(query: str, code: int, capsys, golden) -> None:
     assert run([query]) == code
     golden(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["hang-4-ranks.jsonl", "report.json"])
+def test_a_run_of_ddpdiag_is_shown_with_its_verdict_and_first_finding(name: str, tmp_path, monkeypatch, capsys) -> None:
+    report = read_report(str(RECORDINGS / "hang-4-ranks.jsonl"))
+    (tmp_path / "report.json").write_text(indented_json(report))
+    (tmp_path / "hang-4-ranks.jsonl").write_bytes((RECORDINGS / "hang-4-ranks.jsonl").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert run([name]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"ddpdiag: {name}: UNFIT: 4 ranks on 2 hosts cannot train")
+    assert "error: RUN003.hung: rank 3 on h1 hung" in out
+
+
+def test_what_check_and_watch_print_is_found_in_a_log() -> None:
+    report = "ddpdiag: UNFIT: 4 ranks on 2 hosts (h[0-1]), torchrun, gloo\n{}\n"
+    sentence = "UNFIT: 4 ranks on 2 hosts cannot train: rank 3 on h1 hung in COL001 (gloo)."
+    first = job(job=report.format(sentence)).sightings[0]
+    assert (first.card.name, first.ranks, first.hosts) == ("ddpdiag-unfit-reason", (3,), ("h1",))
+    watched = job(job="ddpdiag watch: n0 12:33:01, nothing new for 60 s: rank 1 is stopped\n")
+    assert watched.sightings[0].card.name == "ddpdiag-watch"
+
+
+OOM = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of {total} GiB of which 1.19 GiB is "
+    "free. {others}Including non-PyTorch memory, this process has {own} GiB memory in use. Of the allocated memory "
+    "10.1 GiB is allocated by PyTorch, and {unused} is reserved by PyTorch but unallocated."
+)
+OTHER = "Process 4711 has {} GiB memory in use. "
+
+
+@pytest.mark.parametrize(
+    ("total", "own", "others", "unused", "name"),
+    [
+        ("79.15", "77.95", "", "512.00 MiB", "cuda-memory-own"),
+        ("139.80", "137.20", OTHER.format("1.12"), "1.00 GiB", "cuda-memory-own"),
+        ("15.89", "14.70", "", "512.00 MiB", "cuda-memory-own"),
+        ("79.15", "37.95", OTHER.format("40.01"), "512.00 MiB", "cuda-memory-others"),
+        ("79.15", "37.95", OTHER.format("40.01"), "12.00 GiB", "cuda-memory-others"),
+        ("79.15", "77.95", "", "22.45 GiB", "cuda-memory-fragmented"),
+        ("23.69", "11.00", "", "512.00 MiB", "cuda-memory"),
+    ],
+)
+def test_the_memory_in_the_text_decides_on_the_advice(total, own, others, unused, name) -> None:
+    text = OOM.format(total=total, own=own, others=others, unused=unused)
+    assert job(job=text).sightings[0].card.name == name
+
+
+IN_COMM = "in comm 0x5fa31c27a9e0d1b4"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "ranks"),
+    [
+        ("=== RAS Diagnostics ===", "nccl-diag", ()),
+        ("[OK]   GPU inventory: 8x NVIDIA H100 per node consistent across 16 ranks", "nccl-diag", ()),
+        ("[INFO] net bw: required external tool missing", "nccl-diag", ()),
+        ("[INFO] Xid 63 detected 3 s ago on host n7. No user action or further investigation", "nccl-diag", ()),
+        ("[INFO] Xid 79 detected 3 s ago on host n7.x.org. For the recommended response, see", "nccl-diag-xid", ()),
+        ("[INFO] ECC: uncorrected volatile errors on rank(s) {3} (worst=2) across 16 ranks", "nccl-diag-ecc", (3,)),
+        ("[INFO] NVLink: inactive link(s) on rank(s) {3,4} across 16 ranks", "nccl-diag-nvlink", ()),
+        ("[INFO] GPU inventory: model mismatch across 16 ranks @, rank(s) {9} differ", "nccl-diag-versions", (9,)),
+        ("[INFO] NCCL environment: mismatch across 16 ranks @ for NCCL_ALGO", "nccl-diag-environment", ()),
+        ("[INFO] NCCL environment: NCCL_ALGO=Ring on rank(s) {0,1}", "nccl-diag", ()),
+        ("[INFO] p2p: setup failed on rank 3 result=1", "nccl-diag-p2p", ()),
+        ("[INFO] p2p: temporarily enabled context-wide CUDA peer access rank=3 cudaDev=3", "nccl-diag", ()),
+        ("[INFO] p2p: read mismatch srcRank=2 srcCudaDev=2 dstRank=5 dstCudaDev=5 path=NVL", "nccl-diag-data", (2, 5)),
+        (
+            "[INFO] net bw: same-nic rank 9 (n2): 1.4 Gbit/s, >30% off median 3.6 Gbit/s",
+            "nccl-diag-slow-network",
+            (9,),
+        ),
+    ],
+)
+def test_the_lines_of_nccls_diagnostics_are_known(line: str, name: str, ranks: tuple[int, ...]) -> None:
+    found = job(job=f"n0:4242 NCCL DIAG {line.replace('@', IN_COMM)}\n")
+    assert [(one.card.name, one.ranks) for one in found.sightings] == [(name, ranks)]
