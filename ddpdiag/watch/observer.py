@@ -201,8 +201,10 @@ def with_helper_stacks(states: Sequence[RankState], read_stacks: Callable[[int],
     stacks = {pid: read_stacks(pid) for pid in pids[:_MAX_HELPER_STACKS]}
 
     def completed(helper: Helper) -> Helper:
-        known = stacks.get(helper.pid)
-        return helper if known is None else structs.replace(helper, stack=known.main, user_frames=known.user_frames)
+        if (known := stacks.get(helper.pid)) is None:
+            return helper
+        stack = first_frames(known.main, MAX_OTHER_FRAMES)
+        return structs.replace(helper, stack=stack, user_frames=known.user_frames)
 
     return tuple(structs.replace(state, helpers=tuple(map(completed, state.helpers))) for state in states)
 
