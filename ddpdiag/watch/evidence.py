@@ -139,7 +139,11 @@ def _frames(thread: _Thread) -> tuple[str, ...]:
 
 
 def _user_frames(thread: _Thread) -> tuple[UserFrame, ...]:
-    frames = [UserFrame(f.name, f.filename, f.line) for f in thread.frames if not _LIBRARY_PATH.search(f.filename)]
+    frames = [
+        UserFrame(f.name[:_MAX_CHARACTERS], f.filename, f.line)
+        for f in thread.frames
+        if not _LIBRARY_PATH.search(f.filename)
+    ]
     return tuple(frames[:_MAX_USER_FRAMES])
 
 

@@ -66,7 +66,7 @@ def _unchanged_file(path: str, pid: int) -> str | None:
 
 def _ranks_at(states: Sequence[RankState], names: Mapping[str, str], evidence: Mapping[str, Any]) -> tuple[int, ...]:
     """The ranks with a frame at a line that lint reports; `names` has the path in frames by the path in lint."""
-    places = {(names[evidence["path"]], evidence.get(line)) for line in ("line", "helper_line")}
+    places = {(names.get(evidence["path"]), evidence.get(line)) for line in ("line", "helper_line")}
     return tuple(state.rank for state in states if any((each.path, each.line) in places for each in state.user_frames))
 
 

@@ -83,10 +83,10 @@ def blocks(look: Look, findings: Sequence[Finding], missing_evidence: Sequence[s
 
 
 def _finding_blocks(finding: Finding, title: str, label: str) -> Iterator[Block]:
-    yield Text(title, label, Mark.ERROR if finding.ranks else Mark.WARNING)
-    yield Text(finding.message)
+    yield Text(one_line(title), label, Mark.ERROR if finding.ranks else Mark.WARNING)
+    yield Text(one_line(finding.message))
     if finding.fix:
-        yield Text(finding.fix, "Fix")
+        yield Text(one_line(finding.fix), "Fix")
 
 
 def _gpu_text(use: GpuUse) -> str:
