@@ -34,6 +34,8 @@ _MAX_TRIES = 8
 _FIRST_BYTES_SECONDS = 0.4
 # A rank takes 560 bytes in each of its communicators: 1,024 ranks with 13 communicators have 7.5 MB.
 _MAX_BYTES = 16 << 20
+# The most counts that a text may imply: it names no rank of a large group.
+_MAX_ENTRIES = 1 << 18
 
 _Word = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z_.:%+-]{1,64}\Z")]
 _Number = Annotated[int, Meta(ge=-1, lt=1 << 31)]
@@ -42,35 +44,65 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class MemberState(Enum):
-    """The state of a rank in a communicator. The last three are ranks of which RAS has no data on the communicator."""
+    """The state of a rank in a communicator. Of the first three, RAS has no data on the communicator."""
 
-    RUNNING = "RUNNING"
-    INIT = "INIT"  # in ncclCommInitRank
-    FINALIZE = "FINALIZE"  # in ncclCommFinalize or ncclCommDestroy
-    ABORT = "ABORT"
-    ERROR = "ERROR"  # NCCL reported an error to the rank
-    MISSING = "NOCOMM"  # the process responds, but is not or no longer in the communicator
-    UNREACHABLE = "UNREACHABLE"  # the process does not respond
-    DEAD = "DEAD"  # the process has not responded for 60 s
-
-
-# ncclRemoteError: another rank failed.
-REMOTE_ERROR = 6
+    DEAD = "dead"  # the process has not responded for 60 s
+    UNREACHABLE = "unreachable"  # the process does not respond
+    MISSING = "missing"  # the process responds, but is not or no longer in the communicator
+    ERROR = "error"  # NCCL reported an error to the rank
+    ABORT = "abort"
+    FINALIZE = "finalize"  # in ncclCommFinalize or ncclCommDestroy
+    INIT = "init"  # in ncclCommInitRank
+    RUNNING = "running"
 
 
-class Member(Struct, frozen=True):
+class Status(Struct, frozen=True):
+    """The status of a rank as the JSON shows it. `unresponsive` and `considered_dead` are those of missing ranks."""
+
+    init_state: int = 0
+    async_error: int = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    unresponsive: bool | None = None
+    considered_dead: bool = False
+
+    @property
+    def error(self) -> int:
+        """The number of an error of NCCL (ncclResult_t), neither ncclSuccess (0) nor ncclInProgress (7). 0: none."""
+        return next((number for number in (self.init_state, self.async_error) if number not in (0, 7)), 0)
+
+    @property
+    def state(self) -> MemberState:
+        is_missing, is_closed = self.unresponsive is not None, self.finalize_called or self.destroy_flag
+        flags = (
+            self.considered_dead,
+            self.unresponsive,
+            is_missing,
+            self.error,
+            self.abort_flag,
+            is_closed,
+            self.init_state,
+        )
+        return next((state for state, flag in zip(MemberState, flags, strict=False) if flag), MemberState.RUNNING)
+
+
+class Member(Struct, frozen=True, rename={"gpu": "nvml_dev", "launched": "collective_counts"}):
     """A rank of a communicator. `rank` counts within the communicator. `host` is an IP address (empty: not known).
 
-    `launched` is, by collective, how many the rank has launched. `error` is the number of NCCL's error (ncclResult_t).
+    `launched` is, by collective, how many the rank has launched.
     """
 
-    rank: int
-    host: str = ""
-    pid: int = -1
-    gpu: int = -1
-    state: MemberState = MemberState.RUNNING
-    error: int = 0
-    launched: Mapping[str, int] = {}
+    rank: _Index
+    host: _Word = ""
+    pid: _Number = -1
+    gpu: _Number = -1
+    status: Status = Status()
+    launched: dict[_Word, _Count] = {}
+
+    @property
+    def state(self) -> MemberState:
+        return self.status.state
 
     @property
     def process(self) -> tuple[str, int, int]:
@@ -78,11 +110,17 @@ class Member(Struct, frozen=True):
 
 
 class Communicator(Struct, frozen=True):
-    """A communicator: NCCL's hash of it, the number of its ranks, and those of its ranks that the answer describes."""
+    """A communicator: NCCL's two hashes of it, the number of its ranks, and the ranks that the answer describes."""
 
-    name: str
-    size: int
-    members: tuple[Member, ...]
+    hash: _Word
+    size: _Index
+    secondary_hash: _Word = ""
+    ranks: tuple[Member, ...] = ()
+    missing_ranks: tuple[Member, ...] = ()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return (*self.ranks, *self.missing_ranks)
 
 
 class Snapshot(Struct, frozen=True):
@@ -99,7 +137,7 @@ class Snapshot(Struct, frozen=True):
         """Whether the job has one of the processes `pids`. A text names few processes, so their number must do."""
         if any(member.pid in pids for each in self.communicators for member in each.members):
             return True
-        return not self.is_complete and world_size in (None, self.process_count)
+        return not self.is_complete and (world_size is None or self.process_count in (None, world_size))
 
 
 def read_snapshot(address: str, pids: Collection[int], world_size: int | None, end: float) -> Snapshot | str:
@@ -160,71 +198,12 @@ def parse_answer(answer: bytes) -> Snapshot | None:
     return parse(status) if parse else None
 
 
-class _Status(Struct, frozen=True):
-    init_state: int = 0
-    async_error: int = 0
-    finalize_called: bool = False
-    destroy_flag: bool = False
-    abort_flag: bool = False
-    # Only missing ranks have these two.
-    unresponsive: bool | None = None
-    considered_dead: bool = False
-
-    @property
-    def error(self) -> int:
-        """The number of an error: neither ncclSuccess (0) nor ncclInProgress (7)."""
-        return next((number for number in (self.init_state, self.async_error) if number not in (0, 7)), 0)
-
-    @property
-    def state(self) -> MemberState:
-        facts = {
-            MemberState.DEAD: self.considered_dead,
-            MemberState.UNREACHABLE: bool(self.unresponsive),
-            MemberState.MISSING: self.unresponsive is not None,
-            MemberState.ERROR: bool(self.error),
-            MemberState.ABORT: self.abort_flag,
-            MemberState.FINALIZE: self.finalize_called or self.destroy_flag,
-            MemberState.INIT: bool(self.init_state),
-        }
-        return next((state for state, holds in facts.items() if holds), MemberState.RUNNING)
-
-
-class _Rank(Struct, frozen=True):
-    rank: _Index
-    host: _Word
-    pid: _Number
-    nvml_dev: _Number
-    status: _Status
-    collective_counts: dict[_Word, _Count] = {}
-
-    def member(self) -> Member:
-        state, error = self.status.state, self.status.error
-        return Member(self.rank, self.host, self.pid, self.nvml_dev, state, error, self.collective_counts)
-
-
-class _Communicator(Struct, frozen=True):
-    hash: _Word
-    secondary_hash: _Word
-    size: _Index
-    ranks: tuple[_Rank, ...]
-    missing_ranks: tuple[_Rank, ...]
-
-
-class _Answer(Struct, frozen=True):
-    communicators: tuple[_Communicator, ...]
-
-
 def _parse_json(status: bytes) -> Snapshot | None:
     repaired = re.sub(rb'("nvml_dev": -?\d+)(\s+"status")', rb"\1,\2", status)
     try:
-        answer = msgspec.json.decode(repaired, type=_Answer)
+        return msgspec.json.decode(repaired, type=Snapshot)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    communicators = []
-    for each in answer.communicators:
-        members = tuple(rank.member() for rank in (*each.ranks, *each.missing_ranks))
-        communicators.append(Communicator(f"{each.hash} {each.secondary_hash}", each.size, members))
-    return Snapshot(tuple(communicators))
 
 
 _PROCESS = r"[Pp]rocess (?P<pid>\d{1,9}) on node (?P<host>[0-9A-Za-z_.:%-]{1,64})"
@@ -253,23 +232,27 @@ def _parse_text(status: bytes) -> Snapshot | None:
     sizes = dict(_SIZE.findall(processes))
     dead = {(match[2], int(match[1])) for text in _DEAD.findall(processes) for match in re.finditer(_PROCESS, text)}
     found: dict[tuple[str, int], dict[int, Member]] = {}
+    entries = 0
     for group, name, word, text in zip(*(parts[index::4] for index in range(4)), strict=True):
-        members = found.setdefault((name, int(sizes.get(group, 0))), {})
+        size = int(sizes.get(group, 0))
+        entries += size * text.count(" operation counts\n")
+        if entries > _MAX_ENTRIES:
+            return None
+        members = found.setdefault((name, size), {})
         if word == "INCOMPLETE":
             members |= {each.rank: each for each in _absent_members(text, dead, "\nINCOMPLETE\n" not in processes)}
         elif word == "MISMATCH" and "  Communicator ranks have different status\n" not in text:
-            _add_counts(members, {*range(int(sizes.get(group, 0)))} - members.keys(), text)
-    communicators = (Communicator(f"0x{name}", size, tuple(ranks.values())) for (name, size), ranks in found.items())
+            _add_counts(members, {*range(size)} - members.keys(), text)
+    communicators = (Communicator(name, size, ranks=tuple(ranks.values())) for (name, size), ranks in found.items())
     total = _TOTALS.search(head)
-    count = int(total[1]) if total else None
-    return Snapshot(tuple(communicators), is_complete=False, process_count=count)
+    return Snapshot(tuple(communicators), is_complete=False, process_count=int(total[1]) if total else None)
 
 
 def _absent_members(text: str, dead: Collection[tuple[str, int]], all_are_dead: bool) -> Iterator[Member]:
     listed = [_member(match) for match in _lines(text) if match["rank"]]
     for member in listed or [Member(int(rank)) for ranks in _MISSING_LINE.findall(text) for rank in ranks.split(",")]:
         is_dead = all_are_dead or (member.host, member.pid) in dead
-        yield structs.replace(member, state=MemberState.DEAD if is_dead else MemberState.UNREACHABLE)
+        yield structs.replace(member, status=Status(unresponsive=True, considered_dead=is_dead))
 
 
 def _add_counts(members: dict[int, Member], running: Collection[int], text: str) -> None:

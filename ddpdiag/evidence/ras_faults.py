@@ -10,35 +10,35 @@ that evaluates, saves or compiles has such counts, too.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.evidence.attribution import MISMATCH_FIX
-from ddpdiag.evidence.ras import REMOTE_ERROR, Communicator, Member, MemberState, Snapshot
+from ddpdiag.evidence.ras import Communicator, Member, MemberState, Snapshot
 from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun, listed, ranks_text
 
 _MAX_SHOWN = 4
+_REMOTE_ERROR = 6  # ncclRemoteError: another rank failed
 _LOG_FIX = "Look at its log and at the kernel log of its host (Xid, out of memory)."
 _STACK_FIX = "Look at its Python stack (`py-spy dump --pid PID`): if it waits for its GPU there, look at that GPU."
 _NETWORK_FIX = "Look at what the ranks share: network, firewall, interface, the paths between GPUs (`ddpdiag check`)."
-# The word of the finding's code, the title after the ranks, a sentence, and the fix.
-_Texts = tuple[str, str, str, str]
+# The word of the finding's code, the title after the ranks, and the fix.
+_Texts = tuple[str, str, str]
 _BEHIND = ("behind", "launched fewer collectives than the others, which wait", _STACK_FIX)
 _MISMATCH = ("mismatch", "launched other collectives than the others", MISMATCH_FIX)
-_UNREACHABLE = "Its process is stopped or has ended, or its host or the network does not respond."
-_GONE: dict[MemberState, _Texts] = {
-    MemberState.DEAD: ("dead", "did not respond to NCCL's RAS for 60 s", "Its process has ended or hangs.", _LOG_FIX),
-    MemberState.UNREACHABLE: ("unreachable", "did not respond to NCCL's RAS", _UNREACHABLE, _LOG_FIX),
-    MemberState.ERROR: ("error", "got an error from NCCL", "", "Look for NCCL WARN in its log (NCCL_DEBUG=WARN)."),
+_GONE: Mapping[MemberState, _Texts] = {
+    MemberState.DEAD: ("dead", "did not respond to NCCL's RAS for 60 s", _LOG_FIX),
+    MemberState.UNREACHABLE: ("unreachable", "did not respond to NCCL's RAS", _LOG_FIX),
+    MemberState.ERROR: ("error", "got an error from NCCL", "Look for NCCL WARN in its log (NCCL_DEBUG=WARN)."),
 }
 # Of ranks whose state differs from that of running ranks of the same communicator.
-_ELSEWHERE: dict[MemberState, _Texts] = {
-    MemberState.MISSING: ("missing", "left a communicator in which others remain", "", _LOG_FIX),
-    MemberState.ABORT: ("missing", "aborted a communicator in which others remain", "", _LOG_FIX),
-    MemberState.FINALIZE: ("missing", "closed a communicator in which others remain", "", _STACK_FIX),
-    MemberState.INIT: ("init", "did not finish ncclCommInitRank, but others did", "", _STACK_FIX),
+_ELSEWHERE: Mapping[MemberState, _Texts] = {
+    MemberState.MISSING: ("missing", "left a communicator in which others remain", _LOG_FIX),
+    MemberState.ABORT: ("missing", "aborted a communicator in which others remain", _LOG_FIX),
+    MemberState.FINALIZE: ("missing", "closed a communicator in which others remain", _STACK_FIX),
+    MemberState.INIT: ("init", "did not finish ncclCommInitRank, but others did", _STACK_FIX),
 }
 
 
@@ -50,13 +50,9 @@ class _Suspect(NamedTuple):
     rank: int | None
 
     @property
-    def place(self) -> tuple[str, int]:
-        return self.communicator.name, self.member.rank
-
-    @property
     def key(self) -> object:
         """The same for a rank in all communicators, if its rank in the job is known."""
-        return self.place if self.rank is None else self.rank
+        return (self.communicator.hash, self.member.rank) if self.rank is None else self.rank
 
 
 def find_faults(
@@ -72,28 +68,25 @@ def find_faults(
 
     `waiting` are ranks known to wait for other ranks or for their GPU. `in_collective`: the job is in a collective.
     """
-    earlier = {each.place: each.member for each in _suspects(before, world_size)}
-    suspects = _suspects(now, world_size)
+    earlier, suspects = _members(before), _suspects(now, world_size)
     # A process may respond late once.
-    lasting = [each for each in suspects if _is_lasting(each.member, earlier.get(each.place))]
-    faults = [_finding(*texts, found) for state, texts in _GONE.items() if (found := _of_state(lasting, state))]
-    if faults:
-        return [fault for fault in faults if fault.code != "ras.error"] or faults
-    if earlier != {each.place: each.member for each in suspects}:
-        return []
-    mixed = [each for each in suspects if any(m.state is MemberState.RUNNING for m in each.communicator.members)]
-    return [*_stalled(suspects, seconds, waiting, in_collective=in_collective and now.is_complete)] or [
-        _finding(*texts, found) for state, texts in _ELSEWHERE.items() if (found := _of_state(mixed, state))
+    late = [
+        each
+        for each in suspects
+        if each.member.state is MemberState.UNREACHABLE
+        and earlier.get((each.communicator.hash, each.member.rank), each.member).state is MemberState.RUNNING
     ]
+    if faults := _state_findings([each for each in suspects if each not in late], _GONE):
+        return [fault for fault in faults if fault.code != "ras.error"] or faults
+    if earlier != _members(now):
+        return []
+    running = {each.communicator.hash for each in suspects if each.member.state is MemberState.RUNNING}
+    stalled = _stalled(suspects, seconds, waiting, in_collective=in_collective and now.is_complete)
+    return [*stalled] or _state_findings([each for each in suspects if each.communicator.hash in running], _ELSEWHERE)
 
 
-def _is_lasting(member: Member, earlier: Member | None) -> bool:
-    return member.state is not MemberState.UNREACHABLE or earlier is None or earlier.state is member.state
-
-
-def _of_state(suspects: Iterable[_Suspect], state: MemberState) -> list[_Suspect]:
-    """The suspects in a state. An error because another rank failed does not count."""
-    return [each for each in suspects if each.member.state is state and each.member.error != REMOTE_ERROR]
+def _members(snapshot: Snapshot) -> dict[tuple[str, int], Member]:
+    return {(each.hash, member.rank): member for each in snapshot.communicators for member in each.members}
 
 
 def _suspects(snapshot: Snapshot, world_size: int | None) -> list[_Suspect]:
@@ -104,6 +97,19 @@ def _suspects(snapshot: Snapshot, world_size: int | None) -> list[_Suspect]:
     ranks = {member.process: member.rank for member in (world.members if world else ()) if member.host}
     return [
         _Suspect(each, member, member.rank if each is world else ranks.get(member.process)) for each, member in rows
+    ]
+
+
+def _state_findings(suspects: Iterable[_Suspect], texts: Mapping[MemberState, _Texts]) -> list[Finding]:
+    """A finding on the suspects in each of these states. An error because another rank failed does not count."""
+    by_state: dict[MemberState, list[_Suspect]] = defaultdict(list)
+    for each in suspects:
+        if each.member.status.error != _REMOTE_ERROR:
+            by_state[each.member.state].append(each)
+    return [
+        _finding(word, f"{_subject(by_state[state])} {title}", "", fix, by_state[state])
+        for state, (word, title, fix) in texts.items()
+        if by_state[state]
     ]
 
 
@@ -126,7 +132,7 @@ def _stalled(
     by_communicator: dict[str, list[_Suspect]] = defaultdict(list)
     for each in suspects:
         if each.member.launched:
-            by_communicator[each.communicator.name].append(each)
+            by_communicator[each.communicator.hash].append(each)
     complete = [members for members in by_communicator.values() if len(members) == members[0].communicator.size]
     lags = [lag for members in complete if (lag := _lag(members)) is not None]
     since = f"No count has changed for {seconds:.0f} s."
@@ -135,16 +141,21 @@ def _stalled(
     for lag in lags:
         behind = [each for each in lag.behind if each.key not in excluded]
         excluded |= {each.key for each in behind}
-        if behind or lag.is_mismatch:
-            found = True
+        if behind:
             word, title, fix = _MISMATCH if lag.is_mismatch else _BEHIND
-            yield _finding(word, title, f"{lag.text} {since}", fix, behind)
+            yield _finding(word, f"{_subject(behind)} {title}", f"{lag.text} {since}", fix, behind)
+        elif lag.is_mismatch:
+            yield _finding("mismatch", "the ranks launched different collectives", f"{lag.text} {since}", MISMATCH_FIX)
+        found |= bool(behind) or lag.is_mismatch
     if lags and not found:
         message = f"{lags[0].text} {since} The ranks with the lowest counts wait as well."
-        yield _unnamed("frozen", "the ranks launched different numbers of collectives, and none ends", message)
+        yield _finding(
+            "frozen", "the ranks launched different numbers of collectives, and none ends", message, _NETWORK_FIX
+        )
     elif complete and in_collective and not lags:
         message = f"All ranks of each communicator launched equally many. {since} No rank is missing."
-        yield _unnamed("frozen", "all ranks launched the same collectives, and the last ones do not end", message)
+        title = "all ranks launched the same collectives, and the last ones do not end"
+        yield _finding("frozen", title, message, _NETWORK_FIX)
 
 
 def _lag(members: Sequence[_Suspect]) -> _Lag | None:
@@ -168,34 +179,25 @@ def _lag(members: Sequence[_Suspect]) -> _Lag | None:
 
 def _subject(suspects: Sequence[_Suspect]) -> str:
     """The ranks in words: "ranks 1-2", or "rank 1 of communicator 0x9e1799" if a rank in the job is not known."""
+    ranks = {each.rank for each in suspects if each.rank is not None}
     if all(each.rank is not None for each in suspects):
-        return ranks_text(sorted({each.rank for each in suspects if each.rank is not None}))
-    name = suspects[0].communicator.name.split()[0]
-    return f"{ranks_text(sorted({each.member.rank for each in suspects}))} of communicator {name}"
+        return ranks_text(sorted(ranks))
+    return (
+        f"{ranks_text(sorted({each.member.rank for each in suspects}))} of communicator {suspects[0].communicator.hash}"
+    )
 
 
-def _finding(word: str, title: str, message: str, fix: str, suspects: Sequence[_Suspect]) -> Finding:
+def _finding(word: str, title: str, message: str, fix: str, suspects: Sequence[_Suspect] = ()) -> Finding:
     """A finding on `suspects`, with their processes. Its ranks are those whose rank in the job is known."""
-    if not suspects:
-        return _unnamed(word, "the ranks launched different collectives", message, fix)
     ranks = tuple(sorted({each.rank for each in suspects if each.rank is not None}))
     places = {each.key: _process_text(each) for each in suspects if each.member.host}
     place = f"{begun(listed([*places.values()], _MAX_SHOWN))}." if places else ""
-    return Finding(
-        code=f"ras.{word}",
-        severity=Severity.ERROR if ranks else Severity.WARNING,
-        title=f"{_subject(suspects)} {title}",
-        message=f"{message} {place}".strip(),
-        fix=fix,
-        ranks=ranks,
-    )
+    severity = Severity.ERROR if ranks else Severity.WARNING
+    message = f"{message} {place}".strip()
+    return Finding(code=f"ras.{word}", severity=severity, title=title, message=message, fix=fix, ranks=ranks)
 
 
 def _process_text(suspect: _Suspect) -> str:
     member = suspect.member
-    error = f" (NCCL error {member.error})" if member.error else ""
+    error = f" (NCCL error {member.status.error})" if member.status.error else ""
     return f"{_subject([suspect])} is process {member.pid} on {member.host} with GPU {member.gpu}{error}"
-
-
-def _unnamed(word: str, title: str, message: str, fix: str = _NETWORK_FIX) -> Finding:
-    return Finding(code=f"ras.{word}", severity=Severity.WARNING, title=title, message=message, fix=fix)

@@ -227,14 +227,18 @@ def _judge_ras(look: Look) -> Finding | None:
     """Take the first fault that NCCL's RAS shows. It knows the ranks of all hosts."""
     if look.ras.snapshots is None:
         return None
-    busy = {rank for rank, share in _gpu_shares(look).items() if share is not None and share >= _BUSY_GPU_SHARE}
-    waiting = {*look.ranks_doing(Activity.WAITING), *busy}
+    waiting = look.ranks_doing(Activity.WAITING)
+    # A wait for CUDA uses a core, and an NCCL kernel that waits the GPU.
+    states = [look.by_rank[rank] for rank in look.ranks_doing(Activity.MAY_WAIT, Activity.NO_STACK)]
+    shares = _gpu_shares(look, [state.rank for state in states if state.holds_gpu and not state.is_idle])
+    may_wait = {rank for rank, share in shares.items() if share is None or share > _IDLE_GPU_SHARE}
+    busy = {rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU_SHARE}
     faults = find_faults(
         *look.ras.snapshots,
         look.ras.seconds,
         world_size=look.world_size,
-        waiting=waiting,
-        in_collective=waiting == look.by_rank.keys(),
+        waiting={*waiting, *may_wait},
+        in_collective={*waiting, *(busy if look.all_unmoved else ())} == look.by_rank.keys(),
     )
     if not faults:
         return None
@@ -321,7 +325,7 @@ def _judge_ranks_without_stack(look: Look) -> Finding | None:
 
 def _judge_idle_gpus(look: Look) -> Finding | None:
     """Name ranks whose GPU is idle if all other GPUs are busy, because an NCCL kernel that waits keeps a GPU busy."""
-    shares = _gpu_shares(look)
+    shares = _gpu_shares(look, look.ranks_doing(Activity.MAY_WAIT))
     idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU_SHARE)
     busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU_SHARE)
     if not idle or not busy or len(idle) + len(busy) != len(look.ranks):
@@ -336,10 +340,10 @@ def _judge_idle_gpus(look: Look) -> Finding | None:
     )
 
 
-def _gpu_shares(look: Look) -> Mapping[int, float | None]:
-    """How busy the GPU is, for each rank that may wait for it."""
+def _gpu_shares(look: Look, ranks: Sequence[int]) -> Mapping[int, float | None]:
+    """How busy the GPU of each of `ranks` is (None: not known)."""
     shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
-    return {rank: shares.get(look.by_rank[rank].pid) for rank in look.ranks_doing(Activity.MAY_WAIT)}
+    return {rank: shares.get(look.by_rank[rank].pid) for rank in ranks}
 
 
 def _judge_ranks_elsewhere(look: Look) -> Finding | None:

@@ -223,6 +223,14 @@ def test_a_process_that_does_not_respond_is_left_in_time():
         assert time.monotonic() - begin < 2
 
 
+def test_a_text_that_implies_too_many_ranks_is_refused():
+    text = (RECORDED / "ahead-2.26.2.txt").read_text()
+    counts = text[text.index("#0-0") :]
+    many = text.replace("      32   RUNNING", "  999999   RUNNING").replace("        32    ", "    999999    ")
+    assert parse_answer(HANDSHAKE + text.encode() + counts.encode() * 3) is not None
+    assert parse_answer(HANDSHAKE + many.encode() + counts.encode() * 3) is None
+
+
 @pytest.mark.parametrize("line", ["  Rank " + "1" * 100_000, "  1 ranks have " + "x " * 100_000, "#" * 100_000])
 def test_long_lines_take_no_time(line):
     text = (RECORDED / "ahead-2.26.2.txt").read_text().replace("\nWarnings\n", f"\n{line}\n\nWarnings\n")
