@@ -96,11 +96,14 @@ def known_error_of(sighting: Sighting) -> KnownError:
     )
 
 
-def main_reason(log: Iterable[bytes]) -> Sighting | None:
-    """Return the main sighting in the log of a failed job; None if its card does not explain the failure."""
+def main_reason(log: Iterable[bytes], *, with_unknown: bool = False) -> Sighting | None:
+    """Return the main sighting in the log of a failed job; None if its card does not explain the failure.
+
+    `with_unknown`: also a failure that no card explains.
+    """
     sightings = explain_log(log, "").sightings
     first = sightings[0] if sightings else None
-    if first is None or first.card.role not in _REASONS or first.card.is_fallback:
+    if first is None or first.card.role not in _REASONS or (first.card.is_fallback and not with_unknown):
         return None
     return first
 

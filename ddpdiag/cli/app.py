@@ -174,19 +174,28 @@ def train(
     "srun ddpdiag watch -- python train.py   (one report per host)",
     "ddpdiag watch --output 'logs/**/*.log' -- torchrun --log-dir logs --redirects 3 train.py",
     "kill -USR1 PID   (report now)",
+    "ddpdiag watch --pid 4711   (a job that runs already: the pid of torchrun, or of a rank)",
     allow_interspersed_args=False,  # what follows the command's name is the command's own
 )
 def watch(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command that starts the training.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[COMMAND...]",
+            help="The command that starts the training.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ],
     args: WatchArgs,
 ) -> None:
-    """Start a training unchanged, and when it stalls, report which rank stops it.
+    """Start a training unchanged, or attach to one (--pid), and report which rank stops it when it stalls.
 
     Stalled means: no output, and no new collective if torch's flight recorder can be read. The report goes to standard
     error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install py-spy`).
 
     Exit code: the command's own, or its signal; 126 and 127 if it cannot be started. If --kill ended the
-    command: 1 if a rank is named, else 3.
+    command: 1 if a rank is named, else 3. With --pid: 1 if a rank is named, 0 if the job makes progress, else 3.
     """
     from ddpdiag.watch import command as watch
 

@@ -1,8 +1,20 @@
-"""Options of `ddpdiag watch`, which starts a training, and reports which rank holds up the training if it is silent."""
+"""Options of `ddpdiag watch`, which starts a training or attaches to one, and reports which rank holds it up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpdiag.cli.options import DISPLAY, DisplayArgs, option
+from ddpdiag.cli.options import DISPLAY, DisplayArgs, option, split_at_commas
+from ddpdiag.errors import UsageError
+
+RUNNING = "A job that runs already"
+_MAX_PID_DIGITS = 9
+
+
+def _parse_pids(values: Sequence[str]) -> tuple[int, ...]:
+    pids = split_at_commas(values)
+    if not all(pid.isdecimal() and len(pid) <= _MAX_PID_DIGITS for pid in pids):
+        raise UsageError("expected process ids, such as 4711")
+    return tuple(map(int, pids))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,4 +37,24 @@ class WatchArgs(DisplayArgs):
         "environment stays as it is). Torch 2.15 needs TORCH_DIST_USE_NCCL2=0 for it. For ranks of this host only: "
         "where srun, mpirun and such start them, start `ddpdiag watch` behind those.",
     )
-    quiet: bool = option(False, "Report without stacks and GPUs.", "-q", panel=DISPLAY)
+    pid: tuple[int, ...] = option(
+        (),
+        "Look at a job that runs already instead of starting a command: the pid of its launcher, or of a rank "
+        "(repeatable).",
+        metavar="PID",
+        panel=RUNNING,
+        variable=False,
+        parse=_parse_pids,
+    )
+    every: float | None = option(
+        None,
+        "Look again after so long, until the job ends, and count for which ranks the others waited "
+        "(default: one report).",
+        metavar="SECONDS",
+        panel=RUNNING,
+        min=1.0,
+        variable=False,
+    )
+    quiet: bool = option(
+        False, "Report without stacks and GPUs, and omit the first line on requests.", "-q", panel=DISPLAY
+    )

@@ -29,7 +29,7 @@ from ddpdiag.watch.look import Look
 from ddpdiag.watch.observer import Observer
 from ddpdiag.watch.output import CommandOutput, OutputMonitor, RankFileSink, failure_text, open_output
 from ddpdiag.watch.peers import Peers
-from ddpdiag.watch.processes import LAUNCHERS
+from ddpdiag.watch.processes import LAUNCHERS, LOCAL_RANK_VARIABLES
 from ddpdiag.watch.report import Reporter
 
 _POLL_SECONDS = 1.0
@@ -180,8 +180,23 @@ class Watch:
         return structs.replace(look, blocked_seconds=blocked_seconds, all_unmoved=look.is_unmoved(previous))
 
 
-def run(command: Sequence[str], options: WatchArgs) -> int:
-    """Run the command and return its exit code, or 1 or 3 after --kill. If a signal killed it, die by that signal."""
+def _attach(command: Sequence[str], options: WatchArgs) -> int:
+    from ddpdiag.watch import attach
+
+    if command:
+        raise UsageError(f"--pid: expected no command, got {readable(command[0])}: the job runs already")
+    for name in ("kill", "output", "flight_recorder"):
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')}: works only with a command that `ddpdiag watch` starts")
+    return attach.run(options)
+
+
+def _check(command: Sequence[str], options: WatchArgs) -> None:
+    """Raise UsageError if the command cannot be watched with these options."""
+    if options.every is not None:
+        raise UsageError("--every: expected --pid as well, the pid of the launcher or a rank of a job that runs")
+    if not command:
+        raise UsageError("expected a command after --, such as torchrun train.py, or --pid PID of a job that runs")
     if not command[0]:
         raise UsageError("the command to watch is empty: expected a command after --, such as torchrun train.py")
     program = os.path.basename(command[0])
@@ -193,6 +208,16 @@ def run(command: Sequence[str], options: WatchArgs) -> int:
         )
     if not math.isfinite(options.stall) or options.stall < _MIN_STALL_SECONDS:
         raise UsageError(f"--stall {options.stall:g}: expected {_MIN_STALL_SECONDS:g} s or more")
+
+
+def run(command: Sequence[str], options: WatchArgs) -> int:
+    """Run the command and return its exit code, or 1 or 3 after --kill. If a signal killed it, die by that signal."""
+    if options.pid:
+        return _attach(command, options)
+    _check(command, options)
+    # srun may start one `ddpdiag watch` for each rank; each passes a request on to the one that reports.
+    if not options.quiet and all(os.environ.get(name, "0") == "0" for name in LOCAL_RANK_VARIABLES):
+        complain(f"to request a report: kill -USR1 {os.getpid()}")
     output = open_output(options.output)
     folder = tempfile.mkdtemp(prefix="ddpdiag-watch-") if options.flight_recorder else None
     try:

@@ -91,7 +91,9 @@ def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
     if stacks.main or not (PROC / str(pid)).exists():
         return stacks
     is_refused = stacks.is_refused or not _has_readable_memory(pid)
-    return stacks._replace(why_missing=f"reading its memory is not permitted: {refusal(pid)}") if is_refused else stacks
+    if not is_refused:
+        return stacks
+    return stacks._replace(is_refused=True, why_missing=f"reading its memory is not permitted: {refusal(pid)}")
 
 
 def _has_readable_memory(pid: int) -> bool:
@@ -155,7 +157,8 @@ def refusal(pid: int, root: Path = PROC) -> str:
     """
     users = read_pairs(root / str(pid) / "status", ":").get("Uid", "").split()
     if users and set(users) != {str(os.geteuid())}:
-        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: start both as one user, or {_PERMIT_HINT}"
+        hint = f"run `ddpdiag watch` as user {users[0]}, or {_PERMIT_HINT}"
+        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: {hint}"
     scope = read_int(root / "sys" / "kernel" / "yama" / "ptrace_scope")
     if scope:
         hint = "" if scope == 3 else f" (as root: sysctl kernel.yama.ptrace_scope=0), or {_PERMIT_HINT}"

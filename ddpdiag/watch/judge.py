@@ -97,6 +97,25 @@ def _finding(code_word: str, title: str, message: str, fix: str = "", ranks: Seq
     )
 
 
+def _judge_progress(look: Look) -> Finding | None:
+    if not look.progress:
+        return None
+    waiting = look.others_waiting_text(())
+    note = _finding("progress", "the job makes progress", look.progress + (waiting and f" Now{waiting}"))
+    return structs.replace(note, severity=Severity.NOTE)
+
+
+def _judge_unsettled(look: Look) -> Finding | None:
+    if not look.is_unsettled:
+        return None
+    return _finding(
+        "unsettled",
+        "the ranks move, but no rank was seen to leave a collective",
+        "The job may be in a long step, or starting.",
+        "Look for longer: `--every 10`.",
+    )
+
+
 def _judge_ended_ranks(look: Look) -> Finding | None:
     ranks = look.ranks_doing(Activity.ENDED)
     if not ranks or (len(ranks) < len(look.ranks) and not look.ranks_doing(Activity.WAITING)):
@@ -443,6 +462,8 @@ def _judge_undecided(look: Look) -> Finding:
 
 
 RULES: tuple[Callable[[Look], Finding | None], ...] = (
+    _judge_progress,
+    _judge_unsettled,
     _judge_ended_ranks,
     _judge_stopped_ranks,
     _judge_unread_output,

@@ -107,6 +107,8 @@ class RankState(Struct, frozen=True, kw_only=True):
 
     `process` is None if the rank had ended. The state in `process` is D only if the rank was in the same wchan a moment
     before. `core_share` is the share of time in which the main thread used a core or waited for one (None: not known).
+    `switches` is how often it has begun to wait since its start, so an equal number shows that it did not wake up.
+    `written_bytes` is how much the rank has written since its start, to any file or pipe.
     `holds_gpu` is whether the rank has a GPU open, `holds_gil` whether its main thread has the GIL (None: not known).
     `user_frames` are the frames of the user's code in its stack, innermost first, and `why_no_stack` says why `process`
     has no stack. `helpers` are the processes that it started, and those that these started. `collectives` are those in
@@ -117,6 +119,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     pid: int
     process: ProcessState | None = None
     core_share: float | None = None
+    switches: int | None = None
+    written_bytes: int | None = None
     holds_gpu: bool | None = None
     holds_gil: bool | None = None
     user_frames: tuple[UserFrame, ...] = ()
@@ -246,6 +250,8 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     `ranks_are_guessed`: no variable named the ranks, so they are numbered in the order of their start. `why_no_gpus`
     says why `gpus` is unknown. `blocked_seconds` is for how long the command's output has not been read. `all_unmoved`:
     an earlier look at this silence saw all ranks at the same places. `pitfalls`: what lint reports where ranks are.
+    `progress` is a sentence on what shows that the job continues (empty: nothing does). `is_unsettled`: earlier looks
+    show neither progress nor a standstill.
     `missing_evidence`: sentences on what is unknown.
     """
 
@@ -265,6 +271,8 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     blocked_seconds: float = 0.0
     all_unmoved: bool = False
     pitfalls: tuple[Finding, ...] = ()
+    progress: str = ""
+    is_unsettled: bool = False
     missing_evidence: tuple[str, ...] = ()
 
     @cached_property

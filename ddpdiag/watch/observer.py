@@ -19,7 +19,16 @@ from ddpdiag.evidence.witness import Witness
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.probes.gpu.visibility import holds_gpu, openable_gpus
-from ddpdiag.probes.host.kernel import PROC, cpu_ticks, proc_root, process_state, read_text, runnable_seconds
+from ddpdiag.probes.host.kernel import (
+    PROC,
+    cpu_ticks,
+    proc_root,
+    process_state,
+    read_text,
+    runnable_seconds,
+    voluntary_switches,
+    written_bytes,
+)
 from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
 from ddpdiag.runtime.supervisor.hang_evidence import MAX_MAIN_FRAMES, MAX_OTHER_FRAMES, MAX_THREADS, first_frames
 from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
@@ -52,15 +61,24 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Finds and observes the ranks among the processes `command_pids()` and their descendants."""
+    """Finds and observes the ranks among the processes `command_pids()` and their descendants.
 
-    def __init__(self, command_pids: Callable[[], Sequence[int]]) -> None:
+    If `all_started`, a rank that this host should have but that does not run is observed as one that has ended.
+    """
+
+    def __init__(self, command_pids: Callable[[], Sequence[int]], *, all_started: bool = False) -> None:
         self._command_pids = command_pids
+        self._all_started = all_started
         self._known = KnownProcesses()
         self._ras = RasReader()
         self._ranks = RankProcesses({})
         self._processes: list[Process] = []
         self._next_search = 0.0
+
+    @property
+    def ranks(self) -> Mapping[int, Process]:
+        """The ranks found so far, with those that have ended."""
+        return self._ranks.by_rank
 
     def refresh(self) -> None:
         """Search for the ranks, unless the last search was a short time ago."""
@@ -125,12 +143,14 @@ class Observer:
             for rank, process in ranks.items()
         )
         states = with_helper_stacks(states, lambda pid: stacks_of(py_spy, pid, end))
+        missing = self._ranks.missing if self._all_started else ()
+        states += tuple(RankState(rank=rank, pid=0) for rank in missing)
         return structs.replace(
             look,
             unix_seconds=time.time(),
             world_size=self._ranks.world_size,
             ranks_are_guessed=self._ranks.are_guessed,
-            ranks=states,
+            ranks=tuple(sorted(states, key=lambda state: state.rank)),
             pitfalls=find_pitfalls(states),
             gpus=gpus,
             why_no_gpus=why_no_gpus,
@@ -169,6 +189,8 @@ class Observer:
             pid=process.pid,
             process=evidence,
             core_share=None if share is None else round(share, 2),
+            switches=now.switches,
+            written_bytes=written_bytes(process.pid),
             holds_gpu=holds_gpu(process.pid),
             holds_gil=stacks.holds_gil,
             user_frames=stacks.user_frames,
@@ -219,20 +241,22 @@ def _by_suspicion(helpers: Sequence[Helper]) -> list[Helper]:
 
 
 class _Use(NamedTuple):
-    """The use of cores by a process from its start until `at` (time.monotonic), and its `state` and wchan at that time.
+    """A process from its start until `at` (time.monotonic): its use of cores, its state and its switches.
 
     `seconds`: how long its main thread used a core or waited for one, else the processor time of all threads, if known.
+    `state` includes the wchan. `switches` is how often the main thread has begun to wait.
     """
 
     at: float
     seconds: float | None
     state: tuple[str | None, str | None]
+    switches: int | None
 
 
 def _use_of(pid: int) -> _Use:
     ticks = cpu_ticks(pid)
     seconds = runnable_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
-    return _Use(time.monotonic(), seconds, process_state(pid))
+    return _Use(time.monotonic(), seconds, process_state(pid), voluntary_switches(pid))
 
 
 def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import re
 import select
 import signal
 import stat
@@ -41,6 +42,11 @@ _TAIL_BYTES = 1 << 20
 _MAX_FILES = 64
 # The time limit for reading files after a failure, because a file system may not respond.
 _READ_SECONDS = 5.0
+# torchrun's table of failures: the rank that failed first, and its exit code (-2: SIGINT).
+_ROOT_CAUSE = re.compile(
+    rb"Root Cause \(first observed failure\):.{0,400}?\brank +: (\d{1,6}) .{0,200}?\bexitcode +: (-?\d{1,3}) ",
+    re.DOTALL,
+)
 
 
 class Sink(Protocol):
@@ -299,22 +305,41 @@ class OutputMonitor:
                 wake.set()
 
 
-def failure_text(sinks: Iterable[Sink], status: int) -> str:
+def failure_text(sinks: Sequence[Sink], status: int) -> str:
     """Sentences on why a command with this wait status failed; empty if its output shows no known error in time."""
     texts: list[str] = []
-    tail = chain.from_iterable(sink.tail() for sink in sinks)
-    reader = threading.Thread(target=lambda: texts.append(_known_error_text(tail, status)), daemon=True)
+
+    def read() -> None:
+        error_text = _known_error_text(chain.from_iterable(sink.tail() for sink in sinks), status)
+        texts.append(error_text or _root_cause_text(chain.from_iterable(sink.tail() for sink in sinks), status))
+
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     reader.join(_READ_SECONDS)
     return texts[0] if texts else ""
 
 
 def _known_error_text(tail: Iterable[bytes], status: int) -> str:
-    if status == 0 or (sighting := main_reason(tail)) is None:
+    if status == 0 or (sighting := main_reason(tail, with_unknown=True)) is None:
         return ""
-    cause, code = known_error_of(sighting), os.waitstatus_to_exitcode(status)
-    end_text = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    cause, end_text = known_error_of(sighting), _end_text(os.waitstatus_to_exitcode(status))
     lead = f"{ranks_text(sighting.ranks)}: " if sighting.ranks else ""
+    if sighting.card.is_fallback:  # an exception of the user's own code, which only a rank makes worth a sentence
+        where = f", raised in {sighting.frame}" if sighting.frame else ""
+        return f"the command failed ({end_text}): {lead}{cause.quote}{where}." if lead else ""
     waiting_text = f"It waited for {ranks_text(sighting.missing_ranks)}." if sighting.missing_ranks else ""
     parts = (f"the command failed ({end_text}): {lead}{cause.title}.", cause.meaning, waiting_text, f"Fix: {cause.fix}")
     return " ".join(filter(None, parts))
+
+
+def _root_cause_text(tail: Iterable[bytes], status: int) -> str:
+    """A sentence on the rank that torchrun saw fail first, unless that rank raised an exception, as echoes do."""
+    if status == 0 or (match := _ROOT_CAUSE.search(b"".join(tail))) is None or match[2] == b"1":
+        return ""
+    end, first_end = _end_text(os.waitstatus_to_exitcode(status)), _end_text(int(match[2]))
+    return f"the command failed ({end}): rank {int(match[1])} failed first ({first_end})."
+
+
+def _end_text(code: int) -> str:
+    """The end of a process in words: "exit code 1" or "SIGKILL"."""
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

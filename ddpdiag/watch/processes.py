@@ -21,6 +21,7 @@ from ddpdiag.watch.evidence import FILE_VARIABLES, PIPE_VARIABLE
 # have LOCAL_RANK as well. A batch script of Slurm has SLURM_PROCID 0, and is no rank.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _REQUIRED_VARIABLES = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_VARIABLES))
+LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 WORLD_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 # Part of the command line of a child of multiprocessing's spawn, by which torch.multiprocessing.spawn starts ranks.
 _SPAWN_MARK = "from multiprocessing.spawn import spawn_main"
@@ -34,18 +35,24 @@ _KEPT_VARIABLES = (
     *RANK_VARIABLES,
     *WORLD_VARIABLES,
     "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
     "SLURM_STEP_ID",
     *_RECORDER_VARIABLES,
     *_RAS_VARIABLES,
 )
+_MAX_COMMAND_CHARACTERS = 1000
+_MAX_LOCAL_RANKS = 4096
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Process(Struct, frozen=True):
     """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot.
 
     Pid and start identify a process. `env_start` is the address of its environment, which changes with each exec (0:
-    not known). `KnownProcesses` sets the other fields: `environ` has its _KEPT_VARIABLES, `program` is the name of its
-    program's file (None: not known), and `is_spawned` is whether multiprocessing's spawn started it.
+    not known). `KnownProcesses` sets the other fields: `environ` has its _KEPT_VARIABLES (`is_hidden`: they may not be
+    read), `program` is the name of its program's file (None: not known), `command` is its command line, and
+    `is_spawned` is whether multiprocessing's spawn started it.
     """
 
     pid: int
@@ -55,8 +62,13 @@ class Process(Struct, frozen=True):
     start: int
     env_start: int = 0
     environ: dict[str, str] = {}
+    is_hidden: bool = False
     program: str | None = None
-    is_spawned: bool = False
+    command: str = ""
+
+    @property
+    def is_spawned(self) -> bool:
+        return _SPAWN_MARK in self.command
 
     @property
     def is_python(self) -> bool:
@@ -70,6 +82,22 @@ class RankProcesses(Struct, frozen=True):
     by_rank: dict[int, Process]
     world_size: int | None = None
     are_guessed: bool = False
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that this host should have, as far as the environment of the others shows, but that do not run."""
+        first = 0
+        for rank, process in self.by_rank.items():
+            local_rank, size = (process.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+            if local_rank.isdecimal() and size.isdecimal():  # torchrun numbers the ranks of a host without a gap
+                first = rank - int(local_rank)
+            elif self.world_size is not None and process.environ.get("MASTER_ADDR") in _LOOPBACK:
+                size = str(self.world_size)
+            else:
+                return ()
+            last = first + min(int(size), _MAX_LOCAL_RANKS)
+            return tuple(other for other in range(first, last) if other not in self.by_rank)
+        return ()
 
 
 def read_process(pid: int, root: Path = PROC) -> Process | None:
@@ -118,8 +146,27 @@ def find_ranks(processes: Sequence[Process]) -> RankProcesses:
         return RankProcesses(dict(enumerate(parents)), None, True)
     if not processes:
         return RankProcesses({})
+    if hidden := _hidden_ranks(processes):
+        return RankProcesses(dict(enumerate(hidden)), None, True)
     # Without a single Python, the command may start one process after another, so the command itself is rank 0.
     return RankProcesses({0: _python_process(processes[0], processes) or processes[0]}, None, True)
+
+
+def _hidden_ranks(processes: Sequence[Process]) -> list[Process]:
+    """The ranks of a launcher whose environment may not be read: its Python children with one command line.
+
+    A worker of a data loader has its parent's command line instead, since it is forked, or multiprocessing's.
+    """
+    groups: dict[tuple[int, str], list[Process]] = {}
+    parents = {process.pid: process for process in processes}
+    for process in processes:
+        parent = parents.get(process.parent)
+        if parent is None or not (process.is_hidden and process.is_python) or process.state in "ZX":
+            continue
+        if parent.is_python and process.command != parent.command and "multiprocessing" not in process.command:
+            groups.setdefault((parent.pid, process.command), []).append(process)
+    ranks = max(groups.values(), key=len, default=[])
+    return sorted(ranks, key=lambda process: (process.start, process.pid)) if len(ranks) > 1 else []
 
 
 def _training_process(top: Process, processes: Sequence[Process]) -> Process:
@@ -174,23 +221,27 @@ class KnownProcesses:
             if known is not None:
                 self._known[process.pid, process.start] = known
                 process = structs.replace(
-                    process, environ=known.environ, program=known.program, is_spawned=known.is_spawned
+                    process,
+                    environ=known.environ,
+                    is_hidden=known.is_hidden,
+                    program=known.program,
+                    command=known.command,
                 )
             completed.append(process)
         return completed
 
     def _read(self, process: Process) -> Process | None:
-        """`process` with its program and variables, read from /proc. None if /proc shows neither."""
-        env = environ(process.pid, self._root) or {}
+        """`process` with its program, command line and variables, read from /proc. None if /proc shows none."""
+        env = environ(process.pid, self._root)
         folder = self._root / str(process.pid)
         program = None
         with contextlib.suppress(OSError):
             program = os.path.basename(os.readlink(folder / "exe"))
-        if not env and program is None:
+        command = (read_text(folder / "cmdline") or "").replace("\0", " ")[:_MAX_COMMAND_CHARACTERS]
+        if not env and program is None and not command:
             return None
-        words = (read_text(folder / "cmdline") or "").replace("\0", " ")
-        variables = {name: env[name] for name in _KEPT_VARIABLES if name in env}
-        return structs.replace(process, environ=variables, program=program, is_spawned=_SPAWN_MARK in words)
+        variables = {name: env[name] for name in _KEPT_VARIABLES if name in env} if env else {}
+        return structs.replace(process, environ=variables, is_hidden=env is None, program=program, command=command)
 
 
 # Programs that start processes on other hosts: Slurm; Open MPI and PRRTE; MPICH, Intel MPI, MVAPICH; Flux; LSF and

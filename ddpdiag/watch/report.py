@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 from ddpdiag.cli.options import DisplayArgs
 from ddpdiag.cli.outputs import terminal_style
@@ -22,11 +23,14 @@ _SHOW_SECONDS = 2.0
 
 
 class Reporter:
-    """Shows looks on standard error, for at most 2 s each, because the terminal or file system may hang."""
+    """Shows looks, by default on standard error, for at most 2 s each, because the terminal or file system may hang."""
 
-    def __init__(self, options: DisplayArgs, show: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, options: DisplayArgs, show: Callable[[str], None] | None = None, *, stream: TextIO | None = None
+    ) -> None:
         self._options = options
-        self._show = show or _show
+        self._stream = stream or sys.stderr
+        self._show = show or self._show_on_stream
         self._shown_sentences: set[str] = set()
 
     def report(self, look: Look) -> None:
@@ -34,17 +38,16 @@ class Reporter:
         missing = missing_evidence(look)
         new = [note for note in missing if look.is_requested or note not in self._shown_sentences]
         self._shown_sentences.update(missing)
-        width, color = terminal_style(sys.stderr, self._options.color)
+        width, color = terminal_style(self._stream, self._options.color)
         # A progress bar leaves the cursor in the middle of its line.
         text = "\n" + render(look, judge(look), new, color=color, width=width, quiet=self._options.quiet)
         thread = threading.Thread(target=self._show, args=(text,), daemon=True)
         thread.start()
         thread.join(_SHOW_SECONDS)
 
-
-def _show(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        files.show(text, sys.stderr)
+    def _show_on_stream(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            files.show(text, self._stream)
 
 
 def render(

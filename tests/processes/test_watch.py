@@ -82,12 +82,21 @@ def next_report(job: Job, told: int) -> str:
     return " ".join(reports(job)[told].split())
 
 
+def attached(pid: int) -> tuple[int, str | None]:
+    """The exit code of `ddpdiag watch --pid`, and which of two words its report has."""
+    done = subprocess.run([sys.executable, *WATCH, "--pid", str(pid)], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.returncode, next((word for word in ("progress", "stopped") if word in done.stdout), None)
+
+
 @needs_py_spy
 def test_a_stopped_rank_is_named_and_the_job_goes_on(training):
     job, before = training()
     own = [p for p in processes(job.mark) if p.environ.get("LOCAL_RANK") == "1" and "train.py" in p.command]
     stopped = min(own, key=lambda process: process.pid)
+    assert attached(stopped.pid) == (0, "progress")
     stopped.kill(signal.SIGSTOP)
+    assert attached(job.process.pid) == (1, "stopped")
     told = next_report(job, before)
     assert f"kill -CONT {stopped.pid}" in told
     assert "rank 0: sleeping in <module> (train.py:26), in all_reduce (distributed_c10d.py)" in told
@@ -173,7 +182,7 @@ def watch() -> Iterator[Callable[..., subprocess.Popen]]:
 
         def start(*command: str, options: tuple[str, ...] = (), **settings) -> subprocess.Popen:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | settings
-            own = subprocess.Popen([sys.executable, *WATCH, *options, "--", *command], **pipes)
+            own = subprocess.Popen([sys.executable, *WATCH, "-q", *options, "--", *command], **pipes)
             stack.enter_context(own)
             stack.callback(own.kill)
             return own

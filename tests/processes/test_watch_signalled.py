@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-WATCH = (sys.executable, "-m", "ddpdiag", "watch", "--")
+WATCH = (sys.executable, "-m", "ddpdiag", "watch", "-q", "--")
 # Blocked, two that come one after the other are seen as two.
 COUNTS = """
 import signal

@@ -15,6 +15,13 @@ LOGS = Path(__file__).parent.parent / "recordings" / "logs"
 EXITED, KILLED = 1 << 8, 9
 NO_FILES = b"[rank1]: OSError: [Errno 24] Too many open files\n"
 CLOSED = b"[rank0]: RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
+ROOT_CAUSE = b"""
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-28_05:49:35
+  rank      : 2 (local_rank: 2)
+  exitcode  : %s (pid: 25760)  (SIGINT)
+"""
 BARRIER = b"[rank0]: RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms\n"
 
 
@@ -35,8 +42,11 @@ class Written:
         ((NO_FILES,), 0, None),
         ((), EXITED, None),
         ((CLOSED,), EXITED, None),
+        ((CLOSED, ROOT_CAUSE % b"-2"), EXITED, ("(exit code 1): rank 2 failed first (SIGINT)",)),
+        ((CLOSED, ROOT_CAUSE % b"7"), EXITED, ("rank 2 failed first (exit code 7)",)),
+        ((CLOSED, ROOT_CAUSE % b"1"), EXITED, None),  # it may have raised because another rank closed the connection
         ((b"ValueError: mine\n",), EXITED, None),
-        (((LOGS / "rank_raises.log").read_bytes(),), EXITED, None),
+        (((LOGS / "rank_raises.log").read_bytes(),), EXITED, ("rank 1: ", "RuntimeError", "raised in", "line ")),
     ],
 )
 def test_a_known_cause_is_reported_with_its_fix(texts, status, words) -> None:

@@ -38,7 +38,7 @@ TRACE = {"version": "2.10", "pg_status": {"0": {"last_enqueued_collective": 3}},
 
 
 def task(pid: int, parent: int, name: str = "python", *, spawned: bool = False) -> Process:
-    return Process(pid, parent, name, "S", pid, is_spawned=spawned)
+    return Process(pid, parent, name, "S", pid, command="-c from multiprocessing.spawn import spawn_main" * spawned)
 
 
 def ranks_of(tasks, environs) -> dict[int, int]:
@@ -235,7 +235,7 @@ def test_the_setting_that_refuses_is_named(golden, tmp_path):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "status").write_text(f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         why = evidence.refusal(pid, tmp_path)
-        golden(why.replace(f"user {own}:", "user OURS:").replace(f"user {own + 1},", "user THEIRS,"))
+        golden(why.replace(f"user {own}:", "user OURS:").replace(f"user {own + 1}", "user THEIRS"))
     (tmp_path / "sys" / "kernel" / "yama").mkdir(parents=True)
     (tmp_path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("1\n")
     golden(evidence.refusal(7, tmp_path))

@@ -80,6 +80,18 @@ def cpu_ticks(pid: int, root: Path = PROC) -> int | None:
     return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None
 
 
+def voluntary_switches(pid: int, root: Path = PROC) -> int | None:
+    """Read how often a process's main thread has begun to wait (for a lock, a message, a time); None if hidden."""
+    count = read_pairs(root / str(pid) / "status", ":").get("voluntary_ctxt_switches", "")
+    return int(count) if count.isdecimal() else None
+
+
+def written_bytes(pid: int, root: Path = PROC) -> int | None:
+    """Read how many bytes a process has written to files, terminals and pipes (wchar of proc(5)); None if hidden."""
+    count = read_pairs(root / str(pid) / "io", ":").get("wchar", "")
+    return int(count) if count.isdecimal() else None
+
+
 def age_seconds(pid: int, root: Path = PROC) -> float | None:
     """Read how many seconds ago a process was started, to 10 ms (starttime of proc(5)); None if hidden."""
     _, fields = stat_of(root / str(pid))

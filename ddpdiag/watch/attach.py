@@ -1,0 +1,399 @@
+"""`ddpdiag watch --pid`: look at a job that runs already, once or every few seconds.
+
+The output of such a job cannot be seen, and one look cannot distinguish a hang from a moment of a healthy job. So looks
+are compared. If a rank has left the collective in which it waited, or all ranks are elsewhere in the code, the job
+makes progress. If all ranks but the named ones are where they were, the finding of the look holds. If neither is known
+after _MAX_LOOKS, the report says so and names no rank.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
+
+from ddpdiag.cli.edge import complain
+from ddpdiag.cli.outputs import show
+from ddpdiag.codec import readable
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.probes.host.kernel import PROC, environ, names_in, stat_of
+from ddpdiag.probes.host.programs import duration_text
+from ddpdiag.text import begun, count, ranks_text
+from ddpdiag.watch import WatchArgs
+from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy
+from ddpdiag.watch.judge import judge
+from ddpdiag.watch.look import Activity, Look, RankState, subject
+from ddpdiag.watch.observer import Observer
+from ddpdiag.watch.peers import job_name
+from ddpdiag.watch.processes import (
+    LAUNCHERS,
+    RANK_VARIABLES,
+    KnownProcesses,
+    Process,
+    descendants,
+    find_ranks,
+    read_process,
+)
+from ddpdiag.watch.report import Reporter
+
+# A rank that waits is believed to hang after so long. A report is promised 5 s after the start.
+_PAUSE_SECONDS = 1.0
+_MAX_LOOKS = 5
+# A rank that has ended or is stopped does not continue by itself, so one look is enough.
+_FINAL = (Activity.ENDED, Activity.STOPPED)
+# From this number of looks on, and this share of them, a rank for which others wait is called a straggler.
+_MIN_STRAGGLER_LOOKS, _STRAGGLER_SHARE = 5, 0.6
+_MAX_TALLY_LINES = 8
+# Ranks that end because another one ended do so within this time (Python's shutdown). torchrun restarts ranks later.
+_ECHO_SECONDS, _RESTART_SECONDS = 5.0, 15.0
+
+
+def run(options: WatchArgs) -> int:
+    """Look at the job and report: once, or with --every until the job ends. Returns the exit code."""
+    attachment = Attachment(options, job_pids(options.pid))
+    if find_py_spy() is None:
+        complain(f"reports will show no stacks: {NO_PY_SPY}")
+    if options.every is not None:
+        return attachment.watch(options.every)
+    look = attachment.look()
+    attachment.report(look)
+    return exit_code(look)
+
+
+def named_ranks(look: Look) -> tuple[int, ...]:
+    """The ranks that the findings of a look name."""
+    return tuple(rank for finding in judge(look) for rank in finding.ranks)
+
+
+def exit_code(look: Look) -> ExitCode:
+    """1 if a rank is named, 0 if the job makes progress, else 3."""
+    if named_ranks(look):
+        return ExitCode.UNFIT
+    return ExitCode.FIT if look.progress else ExitCode.UNKNOWN
+
+
+# The processes of the job -------------------------------------------------------------------------------------------
+
+
+def job_pids(pids: Sequence[int], root: Path = PROC) -> list[int]:
+    """`pids` and, for each that is a rank, the other ranks of its job on this host. UsageError if one has no rank."""
+    known = KnownProcesses(root)
+    members: set[int] = set()
+    for pid in dict.fromkeys(pids):
+        process = read_process(pid, root)
+        if process is None:
+            raise UsageError(f"--pid {pid}: no such process on this host; expected the pid of a launcher or rank")
+        if process.state in "ZX":
+            raise UsageError(f"--pid {pid}: the process ({readable(process.name)}) has ended; only its parent has not")
+        processes = known.complete(descendants([pid], root))
+        ranks = find_ranks(processes)
+        if ranks.are_guessed and not any(each.is_python for each in ranks.by_rank.values()):
+            hint = "; it starts ranks elsewhere: run this command on their hosts" if process.name in LAUNCHERS else ""
+            raise UsageError(f"--pid {pid}: {readable(process.name)} has no rank at or below it (RANK, Python){hint}")
+        members |= {pid, *(_siblings(pid, root) if processes[0].environ.keys() & RANK_VARIABLES else ())}
+    return sorted(members)
+
+
+def _siblings(pid: int, root: Path) -> Iterator[int]:
+    """Yield the topmost processes on this host with the same job in their environment as `pid`."""
+    name = job_name(environ(pid, root) or {})
+    if name is None:
+        return
+    others = [int(other) for other in names_in(root) or () if other.isdigit()]
+    members = {other for other in others if job_name(environ(other, root) or {}) == name}
+    for other in members:
+        process = read_process(other, root)
+        if process is not None and process.parent not in members:
+            yield other
+
+
+# The comparison of looks --------------------------------------------------------------------------------------------
+
+
+def compare(before: Look | None, now: Look) -> Look:
+    """`now` with what a comparison with an earlier look shows: progress, a standstill, or neither."""
+    if before is None:
+        return structs.replace(now, is_unsettled=not now.ranks_doing(*_FINAL))
+    progress = progress_text(before, now)
+    named = named_ranks(now)
+    others = [state for state in now.ranks if state.rank not in named]
+    is_settled = now.ranks_doing(*_FINAL) or all(is_still(before.by_rank.get(state.rank), state) for state in others)
+    return structs.replace(
+        now,
+        progress=progress,
+        is_unsettled=not is_settled and not progress,
+        all_unmoved=now.is_unmoved(before),
+        pitfalls=() if progress else now.pitfalls,
+    )
+
+
+def is_still(before: RankState | None, now: RankState) -> bool:
+    """Whether a rank is where it was, in the same process and stack, without having woken up."""
+    if before is None or (before.pid, before.stack) != (now.pid, now.stack):
+        return False
+    # A rank of a GPU job wakes up while it waits for a kernel that does not end.
+    return now.activity is Activity.MAY_WAIT or before.switches == now.switches
+
+
+def progress_text(before: Look, now: Look) -> str:
+    """A sentence on what shows that the job made progress between two looks; empty if nothing does."""
+    if now.ranks_doing(Activity.ENDED, Activity.STOPPED, Activity.STUCK):
+        return ""
+    moved = [state.rank for state in now.ranks if not is_still(before.by_rank.get(state.rank), state)]
+    woken = [rank for rank in before.ranks_doing(Activity.WAITING) if rank in moved]
+    within = f"within {now.unix_seconds - before.unix_seconds:.1f} s"
+    if woken:
+        return f"{begun(subject(woken, 'has', 'have'))} left {before.calls_text(woken)} {within}."
+    if not moved or len(moved) < len(now.ranks):
+        return ""
+    if all(state.stack and state.stack != before.by_rank[state.rank].stack for state in now.ranks):
+        return f"Every rank has moved to other code {within}."
+    writing = [state.rank for state in now.ranks if _has_written(before.by_rank[state.rank], state)]
+    return (
+        f"{begun(subject(writing, 'has', 'have'))} written output, and every rank was active {within}."
+        if writing
+        else ""
+    )
+
+
+def _has_written(before: RankState, now: RankState) -> bool:
+    return None not in (before.written_bytes, now.written_bytes) and before.written_bytes != now.written_bytes
+
+
+class Tally:
+    """Counts for which ranks others waited, over all looks."""
+
+    def __init__(self) -> None:
+        self.looks = self.progress_looks = 0
+        self._named: Counter[int] = Counter()
+        self._waiting: defaultdict[int, set[int]] = defaultdict(set)
+        self._start = time.monotonic()
+
+    def add(self, look: Look) -> None:
+        """Count a look, with the ranks that it would name if the job made no progress."""
+        self.looks += 1
+        self.progress_looks += bool(look.progress)
+        for rank in named_ranks(structs.replace(look, progress="", is_unsettled=False)):
+            self._named[rank] += 1
+            self._waiting[rank].update(look.ranks_doing(Activity.WAITING))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the tally: all looks, then the ranks for which others waited, most looks first."""
+        duration = duration_text(time.monotonic() - self._start)
+        yield f"ddpdiag watch: {count(self.looks, 'look')} in {duration}; progress in {self.progress_looks}"
+        for rank, looks in self._named.most_common(_MAX_TALLY_LINES):
+            waiting = sorted(self._waiting[rank] - {rank})
+            text = f"{ranks_text(waiting)} waited for rank {rank}" if waiting else f"rank {rank} was named"
+            is_straggler = self.looks >= _MIN_STRAGGLER_LOOKS and looks >= _STRAGGLER_SHARE * self.looks
+            is_straggler &= self.progress_looks >= _STRAGGLER_SHARE * self.looks
+            note = ": a straggler, because the job makes progress" if is_straggler else ""
+            yield f"  {text} in {looks} of {self.looks} looks{note}"
+
+
+# The watch ----------------------------------------------------------------------------------------------------------
+
+
+class End(NamedTuple):
+    """The end of a rank: its time (time.monotonic), and its wait status (None: its parent has reaped it before)."""
+
+    at: float
+    status: int | None
+
+
+def wait_status(pid: int, root: Path = PROC) -> int | None:
+    """Read the wait status of a process that has ended (field 52 of proc_pid_stat(5)); None if it is not a zombie."""
+    _, fields = stat_of(root / str(pid))
+    return int(fields[49]) if len(fields) > 49 and fields[0] == "Z" else None
+
+
+class Events:
+    """Waits for signals, and for the ends of ranks, which it remembers."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self.signum = signal.SIGINT
+        self._poll = select.poll()
+        self._poll.register(self._reader, select.POLLIN)
+        self._ranks: dict[int, tuple[int, Process]] = {}  # by the descriptor of the process
+        self.ends: dict[int, End] = {}  # by rank
+
+    def handle_signals(self) -> None:
+        """Handle SIGUSR1 as a request, and SIGTERM and SIGHUP as SIGINT: by KeyboardInterrupt."""
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, self._interrupt)
+        signal.signal(signal.SIGUSR1, lambda _signum, _frame: None)
+
+    def _interrupt(self, signum: int, _frame: object) -> None:
+        self.signum = signal.Signals(signum)
+        raise KeyboardInterrupt
+
+    def follow(self, ranks: Mapping[int, Process]) -> None:
+        """Wait for the ends of these ranks, too. Forget earlier ends of ranks that were started anew."""
+        known = {process.pid: rank for rank, process in self._ranks.values()}
+        for rank, process in ranks.items():
+            if process.pid in known or process.state in "ZX":
+                continue
+            try:
+                descriptor = os.pidfd_open(process.pid)
+            except OSError:  # it has ended, or the kernel is older than 5.3
+                continue
+            self.ends.pop(rank, None)
+            self._ranks[descriptor] = rank, process
+            self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the next event, at most `seconds`. Whether a signal requested a look."""
+        is_requested, ended = False, dict[int, int | None]()
+        for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
+            if descriptor == self._reader:
+                is_requested = bool(os.read(self._reader, 64))
+                continue
+            self._poll.unregister(descriptor)
+            rank, process = self._ranks.pop(descriptor)
+            os.close(descriptor)
+            ended[rank] = wait_status(process.pid)
+        now = time.monotonic()
+        self.ends |= {rank: End(now, status) for rank, status in ended.items()}
+        return is_requested
+
+    @property
+    def all_ended(self) -> bool:
+        return bool(self.ends) and not self._ranks
+
+    @property
+    def later_ends(self) -> frozenset[int]:
+        """The ranks that ended after the first one."""
+        return frozenset(self.ends) - {*first_ends(self.ends)}
+
+    def exit_code(self, code: ExitCode) -> ExitCode:
+        """The exit code after the end of the job: by the first rank that ended, and `code` if its status is unknown."""
+        statuses = {self.ends[rank].status for rank in first_ends(self.ends)}
+        return code if None in statuses else ExitCode.UNFIT if any(statuses) else ExitCode.FIT
+
+
+def first_ends(ends: Mapping[int, End]) -> tuple[int, ...]:
+    """The rank that ended first, or several in one moment; empty if none has ended."""
+    first = min((end.at for end in ends.values()), default=0.0)
+    return tuple(sorted(rank for rank, end in ends.items() if end.at == first))
+
+
+def ends_text(ends: Mapping[int, End]) -> Iterator[str]:
+    """Yield a line on the rank that ended first, by which signal or code, and on the others; nothing if none has."""
+    firsts = first_ends(ends)
+    if not firsts:
+        return
+    status, at = ends[firsts[0]].status, ends[firsts[0]].at
+    code = None if status is None else os.waitstatus_to_exitcode(status)
+    how = "" if code is None else f", by {signal.Signals(-code).name}" if code < 0 else f", with exit code {code}"
+    others = [end.at for rank, end in ends.items() if rank not in firsts]
+    then = f"; {count(len(others), 'other rank')} within {max(others) - at:.1f} s after it" if others else ""
+    yield f"  {subject(firsts, 'ended', 'ended')} first{how}{then}"
+
+
+class Attachment:
+    """Looks at the processes `pids` and all below them, which this process did not start."""
+
+    def __init__(self, options: WatchArgs, pids: Sequence[int]) -> None:
+        self._options = options
+        self._pids = pids
+        self._observer = Observer(lambda: pids, all_started=True)
+        self._reporter = Reporter(options, stream=sys.stdout)
+        self._events = Events()
+        self._previous: Look | None = None
+        self._shown: object = None
+
+    def look(self) -> Look:
+        """Look once or, until an earlier look allows a comparison, until it is known whether the job makes progress."""
+        is_first = self._previous is None
+        look = self._look_once()
+        for _ in range(_MAX_LOOKS - 1 if is_first else 0):
+            if not look.is_unsettled:
+                break
+            time.sleep(_PAUSE_SECONDS)
+            look = self._look_once()
+        return look
+
+    def _look_once(self) -> Look:
+        process = read_process(self._pids[0])
+        look = Look(
+            host=readable(socket.gethostname()),
+            unix_seconds=time.time(),
+            silent_seconds=0.0,
+            stall_seconds=self._options.stall,
+            command=process.name if process is not None else "",
+            is_requested=True,
+        )
+        look = self._observer.observe(look)
+        # Ranks end because the first one ended, and are no news.
+        states = tuple(state for state in look.ranks if state.rank not in self._events.later_ends)
+        self._previous = compare(self._previous, structs.replace(look, ranks=states))
+        return self._previous
+
+    def report(self, look: Look) -> None:
+        """Show a look."""
+        self._reporter.report(look)
+        self._shown = _essence(look)
+
+    def watch(self, every_seconds: float) -> int:
+        """Look until the job ends or a signal ends this process. Show the looks whose finding is new, and a tally."""
+        self._events.handle_signals()
+        complain(f"process {os.getpid()} looks every {every_seconds:g} s; `kill -USR1 {os.getpid()}` shows the tally")
+        events, tally = self._events, Tally()
+        code, is_requested = ExitCode.UNKNOWN, False
+        try:
+            while True:
+                look = self.look()
+                events.follow(self._observer.ranks)
+                tally.add(look)
+                code = exit_code(look)
+                if is_requested or _essence(look) != self._shown:
+                    self.report(look)
+                if is_requested:
+                    _print(tally.lines())
+                is_requested = self._wait(events, every_seconds)
+                if events.all_ended:
+                    code = events.exit_code(code)
+                    break
+        except KeyboardInterrupt:
+            code = ExitCode.of_signal(events.signum)
+        _print((*tally.lines(), *ends_text(events.ends)))
+        return code
+
+    def _wait(self, events: Events, seconds: float) -> bool:
+        """Wait until the next look is due, after `seconds` or when no more ranks end. Whether a signal requests it."""
+        end, ended = time.monotonic() + seconds, len(events.ends)
+        while not events.all_ended and (left := end - time.monotonic()) > 0:
+            if events.wait(left):
+                return True
+            if len(events.ends) > ended:
+                end, ended = time.monotonic() + _ECHO_SECONDS, len(events.ends)
+        restart_end = time.monotonic() + _RESTART_SECONDS
+        while events.all_ended and time.monotonic() < restart_end and any(map(_is_launcher, self._pids)):
+            events.wait(_PAUSE_SECONDS)
+            self._observer.refresh()
+            events.follow(self._observer.ranks)
+        return False
+
+
+def _is_launcher(pid: int) -> bool:
+    """Whether this process, which is no rank, still runs, and so may start the ranks anew."""
+    process = read_process(pid)
+    return process is not None and process.state not in "ZX"
+
+
+def _essence(look: Look) -> object:
+    """The codes and ranks of the findings, which are new if this differs."""
+    return tuple((finding.code, finding.ranks) for finding in judge(look))
+
+
+def _print(lines: Sequence[str] | Iterator[str]) -> None:
+    show("".join(f"{line}\n" for line in lines), sys.stdout)

@@ -1,0 +1,191 @@
+"""`ddpdiag watch --pid`: the ranks of a job that runs, what two looks at it show, and the tally."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.model import ProcessState
+from ddpdiag.watch import WatchArgs, command
+from ddpdiag.watch.attach import End, Events, Tally, compare, ends_text, exit_code, job_pids
+from ddpdiag.watch.look import Look, RankState
+from ddpdiag.watch.processes import KnownProcesses, descendants, find_ranks, read_process
+
+WAITS = ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:25)")
+SAVES = ("save (serialization.py:90)", "<module> (train.py:40)")
+STEPS = ("spin (train.py:7)", "<module> (train.py:14)")
+MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+# The processes of the job -------------------------------------------------------------------------------------------
+
+
+def put(root: Path, pid: int, parent: int, name: str = "python3", *, state: str = "S", command: str = "", **env: str):
+    """One process of a /proc."""
+    folder = root / str(pid)
+    folder.mkdir()
+    (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} {'0 ' * 17}{100 + pid} {'0 ' * 29}")
+    (folder / "cmdline").write_text(command or name)
+    if env.pop("hidden", None) is None:
+        (folder / "environ").write_text("\0".join(f"{key}={value}" for key, value in env.items()))
+
+
+def rank_variables(rank: int, size: int = 2, **more: str) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)} | MASTER | more
+
+
+@pytest.fixture
+def root(tmp_path):
+    """torchrun 10 with two ranks, one of which has a worker; ranks of two other jobs; a shell; a zombie."""
+    put(tmp_path, 10, 1, "pt_elastic", command="torchrun train.py")
+    put(tmp_path, 11, 10, **rank_variables(0))
+    put(tmp_path, 12, 10, **rank_variables(1))
+    put(tmp_path, 13, 12, **rank_variables(1))
+    put(tmp_path, 20, 1, **rank_variables(0, MASTER_PORT="29501"))
+    put(tmp_path, 30, 1, "bash")
+    put(tmp_path, 31, 30, "rsync")
+    put(tmp_path, 40, 1, state="Z")
+    put(tmp_path, 50, 1, "srun")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("pids", "members"), [((10,), [10]), ((12,), [11, 12]), ((20, 10), [10, 20])])
+def test_a_rank_stands_for_its_job_on_this_host(root, pids, members):
+    assert job_pids(pids, root) == members
+
+
+def ranks_below(root: Path, pid: int):
+    return find_ranks(KnownProcesses(root).complete(descendants([pid], root)))
+
+
+def test_ranks_whose_environment_is_hidden_are_the_launchers_children_with_one_command(tmp_path):
+    put(tmp_path, 10, 1, "pt_elastic", command="python torchrun train.py", hidden="")
+    for pid, parent, line in (
+        (11, 10, "train.py"),
+        (12, 10, "train.py"),
+        (13, 11, "train.py"),
+        (14, 11, "multiprocessing"),
+    ):
+        put(tmp_path, pid, parent, command=f"python {line}", hidden="")
+    found = ranks_below(tmp_path, 10)
+    assert ({rank: each.pid for rank, each in found.by_rank.items()}, found.are_guessed) == ({0: 11, 1: 12}, True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        (rank_variables(1, 4), (0, 2, 3)),  # all ranks are on this host, by MASTER_ADDR
+        (rank_variables(1, 4, MASTER_ADDR="node7"), ()),
+        (rank_variables(1, 4, MASTER_ADDR="node7", LOCAL_WORLD_SIZE="2"), (0,)),
+        (rank_variables(5, 8, LOCAL_RANK="1", LOCAL_WORLD_SIZE="4"), (4, 6, 7)),
+        (rank_variables(0, 1), ()),
+    ],
+)
+def test_ranks_that_have_ended_are_known_from_the_others(tmp_path, variables, missing):
+    put(tmp_path, 7, 1, **variables)
+    assert ranks_below(tmp_path, 7).missing == missing
+
+
+def test_wrong_pids_and_options_are_one_sentence(golden, root):
+    for pid in (9, 30, 40, 50):
+        with pytest.raises(UsageError) as error:
+            job_pids([pid], root)
+        golden(str(error.value))
+    for words, options in (
+        (["torchrun"], {"pid": (1,)}),
+        ([], {"pid": (1,), "kill": True}),
+        ([], {}),
+        (["torchrun"], {"every": 30.0}),
+    ):
+        with pytest.raises(UsageError) as error:
+            command.run(words, WatchArgs(**options))
+        golden(str(error.value))
+
+
+# Looks --------------------------------------------------------------------------------------------------------------
+
+
+def seen(rank: int, stack=WAITS, *, state: str = "S", gpu: bool = False, **counts: int) -> RankState:
+    process = ProcessState(pid=100 + rank, state=state, stack=stack)
+    counts = {"switches": 5, "written_bytes": 9} | counts
+    return RankState(rank=rank, pid=100 + rank, process=process, core_share=0.0, holds_gpu=gpu, **counts)
+
+
+def look_at(*ranks: RankState, at: float = 0.0) -> Look:
+    facts = {"host": "n0", "silent_seconds": 0.0, "stall_seconds": 300.0, "command": "", "is_requested": True}
+    return Look(ranks=ranks, unix_seconds=at, world_size=len(ranks), **facts)
+
+
+UNKNOWN = ExitCode.UNKNOWN
+PAIRS = {
+    "a wait without a wake-up": ([seen(0), seen(1, SAVES)], [seen(0), seen(1, SAVES)], 1),
+    "the awaited rank moves": ([seen(0), seen(1, SAVES)], [seen(0), seen(1, STEPS)], 1),
+    "the waiting rank woke up": ([seen(0), seen(1, SAVES)], [seen(0, switches=6), seen(1, SAVES)], 0),
+    "the waiting rank is elsewhere": ([seen(0), seen(1, SAVES)], [seen(0, STEPS), seen(1, SAVES)], 0),
+    "all are elsewhere": ([seen(0, STEPS), seen(1, SAVES)], [seen(0, SAVES), seen(1, STEPS)], 0),
+    "the wait has only begun": ([seen(0, STEPS), seen(1, SAVES)], [seen(0), seen(1, SAVES)], UNKNOWN),
+    "a stopped rank": ([seen(0, STEPS), seen(1, STEPS, state="T")], [seen(0), seen(1, STEPS, state="T")], 1),
+    "an ended rank": ([seen(0), seen(1)], [seen(0), RankState(rank=1, pid=101)], 1),
+    "all wait": ([seen(0), seen(1)], [seen(0), seen(1)], UNKNOWN),
+    "all woke up": (
+        [seen(0, STEPS), seen(1, STEPS)],
+        [seen(0, STEPS, switches=6), seen(1, STEPS, switches=9)],
+        UNKNOWN,
+    ),
+    "all woke up, and one has written": (
+        [seen(0, STEPS), seen(1, STEPS)],
+        [seen(0, STEPS, switches=6, written_bytes=60), seen(1, STEPS, switches=9)],
+        0,
+    ),
+    "with GPUs, a wake-up is no progress": (
+        [seen(0, STEPS, gpu=True), seen(1, SAVES, gpu=True)],
+        [seen(0, STEPS, gpu=True, switches=6), seen(1, SAVES, gpu=True)],
+        UNKNOWN,
+    ),
+    "hidden stacks, all asleep": ([seen(0, ()), seen(1, ())], [seen(0, ()), seen(1, ())], UNKNOWN),
+    "hidden stacks, one woke up": ([seen(0, ()), seen(1, ())], [seen(0, ()), seen(1, (), switches=6)], UNKNOWN),
+}
+
+
+@pytest.mark.parametrize(("before", "now", "code"), PAIRS.values(), ids=PAIRS)
+def test_two_looks_show_progress_or_a_standstill_or_neither(before, now, code):
+    first = compare(None, look_at(*before))
+    assert exit_code(compare(first, look_at(*now, at=1.0))) == code
+
+
+def test_the_first_look_alone_names_only_ranks_that_do_not_continue():
+    assert exit_code(compare(None, look_at(seen(0), seen(1, SAVES)))) == UNKNOWN
+    assert exit_code(compare(None, look_at(seen(0), seen(1, state="T")))) == ExitCode.UNFIT
+
+
+def test_the_tally_tells_a_straggler_from_a_hang(golden):
+    waits = look_at(seen(0), seen(1, SAVES))
+    for progress in ("Rank 0 has left all_reduce within 30.0 s.", ""):
+        tally = Tally()
+        for _ in range(9):
+            tally.add(structs.replace(waits, progress=progress))
+        tally.add(look_at(seen(0, STEPS), seen(1, STEPS)))
+        golden(*tally.lines())
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"), [((9, 256, 256), 1), ((256, 9, 9), 1), ((0, 0, 0), 0), ((None, 9, 9), UNKNOWN)]
+)
+def test_the_rank_that_ended_first_decides_after_the_job(golden, statuses, code):
+    events = Events()
+    events.ends = {rank: End(rank / 4, status) for rank, status in enumerate(statuses)}
+    golden(*ends_text(events.ends))
+    assert events.exit_code(UNKNOWN) == code
+
+
+def test_ends_of_processes_are_noticed_with_their_status():
+    child = subprocess.Popen(["sleep", "60"])
+    events = Events()
+    events.follow({3: read_process(child.pid)})
+    assert list(ends_text(events.ends)) == []
+    child.kill()
+    assert not events.wait(10)
+    assert ({rank: end.status for rank, end in events.ends.items()}, events.all_ended) == ({3: 9}, True)
+    child.wait()
