@@ -110,11 +110,10 @@ class Member(Struct, frozen=True, rename={"gpu": "nvml_dev", "launched": "collec
 
 
 class Communicator(Struct, frozen=True):
-    """A communicator: NCCL's two hashes of it, the number of its ranks, and the ranks that the answer describes."""
+    """A communicator: NCCL's hash of it, the number of its ranks, and the ranks that the answer describes."""
 
     hash: _Word
     size: _Index
-    secondary_hash: _Word = ""
     ranks: tuple[Member, ...] = ()
     missing_ranks: tuple[Member, ...] = ()
 
@@ -148,20 +147,20 @@ def read_snapshot(address: str, pids: Collection[int], world_size: int | None, e
     parts = _ADDRESS.fullmatch(address)
     if parts is None or int(parts[2]) >= 1 << 16:
         return f"{ADDRESS_VARIABLE} is no host and port: expected such as {DEFAULT_ADDRESS}"
-    where, reason = f"port {parts[2]}", ""
+    reason = ""
     for _ in range(_MAX_TRIES):
         try:
             snapshot = parse_answer(_ask((parts[1].strip("[]"), int(parts[2])), end))
         except TimeoutError:
-            reason = f"{where} did not respond in time"
+            reason = f"{address} did not respond in time"
         except (OSError, UnicodeError) as error:  # refused, an unknown host, or a name that no host can have
-            return f"{where}: {getattr(error, 'strerror', None) or error} (NCCL is older than 2.24, or disabled it)"
+            return f"{address}: {getattr(error, 'strerror', None) or error} (NCCL is older than 2.24, or disabled it)"
         else:
             if snapshot is None:
-                return f"the answer of {where} is none of NCCL's, is cut off, or larger than {_MAX_BYTES >> 20} MiB"
+                return f"the answer of {address} is none of NCCL's, is cut off, or larger than {_MAX_BYTES >> 20} MiB"
             if snapshot.may_be_of(pids, world_size):
                 return snapshot
-            reason = f"only another job responds at {where}: give each job a {ADDRESS_VARIABLE} of its own"
+            reason = f"only another job responds at {address}: give each job a {ADDRESS_VARIABLE} of its own"
         if time.monotonic() >= end:
             break
     return reason

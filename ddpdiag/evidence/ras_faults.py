@@ -68,21 +68,28 @@ def find_faults(
 
     `waiting` are ranks known to wait for other ranks or for their GPU. `in_collective`: the job is in a collective.
     """
-    earlier, suspects = _members(before), _suspects(now, world_size)
-    # A process may respond late once.
-    late = [
-        each
-        for each in suspects
-        if each.member.state is MemberState.UNREACHABLE
-        and earlier.get((each.communicator.hash, each.member.rank), each.member).state is MemberState.RUNNING
-    ]
-    if faults := _state_findings([each for each in suspects if each not in late], _GONE):
+    earlier, members = _members(before), _members(now)
+    if any(_has_progressed(earlier[place], member) for place, member in members.items() if place in earlier):
+        return []
+    suspects = _suspects(now, world_size)
+    gone = [each for each in suspects if each.key not in waiting and not _is_late(each, earlier)]
+    if faults := _state_findings(gone, _GONE):
         return [fault for fault in faults if fault.code != "ras.error"] or faults
-    if earlier != _members(now):
+    if earlier != members:
         return []
     running = {each.communicator.hash for each in suspects if each.member.state is MemberState.RUNNING}
     stalled = _stalled(suspects, seconds, waiting, in_collective=in_collective and now.is_complete)
     return [*stalled] or _state_findings([each for each in suspects if each.communicator.hash in running], _ELSEWHERE)
+
+
+def _has_progressed(earlier: Member, member: Member) -> bool:
+    return bool(earlier.launched and member.launched) and earlier.launched != member.launched
+
+
+def _is_late(suspect: _Suspect, earlier: Mapping[tuple[str, int], Member]) -> bool:
+    """Whether a process does not respond, but did so a moment before."""
+    before = earlier.get((suspect.communicator.hash, suspect.member.rank))
+    return suspect.member.state is MemberState.UNREACHABLE and before is not None and bool(before.launched)
 
 
 def _members(snapshot: Snapshot) -> dict[tuple[str, int], Member]:

@@ -15,30 +15,32 @@ _ANSWER_SECONDS = 2.0
 
 
 class RasReader:
-    """Reads the RAS of one job, and remembers the last answer to compare the next one with it."""
+    """Reads the RAS of one job. It compares an answer with the oldest one that shows the same counts."""
 
-    def __init__(self) -> None:
-        self._last: tuple[Snapshot, float] | None = None
+    def __init__(self, window_seconds: float = _WINDOW_SECONDS) -> None:
+        self._window_seconds = window_seconds
+        self._oldest: tuple[Snapshot, float] | None = None
 
     def read(self, ranks: Collection[Process], world_size: int | None, end: float) -> RasEvidence:
-        """Ask RAS until `end` (time.monotonic), if ranks hold GPUs or name its address."""
+        """Ask RAS twice until `end` (time.monotonic), if ranks hold GPUs or name its address."""
         ranks = [each for each in ranks if ADDRESS_VARIABLE in each.environ or holds_gpu(each.pid)]
         if not ranks:
             return RasEvidence()
-        if any(each.environ.get(ENABLE_VARIABLE) == "0" for each in ranks):
-            return RasEvidence(why_missing=f"{ENABLE_VARIABLE}=0 disables it")
+        if any(each.environ.get(ENABLE_VARIABLE, "1") != "1" for each in ranks):
+            return RasEvidence(why_missing=f"{ENABLE_VARIABLE} is not 1")
         address = ranks[0].environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
         pids = {pid for each in ranks for pid in _own_pids(each.pid)}
-        while True:
-            answer = read_snapshot(address, pids, world_size, min(end, time.monotonic() + _ANSWER_SECONDS))
-            now, earlier = time.monotonic(), self._last
-            if isinstance(answer, str):
-                return RasEvidence(why_missing=answer)
-            if earlier is not None and now - earlier[1] >= _WINDOW_SECONDS:
-                self._last = answer, now
-                return RasEvidence((earlier[0], answer), now - earlier[1])
-            self._last = earlier or (answer, now)
-            time.sleep(_WINDOW_SECONDS)
+        first = read_snapshot(address, pids, world_size, min(end, time.monotonic() + _ANSWER_SECONDS))
+        if isinstance(first, str):
+            return RasEvidence(why_missing=first)
+        if self._oldest is None or self._oldest[0] != first:
+            self._oldest = first, time.monotonic()
+        oldest, since = self._oldest
+        time.sleep(max(0.0, since + self._window_seconds - time.monotonic()))
+        second = read_snapshot(address, pids, world_size, min(end, time.monotonic() + _ANSWER_SECONDS))
+        if isinstance(second, str):
+            return RasEvidence(why_missing=second)
+        return RasEvidence((oldest, second), time.monotonic() - since)
 
 
 def _own_pids(pid: int) -> set[int]:

@@ -34,4 +34,4 @@ def test_the_rank_that_launched_fewer_collectives_is_named(start):
 def test_without_an_answer_the_reason_is_told(start):
     with Server(answers(status(communicator(rank(0, pid=1))))) as server:
         report = first_report(watched(start, server.port))
-    assert f"No answer of NCCL's RAS: only another job responds at port {server.port}" in report
+    assert f"No answer of NCCL's RAS: only another job responds at localhost:{server.port}" in report

@@ -95,6 +95,10 @@ JOBS = {
         [[communicator(rank(0), rank(1, **SILENT), rank(2, **DEAD), rank(3, AllReduce=1))]],
         {"dead": (2,), "unreachable": (1,)},
     ),
+    "dead, but the others make progress": (
+        [[communicator(rank(0, AllReduce=n), rank(1, **DEAD))] for n in range(2)],
+        {},
+    ),
     "left": ([[communicator(rank(0), rank(1), rank(2), rank(3, **LEFT))]], {"missing": (3,)}),
     "closed": ([[communicator(rank(0), rank(1, finalize_called=True, destroy_flag=True))]], {"missing": (1,)}),
     "aborted": ([[communicator(rank(0), rank(1, abort_flag=True, destroy_flag=True))]], {"missing": (1,)}),
@@ -129,6 +133,9 @@ def test_a_rank_that_waits_for_its_gpu_is_not_named_and_equal_counts_in_a_collec
     assert (fault.code, fault.ranks) == ("ras.frozen", ())
     (fault,) = find_faults(equal, equal, 2.0, world_size=4, in_collective=True)
     assert (fault.code, fault.ranks) == ("ras.frozen", ())
+    # RAS does not take back that it considers a process dead.
+    dead = snapshot(status(communicator(rank(0), rank(1, **DEAD))))
+    assert find_faults(dead, dead, 2.0, world_size=2, waiting=[1]) == []
 
 
 def test_texts_of_old_versions_name_the_ranks_that_are_behind_and_not_those_that_they_list():

@@ -1,13 +1,18 @@
-"""What a look concludes from NCCL's RAS."""
+"""What a look reads from NCCL's RAS, and what it concludes."""
+
+import os
+import time
 
 import pytest
-from ras_stand_in import communicator, rank, status
+from ras_stand_in import Server, answers, communicator, rank, status
 from test_watch_judged import COMPUTES, SAVES, WAITS, seen, stalled
 
 from ddpdiag.evidence.ras import parse_answer
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import RasEvidence
+from ddpdiag.watch.processes import Process
+from ddpdiag.watch.ras import RasReader
 
 
 def evidence(*counts: int) -> RasEvidence:
@@ -63,3 +68,28 @@ def test_ranks_that_wait_for_their_gpu_are_not_named(states, more, counts, code,
     lead = judge(stalled(*states, ras=evidence(*counts), **more))[0]
     assert lead.ranks == ranks
     assert lead.code == code or (not code and not lead.code.startswith("ras."))
+
+
+def read(reader: RasReader, **environ: str) -> RasEvidence:
+    process = Process(os.getpid(), 1, "python", "S", 0, environ=environ)
+    return reader.read([process], 1, time.monotonic() + 5)
+
+
+def test_counts_are_compared_with_the_oldest_equal_ones():
+    counts = [5, 5, 5, 5, 9, 9]
+    pid = os.getpid()
+
+    def answer(question: bytes):
+        return answers(status(communicator(rank(0, pid=pid, AllReduce=counts.pop(0)))))(question)
+
+    with Server(answer) as server:
+        looks = [read(reader, NCCL_RAS_ADDR=f"localhost:{server.port}") for reader in [RasReader(0.0)] * 3]
+    seen_counts = [[each.communicators[0].ranks[0].launched["AllReduce"] for each in look.snapshots] for look in looks]
+    assert seen_counts == [[5, 5], [5, 5], [9, 9]]
+    assert looks[1].seconds > looks[0].seconds
+
+
+def test_ranks_without_nccl_are_not_asked_for():
+    assert read(RasReader(0.0)) == RasEvidence()
+    disabled = read(RasReader(0.0), NCCL_RAS_ADDR="localhost:1", NCCL_RAS_ENABLE="0")
+    assert disabled.why_missing == "NCCL_RAS_ENABLE is not 1"
