@@ -66,7 +66,8 @@ def _findings(look: Look) -> Iterator[Finding]:
         if finding is not None and (rule not in _ABSENCE_RULES or _are_surely_absent(look, finding.ranks)):
             yield finding
             remaining = _without(remaining, finding.ranks)
-    yield from look.pitfalls
+    if lead.severity is not Severity.NOTE:  # else the job makes progress
+        yield from look.pitfalls
 
 
 def _without(look: Look, ranks: Sequence[int]) -> Look:

@@ -97,9 +97,10 @@ class Helper(Struct, frozen=True, kw_only=True):
     user_frames: tuple[UserFrame, ...] = ()
 
     @property
-    def waits_for_work(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether this is a worker of a data loader that makes no batch."""
-        return any(_WORKER_FRAME in frame for frame in self.stack) and not any(_BATCH_FRAME in f for f in self.stack)
+        text = " ".join(self.stack)
+        return _WORKER_FRAME in text and _BATCH_FRAME not in text
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -156,7 +157,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     def awaited_helper(self) -> Helper | None:
         """The process for which the rank seems to wait, with its stack. None if it is not known."""
         helpers = self.helpers if self.waits_for_child else ()
-        return next((helper for helper in helpers if helper.stack and not helper.waits_for_work), None)
+        return next((helper for helper in helpers if helper.stack and not helper.is_idle), None)
 
     @property
     def is_busy(self) -> bool:

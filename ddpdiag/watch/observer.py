@@ -20,18 +20,16 @@ from ddpdiag.model import ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.probes.gpu.visibility import holds_gpu, openable_gpus
 from ddpdiag.probes.host.kernel import (
-    PROC,
     cpu_ticks,
     proc_root,
     process_state,
-    read_text,
     runnable_seconds,
     voluntary_switches,
     written_bytes,
 )
 from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
 from ddpdiag.runtime.supervisor.hang_evidence import MAX_MAIN_FRAMES, MAX_OTHER_FRAMES, MAX_THREADS, first_frames
-from ddpdiag.watch.evidence import Stacks, await_dump, find_py_spy, request_dump, stacks_of
+from ddpdiag.watch.evidence import Stacks, await_dump, dump_stacks, find_py_spy, request_dump, stacks_of
 from ddpdiag.watch.look import Helper, Look, RankState, RasEvidence
 from ddpdiag.watch.pitfalls import find_pitfalls
 from ddpdiag.watch.processes import KnownProcesses, Process, RankProcesses, descendants, find_ranks, read_process
@@ -49,9 +47,9 @@ _END_POLL_SECONDS = 0.1
 _MAX_HELPERS = 64
 # How many stacks of helpers are read in a look, for ranks that wait for them.
 _MAX_HELPER_STACKS = 4
+_TRACKER = "multiprocessing.resource_tracker"
 # The name that torch gives to workers of a data loader.
 _WORKER_NAME = "pt_data_worker"
-_TRACKER = "multiprocessing.resource_tracker"
 _MAX_READERS = 32
 _GRACE_SECONDS = 0.3
 _TOO_LATE = Stacks(why_missing="it could not be read in time")
@@ -142,7 +140,8 @@ class Observer:
             self._rank_state(rank, process, stacks_by_rank[rank], traces.get(rank, _TOO_LATE.why_missing), before[rank])
             for rank, process in ranks.items()
         )
-        states = with_helper_stacks(states, lambda pid: stacks_of(py_spy, pid, end))
+        # dump_stacks, unlike stacks_of, reads nothing of a process that may hang.
+        states = with_helper_stacks(states, lambda pid: dump_stacks(py_spy, pid, end) if py_spy else Stacks())
         missing = self._ranks.missing if self._all_started else ()
         states += tuple(RankState(rank=rank, pid=0) for rank in missing)
         return structs.replace(
@@ -209,10 +208,9 @@ class Observer:
                 tree.append(process.pid)
         parents = {process.parent for process in self._processes}
         leaves = [process for process in self._processes if process.pid in tree[1:] and process.pid not in parents]
-        for process in leaves[:_MAX_HELPERS]:
-            if _TRACKER not in (read_text(PROC / str(process.pid) / "cmdline") or ""):
-                state, wchan = process_state(process.pid)
-                yield Helper(pid=process.pid, name=process.name, state=state, wchan=wchan)
+        for process in [each for each in leaves if _TRACKER not in each.command][:_MAX_HELPERS]:
+            state, wchan = process_state(process.pid)
+            yield Helper(pid=process.pid, name=process.name, state=state, wchan=wchan)
 
 
 def with_helper_stacks(states: Sequence[RankState], read_stacks: Callable[[int], Stacks]) -> tuple[RankState, ...]:

@@ -5,8 +5,9 @@ lint runs in a process of its own: it is another feature, and it must not hold u
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +25,7 @@ from ddpdiag.watch.look import Activity, RankState, subject
 # A collective, or a call of a DistributedDataParallel, that only some ranks reach.
 _RULES = "LNT018,LNT019"
 _MAX_FILES = 8
-_LINT_SECONDS = 1.5
+_LINT_SECONDS, _GRACE_SECONDS = 1.5, 0.3
 
 
 class _Report(Struct, frozen=True):
@@ -32,17 +33,23 @@ class _Report(Struct, frozen=True):
 
 
 def find_pitfalls(states: Sequence[RankState]) -> tuple[Finding, ...]:
-    """Return a finding for each pitfall at a line where ranks wait."""
-    states = [state for state in states if state.activity in (Activity.WAITING, Activity.MAY_WAIT)]
-    pids = {frame.path: state.pid for state in states for frame in state.user_frames if frame.path.endswith(".py")}
+    """Return a finding for each pitfall at a line where ranks wait, within 2 s: a file system may not respond."""
+    findings: list[Finding] = []
+    thread = threading.Thread(target=lambda: findings.extend(_findings(states)), daemon=True)
+    thread.start()
+    thread.join(_LINT_SECONDS + _GRACE_SECONDS)
+    return tuple(findings)
+
+
+def _findings(states: Sequence[RankState]) -> Iterator[Finding]:
+    waiting = [state for state in states if state.activity in (Activity.WAITING, Activity.MAY_WAIT)]
+    pids = {frame.path: state.pid for state in waiting for frame in state.user_frames if frame.path.endswith(".py")}
     paths = {file: path for path, pid in list(pids.items())[:_MAX_FILES] if (file := _unchanged_file(path, pid))}
-    try:
-        findings = _lint(tuple(paths)) if paths else ()
-    except (OSError, msgspec.DecodeError):  # a timeout is an OSError
-        return ()
-    names = {readable(file): path for file, path in paths.items()}
-    fitting = ((finding, _ranks_at(states, names, finding.evidence)) for finding in findings)
-    return tuple(_with_ranks(finding, ranks) for finding, ranks in fitting if ranks)
+    with contextlib.suppress(OSError, msgspec.DecodeError):  # a timeout is an OSError
+        names = {readable(file): path for file, path in paths.items()}
+        for finding in _lint(tuple(paths)) if paths else ():
+            if ranks := _ranks_at(waiting, names, finding.evidence):
+                yield _with_ranks(finding, ranks)
 
 
 @lru_cache(maxsize=8)
