@@ -27,6 +27,8 @@ _PREFIXES = tuple(
         ("[", r"\[(?:\d{1,6},)?(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err|diag)>:\s?"),
         # Ray.
         ("(", r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?"),
+        # Determined AI.
+        (string.hexdigits, r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,6})\] \|\| ?"),
         # torch itself; torchrun's --tee.
         ("[", r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?"),
         ("[", r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?"),

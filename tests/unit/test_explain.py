@@ -185,8 +185,9 @@ def test_an_xid_that_follows_another_one_is_an_echo() -> None:
     found = explained(line % b"45, pid=7, caused by previous Xid 149", line % b"149, pid=7, NETIR_LINK_EVT")
     assert [(one.card.name, one.card.role) for one in found.sightings] == [
         ("xid-nvlink", Role.CAUSE),
-        ("xid-cleanup", Role.ECHO),
+        ("xid-consequence", Role.ECHO),
     ]
+    assert explained(line % b"45, pid=7, caused by previous Xid 149").sightings[0].card.role is Role.FAILURE
     assert len(explained(line % b"79, x", line % b"94, x").sightings) == 2
 
 

@@ -128,7 +128,7 @@ def test_a_healthy_line_blames_none(line: str) -> None:
         ("srun: Job step creation temporarily disabled, retrying (Requested nodes are busy)", "step-waits"),
         ("srun: error: n1: task 3: Exited with exit code 139", "srun-exit-signal"),
         ("srun: error: n1: task 3: Exited with exit code 143", "srun-exit"),
-        ("NVRM: Xid (PCI:0018:01:00): 149, pid=7, name=x, channel 1, caused by previous Xid 48", "xid-cleanup"),
+        ("NVRM: Xid (PCI:0018:01:00): 149, pid=7, name=x, channel 1, caused by previous Xid 48", "xid-consequence"),
         ("NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000", "xid-program"),
         ("ORTE has lost communication with a remote daemon.", "mpi-daemon-lost"),
         ("train exited with code 137", "pod-exit-137"),

@@ -70,6 +70,7 @@ def test_an_unknown_text_is_quoted_under_its_subsystem(line: str, name: str) -> 
         (" 3: ", (3,)),
         ("[1,3]<stderr>:", (3,)),
         ("[1,mpirank:3,algo-1]<stderr>:", (3,)),
+        ("[2024-02-27T21:35:28.419846Z] fa88a9df [rank=3] || ", (3,)),
         ("[rank3]:", (3,)),
         ("[default3]:", (3,)),
         ("2024-05-01T10:00:00.123456789Z stderr F ", ()),
