@@ -45,6 +45,24 @@ def test_healthy(cuda, show, tmp_path, group, gpus):
     assert not wrong, f"{wrong}\n{first.told}"
 
 
+@pytest.mark.alone
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_diagnostics_of_a_healthy_nccl_cost_little_and_find_nothing(cuda, show, tmp_path, group):
+    """Seconds of COL001 with NCCL 2.32, whose diagnostics run, beside 2.30, which has none."""
+    seconds = {}
+    for version in ("2.30.7", "2.32.3"):
+        record = tmp_path / f"{version}.jsonl"
+        fault = replace(healthy(2), environment={"FAKENCCL_VERSION": version})
+        options = ("--stage", "launch,collective", "--record", str(record))
+        result = run(cuda, "healthy", replace(fault, options=options), group, tmp_path / version)
+        outcomes = [each for each in read_recording([record]).outcomes if each.code == "COL001"]
+        lines = sum(b'"level":"OK"' in bytes(each.data) for each in outcomes)
+        assert (not result.flaws, lines) == (True, int(version == "2.32.3")), f"{result.flaws}\n{result.told}"
+        seconds[version] = max(each.seconds for each in outcomes)
+    show.append(f"COL001, {group}: " + ", ".join(f"NCCL {name} {each:.2f} s" for name, each in seconds.items()))
+    assert seconds["2.32.3"] < seconds["2.30.7"] + 1.0
+
+
 # What they take on a host with eight GPUs, by public figures.
 PUBLISHED = {
     "FAKENCCL_COMMUNICATOR_SECONDS": "2.5",

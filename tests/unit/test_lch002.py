@@ -74,6 +74,8 @@ def test_what_replaces_nccls_choices_on_all_ranks_is_listed_for_a_job_over_nccl(
     assert (finding.code, finding.severity, finding.ranks) == ("LCH002.set", Severity.NOTE, ())
     golden(finding)
     assert found(rows) == [], "over gloo"
+    rows = dict.fromkeys(range(2), Data({"NCCL_RINGS": "1"}, {}, {"NCCL_RINGS": ""}))
+    assert [each.code for each in found(rows, gpus=2)] == ["LCH002.unread"], "without effect"
 
 
 def test_a_variable_that_differs_is_listed_once():

@@ -209,11 +209,13 @@ def _differences(seen: Seen[Data], kind: str, settings: Mapping[int, Mapping[str
 def _common_settings(seen: Seen[Data]) -> Iterator[Finding]:
     """The finding that lists the settings that all ranks share and that change NCCL's choices; none over gloo."""
     common = []
+    unread = {name for data in seen.by_rank.values() for name in data.unread}
     for settings in _settings_by_kind(seen).values():
         for name in _compared_names(settings):
             path, _, variable = name.rpartition(": ")
             values = {row.get(name) for row in settings.values()}
-            if variable.startswith("NCCL_") and not variable.startswith(OBSERVING_PREFIXES) and len(values) == 1:
+            is_read = variable.startswith("NCCL_") and variable not in unread
+            if is_read and not variable.startswith(OBSERVING_PREFIXES) and len(values) == 1:
                 common.append(f"{variable}={values.pop()}{f' in {path}' if path else ''}")
     if common and seen.world.backend != "gloo":
         yield seen.finding(

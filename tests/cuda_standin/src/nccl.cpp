@@ -47,9 +47,10 @@ ncclResult_t create(ncclComm_t* made, int n, const std::string& name, int rank, 
   unsigned long long id = hash(name);
   static std::once_flag once;
   std::call_once(once, [] {
-    say(1, "", 0, "NCCL version %d.%d.%d+cuda13.2", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+    int code = version_code();
+    say(1, "", 0, "NCCL version %d.%d.%d+cuda13.2", code / 10000, code / 100 % 100, code % 100);
     INFO("cudaDriverVersion 13020");
-    INFO("NCCL version %d.%d.%d+cuda13.2", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+    INFO("NCCL version %d.%d.%d+cuda13.2", code / 10000, code / 100 % 100, code % 100);
     INFO("NET/Plugin: Could not find: libnccl-net.so");
     for (const char* v : {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_P2P_LEVEL"})
       if (getenv(v)) INFO("%s set by environment to %s.", v, getenv(v));
@@ -131,6 +132,7 @@ ncclResult_t create(ncclComm_t* made, int n, const std::string& name, int rank, 
        fakecuda_physical(c->device), bus << 12, id);
   INFO("Init timings - %s: rank %d nranks %d total %.2f (kernels 0.00, alloc 0.00, bootstrap 0.00, allgathers 0.00, topo 0.00, "
        "graphs 0.00, connections 0.00, rest 0.00)", call, rank, n, machine_now() - start);
+  diagnose(rank, n);
   return ncclSuccess;
 }
 
@@ -145,7 +147,7 @@ using namespace standin;
 extern "C" {
 #pragma GCC visibility push(default)
 
-ncclResult_t ncclGetVersion(int* v) { *v = NCCL_VERSION_CODE; return ncclSuccess; }
+ncclResult_t ncclGetVersion(int* v) { *v = version_code(); return ncclSuccess; }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   std::random_device random;
   memset(id, 0, sizeof *id);

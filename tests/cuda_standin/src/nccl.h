@@ -13,7 +13,11 @@
 //   rank=1       only this rank (RANK, else the communicator's); corrupt: rank 1 without it
 //   call=20      from the 20th operation of a communicator on
 //   unless=NCCL_P2P_DISABLE=1                    not where the variable has this value; several with "|"
+// FAKENCCL_VERSION="2.32.3"                the version that it reports; from 2.31 on it has diagnostics
+// FAKENCCL_DIAGNOSTICS                     what it finds beside "[OK]", each line as NCCL has it, separated by "|": "[INFO] ECC:
+//                                          ...", "ATTN ..." or "INFO NET/IB: WQE stall ..." for its log
 // NCCL_DEBUG, NCCL_DEBUG_FILE (%h, %p) as with NCCL: to standard output by default.
+// NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS: reports on standard output, that of RAS from another thread.
 #pragma once
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -61,6 +65,8 @@ extern thread_local char tls_error[1024];
 int level();
 std::string host();
 void say(int at, const char* where, int line, const char* format, ...);
+int version_code();
+void diagnose(int rank, int n);
 #define INFO(...) say(3, "", 0, __VA_ARGS__)
 #define WARN(where, line, ...) say(2, where, line, __VA_ARGS__)
 

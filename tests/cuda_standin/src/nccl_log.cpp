@@ -1,6 +1,8 @@
 // What NCCL writes, and the faults of the stand-in for it.
 #include "nccl.h"
 
+#include <thread>
+
 namespace standin {
 
 int level() {
@@ -55,6 +57,49 @@ void say(int at, const char* where, int line, const char* format, ...) {
     snprintf(whole, sizeof whole, "%s [%d] NCCL INFO %s\n", head.c_str(), device, text);
   fputs(whole, out());
   fflush(out());
+}
+
+int version_code() {
+  int major = NCCL_MAJOR, minor = NCCL_MINOR, patch = NCCL_PATCH;
+  if (const char* v = getenv("FAKENCCL_VERSION")) sscanf(v, "%d.%d.%d", &major, &minor, &patch);
+  return major * 10000 + minor * 100 + patch;
+}
+static bool is_on(const char* name) { return getenv(name) && atoi(getenv(name)); }
+static bool is_active(const std::string& line) {
+  return line.find("] p2p:") != std::string::npos || line.find("] net bw:") != std::string::npos;
+}
+// A report on standard output: `ok` are the lines of checks for which no line of `found` is.
+static void report(const char* name, int n, std::vector<std::string> ok, const std::vector<std::string>& found) {
+  auto subject = [](const std::string& line) { return line.substr(line.find_first_not_of(' ', line.find(']') + 1), 4); };
+  auto print = [](const std::string& line) { printf("%s:%d NCCL DIAG %s\n", host().c_str(), getpid(), line.c_str()); };
+  print(std::string("=== ") + name + " Diagnostics ===");
+  for (const std::string& line : ok)
+    if (std::none_of(found.begin(), found.end(), [&](auto& other) { return subject(other) == subject(line); })) print(line);
+  for (const std::string& line : found) print(line);
+  print(std::string(name) + " diagnostics completed in 12.3 ms across " + std::to_string(n) + " ranks");
+}
+void diagnose(int rank, int n) {
+  std::vector<std::string> active, passive;
+  std::stringstream entries(getenv("FAKENCCL_DIAGNOSTICS") ? getenv("FAKENCCL_DIAGNOSTICS") : "");
+  for (std::string line; std::getline(entries, line, '|');) {
+    if (line[0] == '[') (is_active(line) ? active : passive).push_back(line);
+    else if (line.rfind("ATTN ", 0) == 0 && level() >= 2)
+      fprintf(out(), "\n%s:%d:%d [0] init.cc:1200 NCCL %s\n", host().c_str(), getpid(), getpid(), line.c_str());
+    else if (line.rfind("INFO ", 0) == 0) INFO("%s", line.c_str() + 5);
+  }
+  if (version_code() < 23100 || rank) return;
+  std::string across = " across " + std::to_string(n) + " ranks in comm 0x1234";
+  if (is_on("NCCL_RUN_DIAGNOSTICS"))
+    report("NCCL", n, {"[OK] net bw: skipped (single host or no network transport)",
+                       "[OK]   p2p: verified P2P access in both directions between every GPU pair (" +
+                       std::to_string(n * (n - 1)) + " peer accesses)"}, active);
+  if (is_on("NCCL_RUN_RAS_DIAGNOSTICS"))
+    std::thread([=] {
+      usleep(12300);
+      report("RAS", n, {"[OK]   GPU inventory: " + std::to_string(n) + "x NVIDIA H100 80GB HBM3 per node consistent" + across,
+                        "[OK]   ECC: no uncorrected volatile errors" + across,
+                        "[OK]   NVLink: 18 links per GPU, all active at consistent speed" + across}, passive);
+    }).detach();
 }
 
 static const std::vector<Fault>& faults() {
