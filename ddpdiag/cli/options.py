@@ -46,7 +46,7 @@ class DisplayArgs:
 class ExplainArgs(DisplayArgs):
     """The options of `ddpdiag explain`."""
 
-    details: bool = option(False, "Also list the logs, each with its rank, host and first text.", panel=DISPLAY)
+    details: bool = option(False, "Also list the logs, each with its first text.", panel=DISPLAY)
 
 
 def stages() -> list[str]:

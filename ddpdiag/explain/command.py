@@ -66,14 +66,14 @@ def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
 
 
 def _look_up(query: str, args: ExplainArgs) -> int:
-    """Print the card that has all words of the query, and returns 0; else the nearest cards, and returns 3."""
+    """Print the card that has all words of the query, or else the nearest cards. Returns 0 or 3."""
     from ddpdiag.explain.query import find_cards
-    from ddpdiag.explain.render import render_matches
+    from ddpdiag.explain.render import render_cards
 
-    matches = find_cards(query)
+    cards, is_found = find_cards(query)
     width, color = terminal_style(sys.stdout, args.color)
-    show(render_matches(query, matches, width=width, color=color), sys.stdout)
-    return ExitCode.FIT if matches and matches[0].coverage == 1 else ExitCode.UNKNOWN
+    show(render_cards(query, cards, is_found=is_found, width=width, color=color), sys.stdout)
+    return ExitCode.FIT if is_found else ExitCode.UNKNOWN
 
 
 def _is_input(word: str) -> bool:
@@ -156,7 +156,7 @@ def _print_explanation(explanation: Explanation, args: ExplainArgs) -> int:
     from ddpdiag.explain.render import render  # imports rich, which a manual page does not need
 
     width, color = terminal_style(sys.stdout, args.color)
-    doubt = doubt_about_job([log.name for log in explanation.logs])
+    doubt = doubt_about_job([*explanation.line_counts])
     show(render(explanation, width=width, color=color, details=args.details, doubt=doubt), sys.stdout)
     return ExitCode.FIT if explanation.is_explained else ExitCode.UNKNOWN
 

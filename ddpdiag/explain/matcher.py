@@ -35,7 +35,6 @@ from ddpdiag.explain.tally import (
     Call,
     Explanation,
     FirstLine,
-    LogSummary,
     Sighting,
     Tally,
     sort_sightings,
@@ -70,14 +69,14 @@ def explain_job(logs: Iterable[Log], cards: Sequence[Card] | None = None) -> Exp
     """Explain the logs of one job."""
     all_known = all_cards() if cards is None else cards
     matcher = _Matcher(all_known)
-    summaries = []
+    line_counts = {}
     for log in logs:
         matcher.begin(log)
         for block in _blocks(log.pieces):
             matcher.read(block)
-        summaries.append(matcher.summary())
-    sightings = with_final_roles(matcher.sightings(), all_known, is_log=any(log.name for log in summaries))
-    return Explanation(sightings=sort_sightings(sightings), logs=tuple(summaries))
+        line_counts[log.name] = matcher.line_count
+    sightings = with_final_roles(matcher.sightings(), all_known, is_log="" not in line_counts)
+    return Explanation(sightings=sort_sightings(sightings), line_counts=line_counts)
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -124,10 +123,6 @@ class _Matcher:
         self._log_number += 1
         self._log_name, self._origin = log.name, log.origin
         self._exceptions.clear()  # a chain of exceptions is in one log
-
-    def summary(self) -> LogSummary:
-        """The summary of the log that was read."""
-        return LogSummary(self._log_name, self.line_count, self._origin)
 
     def read(self, block: bytes) -> None:
         """Count the known texts in the next block of lines."""
@@ -192,7 +187,7 @@ class _Matcher:
             if card.is_fallback and key not in self._tallies and text.endswith(":"):
                 text += f" {message_after(block, end, read_prefixes(clip_line(line, 0))[0])}"
             tally = self._tallies.get(key)
-            if tally is None or self._log_number not in tally.lines_by_log:
+            if tally is None or self._log_name not in tally.lines_by_log:
                 place = FirstLine(self._log_number, self._log_name, number, text, time_near(block, start, end), origin)
                 tally = self._begin_tally(card, key, place._replace(values=groups))
             if tally is not None:
@@ -224,7 +219,7 @@ class _Matcher:
         card = tally.card
         cause = None
         if traceback is not None:
-            tally.frame = tally.frame or traceback.frame
+            tally.frame = tally.frame or (traceback.frame if tally.first.log == self._log_name else "")
             if traceback.is_chained:
                 cause = self._tallies.get(self._exceptions.get(traceback.origin, ("", "")))
             if len(self._exceptions) < _MAX_ORIGINS:

@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from functools import cache
-from typing import NamedTuple
 
 from ddpdiag.explain.card import Card, all_cards
 
@@ -14,21 +13,13 @@ _WEIGHT_BY_FIELD = {"also": 4.0, "name": 3.0, "anchor": 3.0, "example": 2.0, "me
 # Words in more than this share of the cards, such as "is", find no card.
 _MAX_COMMON_SHARE = 0.2
 _MAX_QUERY_WORDS = 8
+_MIN_SHARE = 0.5
 
 
-class Match(NamedTuple):
-    """A card, and the share of a query's words that it has."""
-
-    card: Card
-    coverage: float
-
-
-def find_cards(query: str, limit: int = 3) -> list[Match]:
-    """The cards that share most words with the query, the best first. Empty if none has half of them."""
+def find_cards(query: str, limit: int = 3) -> tuple[list[Card], bool]:
+    """The cards that have at least half of the query's words, the best first, and whether the first has all of them."""
     weights_by_card, card_counts, cards = _weights_by_card(), _card_counts(), all_cards()
     words = {word for word in _words(query) if card_counts[word] <= _MAX_COMMON_SHARE * len(cards)}
-    if not 0 < len(words) <= _MAX_QUERY_WORDS:
-        return []
 
     def score(card: Card) -> tuple[bool, int, float]:
         weights = weights_by_card[card.name]
@@ -37,9 +28,11 @@ def find_cards(query: str, limit: int = 3) -> list[Match]:
         # Of two cards with the same words, the one with fewer other words fits better.
         return card.name == query.strip(), len(shared), rarity - 0.01 * len(weights)
 
+    if not 0 < len(words) <= _MAX_QUERY_WORDS:
+        return [], False
     best = sorted(cards, key=score, reverse=True)[:limit]
-    matches = [Match(card, len(words & weights_by_card[card.name].keys()) / len(words)) for card in best]
-    return [match for match in matches if match.coverage >= 0.5]
+    shares = [len(words & weights_by_card[card.name].keys()) / len(words) for card in best]
+    return [card for card, share in zip(best, shares, strict=True) if share >= _MIN_SHARE], shares[0] == 1
 
 
 def _words(text: str) -> list[str]:

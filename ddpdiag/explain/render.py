@@ -5,13 +5,12 @@ from shlex import quote
 
 from ddpdiag.evidence.attribution import Job, rank_lines
 from ddpdiag.explain.card import Card, Role
-from ddpdiag.explain.query import Match
-from ddpdiag.explain.tally import Call, Explanation, LogSummary, Sighting
+from ddpdiag.explain.tally import Call, Explanation, Sighting
 from ddpdiag.model import Finding, Report, Severity
-from ddpdiag.render.blocks import Block, Column, Fold, Items, Mark, Table, Text
+from ddpdiag.render.blocks import Block, Fold, Items, Mark, Text
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
-from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, listed, ranks_text
+from ddpdiag.text import count, fold_hosts, fold_ranks, listed, ranks_text
 
 _MARKS = {
     Role.CAUSE: Mark.ERROR,
@@ -55,106 +54,90 @@ def render(explanation: Explanation, *, width: int, color: bool, details: bool =
 
 def blocks(explanation: Explanation, doubt: str = "") -> Iterator[Block]:
     """Yield the blocks of an explanation: the sightings in order, with echoes and notes in brief, and a conclusion."""
-    logs, sightings = explanation.logs, explanation.sightings
+    sightings, is_one_log = explanation.sightings, len(explanation.line_counts) == 1
     if not explanation.is_pasted:
         yield Text(f"ddpdiag: {_logs_text(explanation)}")
     if doubt:
         yield Text(f"They are read as the logs of one job, but {doubt}. Explain the logs of other jobs alone.")
     echoes = [sighting for sighting in sightings[1:] if sighting.card.role is Role.ECHO]
     for number, sighting in enumerate(sightings):
-        if sighting in echoes and (len(echoes) > 1 or len(logs) > 1):
+        if sighting in echoes and (len(echoes) > 1 or not is_one_log):
             if sighting is echoes[0]:
-                yield Text(_echoes_text(sightings[0], echoes, logs), Role.ECHO.value, Mark.DIM)
+                yield Text(_echoes_text(sightings[0], echoes, is_one_log), Role.ECHO.value, Mark.DIM)
             continue
         is_brief = number >= _FULL_SHOWN or (number > 0 and sighting.card.role in (Role.ECHO, Role.NOTE))
-        location = "; ".join(filter(None, (_origins_text(sighting), _lines_text(sighting, logs))))
+        location = "; ".join(filter(None, (_origins_text(sighting), _lines_text(sighting, is_one_log))))
         name = sighting.card.name if explanation.is_pasted else f"{sighting.card.name} ({location})"
         yield Text(name, sighting.card.role.value, _MARKS[sighting.card.role])
         yield Items((sighting.card.meaning,) if is_brief else tuple(_details(sighting, explanation)))
     if sentence := _closing_sentence(explanation):
         yield Text(sentence)
-    if len(logs) > 1:
-        yield Fold("Logs", (_log_table(explanation),))
+    if not is_one_log:
+        texts = {log: [one for one in sightings if log in one.lines_by_log] for log in explanation.line_counts}
+        lines = (f"{log}: {_first_text(texts[log], log)}" for log in explanation.line_counts)
+        yield Fold("Logs", (Items(tuple(map(one_line, lines))),))
+
+
+def _first_text(sightings: Sequence[Sighting], log: str) -> str:
+    """The first sighting in a log: its card and the line."""
+    return f"{sightings[0].card.name}, line {sightings[0].lines_by_log[log]:,}" if sightings else "no known text"
 
 
 def _logs_text(explanation: Explanation) -> str:
-    logs = explanation.logs
-    known = sum(not sighting.card.is_fallback for sighting in explanation.sightings)
-    unknown = len(explanation.sightings) - known
-    parts = [count(explanation.line_count, "line"), count(known, "known text")]
-    parts += [f"{unknown} unknown"] if unknown else []
+    """The name of the only log or the number of logs, with the numbers of lines and of known and unknown texts."""
+    logs, sightings = explanation.line_counts, explanation.sightings
+    known = sum(not sighting.card.is_fallback for sighting in sightings)
+    parts = [count(sum(logs.values()), "line"), count(known, "known text")]
+    parts += [f"{len(sightings) - known} unknown"] if known < len(sightings) else []
     if len(logs) == 1:
-        return f"{one_line(logs[0].name)}: {', '.join(parts)}"
-    silent = [one_line(log.name) for number, log in enumerate(logs) if not _texts_in(explanation, number)]
-    absence = f". No known text in {listed(silent, _NAMES_SHOWN)}" if 0 < len(silent) < len(logs) else ""
-    return f"{len(logs)} logs of one job: {', '.join(parts)}{absence}"
+        return f"{one_line(next(iter(logs)))}: {', '.join(parts)}"
+    silent = [one_line(log) for log in logs if not any(log in sighting.lines_by_log for sighting in sightings)]
+    names = listed(silent, None) if len(silent) <= _NAMES_SHOWN else f"{len(silent):,} of them"
+    absence = f". No known text in {names}" if 0 < len(silent) < len(logs) else ""
+    return f"{len(logs):,} logs of one job: {', '.join(parts)}{absence}"
 
 
-def _texts_in(explanation: Explanation, log_number: int) -> list[Sighting]:
-    return [sighting for sighting in explanation.sightings if log_number in sighting.lines_by_log]
-
-
-def _log_table(explanation: Explanation) -> Table:
-    rows = []
-    for number, log in enumerate(explanation.logs):
-        texts = _texts_in(explanation, number)
-        text = f"{texts[0].card.name}, line {texts[0].lines_by_log[number]:,}" if texts else ABSENT
-        rank = log.origin.local_rank if log.origin.rank is None else log.origin.rank
-        rows.append((log.name, rank, log.origin.host, log.line_count, text))
-    columns = tuple(map(Column, ("log", "rank", "host", "lines", "first text")))
-    return Table(columns=columns, rows=tuple(rows), noun="log", key_columns=2)
-
-
-def _lines_text(sighting: Sighting, logs: Sequence[LogSummary]) -> str:
+def _lines_text(sighting: Sighting, is_one_log: bool) -> str:
     """The place of a text: "line 3", "2 times, lines 3 to 7", "2 times, first in rank1.log, line 3"."""
-    line = f"line {sighting.first_line:,}"
-    if len(logs) > 1:
-        line = f"{one_line(sighting.first.log_name)}, {line}"
-        return line if sighting.count == 1 else f"{sighting.count:,} times, first in {line}"
-    return (
-        line
-        if sighting.count == 1
-        else f"{sighting.count:,} times, lines {sighting.first_line:,} to {sighting.last_line:,}"
-    )
+    first = sighting.first
+    place = f"line {first.line:,}" if is_one_log else f"{one_line(first.log)}, line {first.line:,}"
+    if sighting.count == 1:
+        return place
+    lines = f"lines {first.line:,} to {sighting.last_line:,}" if is_one_log else f"first in {place}"
+    return f"{sighting.count:,} times, {lines}"
 
 
-def _echoes_text(first: Sighting, echoes: Sequence[Sighting], logs: Sequence[LogSummary]) -> str:
+def _echoes_text(first: Sighting, echoes: Sequence[Sighting], is_one_log: bool) -> str:
     """How many other ranks report only that another process failed, and the names of the echoes."""
-    ranks = {rank for echo in echoes for rank in echo.ranks}.difference(first.ranks)
-    lines = count(sum(echo.count for echo in echoes), "line")
-    subject = count(len(ranks), "other rank") if ranks and first.ranks else lines
-    verb = "reports" if subject.startswith("1 ") else "report"
-    lost = f"the loss of {_ranks_text(first.ranks)}" if len(first.ranks) == 1 else "the loss of another process"
-    names = listed([f"{echo.card.name} ({_lines_text(echo, logs)})" for echo in echoes], _FULL_SHOWN)
-    return f"{subject} {verb} {lost}: {names}"
+    ranks = {rank for echo in echoes for rank in echo.ranks}.difference(first.ranks) if first.ranks else set()
+    number = len(ranks) or sum(echo.count for echo in echoes)
+    subject = f"{count(number, 'other rank' if ranks else 'line')} {'reports' if number == 1 else 'report'}"
+    lost = _ranks_text(first.ranks) if len(first.ranks) == 1 else "another process"
+    names = listed([f"{echo.card.name} ({_lines_text(echo, is_one_log)})" for echo in echoes], _FULL_SHOWN)
+    return f"{subject} the loss of {lost}: {names}"
 
 
-def render_matches(query: str, matches: Sequence[Match], *, width: int, color: bool) -> str:
-    """The card that has all words of the query in full, or else what the nearest cards mean, as text."""
+def render_cards(query: str, cards: Sequence[Card], *, is_found: bool, width: int, color: bool) -> str:
+    """The card that has all words of the query in full (`is_found`), and what the other cards mean, as text."""
     page = Page(color=color, width=width)
-    paint(page, _match_blocks(query, matches))
+    paint(page, _card_blocks(query, [card.with_values({}) for card in cards], is_found=is_found))
     return page.text()
 
 
-def _match_blocks(query: str, matches: Sequence[Match]) -> Iterator[Block]:
-    if not matches:
-        yield Text(
-            f'"{one_line(query)}" is not a code, not the name of a check, and has no words of a known error text.'
-        )
+def _card_blocks(query: str, cards: Sequence[Card], *, is_found: bool) -> Iterator[Block]:
+    subject, others = f'"{one_line(query)}"', cards[is_found:]
+    if not cards:
+        yield Text(f"{subject} is not a code, not the name of a check, and has no words of a known error text.")
         yield Text(_NO_KNOWN_ERROR)
-        return
-    cards = [match.card.with_values({}) for match in matches]
-    if matches[0].coverage < 1:
-        yield Text(f'No known error text has all words of "{one_line(query)}". The nearest are:')
-    else:
-        card = cards.pop(0)
-        yield Text(card.name, card.role.value, _MARKS[card.role])
-        yield Items((f'"{card.example}"', *_card_lines(card)))
-        if cards:
-            yield Text("Other texts with these words:")
-    yield Items(tuple(f"{card.name}: {card.meaning}" for card in cards))
-    if cards:
-        yield Text(f"`ddpdiag explain {cards[0].name}` shows one in full.")
+    if is_found:
+        yield Text(cards[0].name, cards[0].role.value, _MARKS[cards[0].role])
+        yield Items((f'"{cards[0].example}"', *_card_lines(cards[0])))
+    if others:
+        beginning = (
+            "Other texts with some" if is_found else f"No known error text has all words of {subject}. Texts with most"
+        )
+        yield Text(f"{beginning} of these words (`ddpdiag explain {others[0].name}` shows one in full):")
+        yield Items(tuple(f"{card.name}: {card.meaning}" for card in others))
 
 
 def render_run(name: str, report: Report, *, width: int, color: bool) -> str:
@@ -250,12 +233,13 @@ def _closing_sentence(explanation: Explanation) -> str:
     if not explanation.sightings:
         return _NO_KNOWN_ERROR
     first = explanation.sightings[0]
-    kind = "text" if explanation.is_pasted else "log" if len(explanation.logs) == 1 else "job"
-    start = f"Start with {_location(first, explanation.logs)}"
+    is_one_log = len(explanation.line_counts) == 1
+    kind = "text" if explanation.is_pasted else "log" if is_one_log else "job"
+    start = f"Start with {_location(first, is_one_log)}"
     if all(sighting.card.role is Role.NOTE for sighting in explanation.sightings):
         return _ONLY_NOTES.format(kind)
     if not explanation.is_pasted and not explanation.has_failure:
-        return _ONLY_HINTS.format(kind, _location(first, explanation.logs))
+        return _ONLY_HINTS.format(kind, _location(first, is_one_log))
     if not explanation.is_explained:
         return _ONLY_ECHOES
     if explanation.is_pasted:
@@ -288,12 +272,12 @@ def _suspicion(sighting: Sighting) -> str:
     return f"Start with {_ranks_text(ranks)}: {reason}. "
 
 
-def _location(first: Sighting, logs: Sequence[LogSummary]) -> str:
+def _location(first: Sighting, is_one_log: bool) -> str:
     origins, origin = _origins_text(first), first.first.origin
     processes = max(first.ranks, first.local_ranks, key=len)
-    if len(logs) > 1 < len(processes):
-        kind, number = ("local rank", origin.local_rank) if origin.rank is None else ("rank", origin.rank)
+    if len(processes) > 1 and not is_one_log:
+        process = f"local rank {origin.local_rank}" if origin.rank is None else f"rank {origin.rank}"
         host = f" on {one_line(origin.host)}" if origin.host else ""
-        origins = f"{kind} {number}{host}, the first of {len(processes)}"
-    log = f"{one_line(first.first.log_name)}, " if len(logs) > 1 else ""
+        origins = f"{process}{host}, the first of {len(processes)}"
+    log = "" if is_one_log else f"{one_line(first.first.log)}, "
     return f"{first.card.name} in {log}line {first.first_line:,}{f' ({origins})' if origins else ''}"

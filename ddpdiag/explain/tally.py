@@ -27,13 +27,13 @@ class Call(NamedTuple):
 
 
 class FirstLine(NamedTuple):
-    """The first line of a card in a log: its text (`excerpt`), the origin, and the log's number and name.
+    """The first line of a card in a log, with its text (`excerpt`), its origin and the log's place in the job.
 
     `time` is in seconds, and None if no line near it has a time. `values` are the groups of the card's pattern.
     """
 
     log_number: int
-    log_name: str
+    log: str
     line: int
     excerpt: str
     time: float | None = None
@@ -51,7 +51,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     """All lines of a job's logs with the text of one card.
 
     `count` is the number of these lines, and `first` the first of them. `last_line` is the number of the last one, in
-    the last log. `lines_by_log` maps the number of each log with such a line to the first line there. `ranks`,
+    the last log. `lines_by_log` maps the name of each log with such a line to the first line there. `ranks`,
     `local_ranks` (in torchrun's prefix), `tasks` (of `srun -l`) and `hosts` are named in the lines. `missing_ranks` are
     ranks that others waited for. `ranks_by_work` maps the number of a collective to the ranks whose last collective it
     was. `differing_calls` are the different collectives that ranks name under the number `differing_work`, the most
@@ -62,7 +62,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     count: int
     first: FirstLine
     last_line: int
-    lines_by_log: dict[int, int] = {}
+    lines_by_log: dict[str, int] = {}
     ranks: tuple[int, ...] = ()
     local_ranks: tuple[int, ...] = ()
     tasks: tuple[int, ...] = ()
@@ -99,29 +99,19 @@ class Sighting(Struct, frozen=True, kw_only=True):
         return behind if len(behind) < sum(map(len, others)) else ()
 
 
-class LogSummary(NamedTuple):
-    """A log of a job: its name, its number of lines, and the origin that its path names."""
-
-    name: str
-    line_count: int
-    origin: Origin = UNKNOWN_ORIGIN
-
-
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The sightings in the logs of a job, the first cause first. The only log of a pasted text has an empty name."""
+    """The sightings in the logs of a job, the first cause first.
+
+    `line_counts` maps the name of each log to its number of lines. A pasted text has an empty name.
+    """
 
     sightings: tuple[Sighting, ...]
-    logs: tuple[LogSummary, ...]
-
-    @property
-    def line_count(self) -> int:
-        """The number of lines in all logs."""
-        return sum(log.line_count for log in self.logs)
+    line_counts: dict[str, int]
 
     @property
     def is_pasted(self) -> bool:
         """Whether the text is a pasted one, so that its line numbers mean nothing."""
-        return not any(log.name for log in self.logs)
+        return "" in self.line_counts
 
     @property
     def is_explained(self) -> bool:
@@ -144,7 +134,7 @@ class Tally:
     first: FirstLine
     count: int = 0
     last_line: int = 0
-    lines_by_log: dict[int, int] = field(default_factory=dict)
+    lines_by_log: dict[str, int] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
     local_ranks: set[int] = field(default_factory=set)
     tasks: set[int] = field(default_factory=set)
@@ -159,7 +149,7 @@ class Tally:
 
     def begin_log(self, first: FirstLine) -> None:
         """Record the first line in a log. It replaces the first line of earlier logs if it was printed before it."""
-        self.lines_by_log[first.log_number] = first.line
+        self.lines_by_log[first.log] = first.line
         if first.is_before(self.first):
             self.first, self.frame = first, ""
 
