@@ -33,10 +33,10 @@ _SLURM_JOB = re.compile(r"(?:^|/)slurm-(\d+)")
 _NUMBER = re.compile(r"(\d+)")
 _RANK_IN_LINE = re.compile(rb"\[rank ?(\d{1,6})\]:|\bRank (\d{1,6})\]")
 _MONTHS = b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
-# torch's error.json; ISO 8601 (Slurm, Python's logging); torch's glog ("[E1117 12:34:56.789 "); syslog.
+# error.json; ISO 8601 (Slurm, loggers), with "_" in torchrun's table; glog ("[E1117 12:34:56.789 "); syslog.
 _TIME = re.compile(
     rb"\"timestamp\": \"(\d{10})\"|"
-    rb"(?:\b\d{4}[-/](\d\d)[-/](\d\d)[ T]|\b[IWEF](\d\d)(\d\d) |\b(" + b"|".join(_MONTHS) + rb") {1,2}(\d{1,2}) )"
+    rb"(?:\b\d{4}[-/](\d\d)[-/](\d\d)[ T_]|\b[IWEF](\d\d)(\d\d) |\b(" + b"|".join(_MONTHS) + rb") {1,2}(\d{1,2}) )"
     rb"(\d\d):(\d\d):(\d\d(?:[.,]\d{1,9})?)"
 )
 _TIME_SEARCH_BYTES = 16_384

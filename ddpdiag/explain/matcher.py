@@ -122,7 +122,9 @@ class _Matcher:
         self.line_count = 0
         self._log_number += 1
         self._log_name, self._origin = log.name, log.origin
-        self._exceptions.clear()  # a chain of exceptions is in one log
+        # What was printed earlier is known within one log only.
+        self._exceptions.clear()
+        self._failures.clear()
 
     def read(self, block: bytes) -> None:
         """Count the known texts in the next block of lines."""

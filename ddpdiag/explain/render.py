@@ -133,10 +133,8 @@ def _card_blocks(query: str, cards: Sequence[Card], *, is_found: bool) -> Iterat
         yield Text(cards[0].name, cards[0].role.value, _MARKS[cards[0].role])
         yield Items((f'"{cards[0].example}"', *_card_lines(cards[0])))
     if others:
-        beginning = (
-            "Other texts with some" if is_found else f"No known error text has all words of {subject}. Texts with most"
-        )
-        yield Text(f"{beginning} of these words (`ddpdiag explain {others[0].name}` shows one in full):")
+        beginning = "Other texts with these words" if is_found else f"No known error text is {subject}. The nearest are"
+        yield Text(f"{beginning} (`ddpdiag explain {others[0].name}` shows one in full):")
         yield Items(tuple(f"{card.name}: {card.meaning}" for card in others))
 
 

@@ -267,13 +267,16 @@ def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
 
     # Times order the texts of several logs if all failures and waits have one; the lines of one log are in order.
     shown = [sighting for sighting in sightings if sighting.card.role in (Role.CAUSE, Role.FAILURE, Role.WAIT)]
-    uses_times = len({old.first.log_number for old in shown}) > 1 and all(old.first.time is not None for old in shown)
+    has_several_logs = len({old.first.log_number for old in shown}) > 1
+    uses_times = has_several_logs and all(old.first.time is not None for old in shown)
 
-    def place(sighting: Sighting) -> tuple[float, int, int]:
+    def place(sighting: Sighting) -> tuple[float, bool, int, int]:
         first = sighting.first
-        return (first.time or 0.0) if uses_times else 0.0, first.log_number, first.line
+        # The launcher's log of exits is read before the ranks' own logs, which say more.
+        is_exit = has_several_logs and sighting.card.shows_only == "process"
+        return (first.time or 0.0) if uses_times else 0.0, is_exit, first.log_number, first.line
 
-    def sort_key(sighting: Sighting) -> tuple[int, bool, tuple[float, int, int]]:
+    def sort_key(sighting: Sighting) -> tuple[int, bool, tuple[float, bool, int, int]]:
         role_place = _PLACE_OF_ROLE[sighting.card.role]
         if sighting.card.is_fallback and sighting.card.role in (Role.FAILURE, Role.HINT):
             # An unknown text may follow from an earlier wait, unless both name ranks or hosts.

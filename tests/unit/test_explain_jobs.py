@@ -101,6 +101,15 @@ def test_a_failure_of_one_rank_comes_before_the_waits_of_others() -> None:
     assert [one.card.name for one in found.sightings] == ["exception", "last-work"]
 
 
+EXIT = "  rank      : 1 (local_rank: 1)\n  exitcode  : -6 (pid: 17)\n"
+
+
+@pytest.mark.parametrize("time", ["2026-11-17 12:00:00", ""])
+def test_an_exit_in_the_launchers_log_comes_after_the_exception_of_that_rank(time: str) -> None:
+    found = job(launch=f"  time      : 2026-11-17_12:00:01\n{EXIT}", rank1=raised("ValueError: x", time))
+    assert [(one.card.name, one.ranks) for one in found.sightings] == [("exception", (1,)), ("worker-aborted", (1,))]
+
+
 @pytest.mark.parametrize("works", [(811, 811, 810, 811), (810, 810, 811)], ids=["one-behind", "most-behind"])
 def test_the_lead_sentence_names_the_rank_whose_number_is_lower(works, golden) -> None:
     found = job(**{f"rank{rank}": LAST.format(rank=rank, work=work) for rank, work in enumerate(works)})
