@@ -46,6 +46,13 @@ class WatchArgs(DisplayArgs):
         variable=False,
         parse=_parse_pids,
     )
+    attach: bool = option(
+        False,
+        "Look at the job of this user that runs on this host, or on all hosts of a job of Slurm: "
+        "`srun --overlap --jobid JOB ddpdiag watch --attach`.",
+        panel=RUNNING,
+        variable=False,
+    )
     every: float | None = option(
         None,
         "Look again after so long, until the job ends, and count for which ranks the others waited "

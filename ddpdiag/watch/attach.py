@@ -23,11 +23,14 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.probes.host.environment import is_pseudo_step
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, stat_of
 from ddpdiag.probes.host.programs import duration_text
+from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.text import begun, count, ranks_text
 from ddpdiag.watch import WatchArgs
 from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy
+from ddpdiag.watch.hosts import Gathering, Looks, send, step_launch
 from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import Activity, Look, RankState, subject
 from ddpdiag.watch.observer import Observer
@@ -44,7 +47,7 @@ from ddpdiag.watch.processes import (
 from ddpdiag.watch.report import Reporter
 
 # A rank that waits is believed to hang after so long. A report is promised 5 s after the start.
-_PAUSE_SECONDS = 1.0
+_PAUSE_SECONDS, _HOSTS_PAUSE_SECONDS = 1.0, 2.5
 _MAX_LOOKS = 5
 # A rank that has ended or is stopped does not continue by itself, so one look is enough.
 _FINAL = (Activity.ENDED, Activity.STOPPED)
@@ -57,13 +60,35 @@ _ECHO_SECONDS, _RESTART_SECONDS = 5.0, 15.0
 
 def run(options: WatchArgs) -> int:
     """Look at the job and report: once, or with --every until the job ends. Returns the exit code."""
-    attachment = Attachment(options, job_pids(options.pid))
+    if options.attach and (launch := step_launch()) is not None:
+        return _run_on_hosts(options, launch)
+    attachment = Attachment(options, job_pids(options.pid) if options.pid else local_pids(os.environ))
     if find_py_spy() is None:
         complain(f"reports will show no stacks: {NO_PY_SPY}")
     if options.every is not None:
         return attachment.watch(options.every)
     look = attachment.look()
     attachment.report(look)
+    return exit_code(look)
+
+
+def _run_on_hosts(options: WatchArgs, launch: Launch) -> int:
+    """Look at the ranks of this host. Rank 0 of this launch reports on those of all hosts. Returns the exit code."""
+    if options.every is not None:
+        raise UsageError("--every: works on one host only; --attach on several hosts makes one report")
+    gathering = Gathering(launch) if launch.place.rank == 0 else None
+    # Other processes on this host only keep the launcher from waiting for them.
+    pids = local_pids(os.environ, is_required=False) if not launch.place.local_rank else []
+    attachment = Attachment(options, pids)
+    first = attachment.observe()
+    time.sleep(_HOSTS_PAUSE_SECONDS if pids else 0.0)
+    looks = Looks(first, attachment.observe())
+    if gathering is None:
+        return send(launch, looks)
+    before, now = gathering.gather(looks)
+    look = compare(compare(None, before), now)
+    attachment.report(look)
+    gathering.dismiss(exit_code(look))
     return exit_code(look)
 
 
@@ -99,6 +124,30 @@ def job_pids(pids: Sequence[int], root: Path = PROC) -> list[int]:
             raise UsageError(f"--pid {pid}: {readable(process.name)} has no rank at or below it (RANK, Python){hint}")
         members |= {pid, *(_siblings(pid, root) if processes[0].environ.keys() & RANK_VARIABLES else ())}
     return sorted(members)
+
+
+def local_pids(env: Mapping[str, str], root: Path = PROC, *, is_required: bool = True) -> list[int]:
+    """The topmost processes of the one job on this host: of the same job of Slurm if in one, else with rank variables.
+
+    UsageError if there are several jobs or, if `is_required`, none. The processes of this launch are left out.
+    """
+    own_name, slurm_job = job_name(env), env.get("SLURM_JOB_ID")
+    names: dict[int, str | None] = {}
+    for pid in (int(name) for name in names_in(root) or () if name.isdigit()):
+        variables = environ(pid, root) or {}
+        name, job = job_name(variables), variables.get("SLURM_JOB_ID")
+        # A batch script of Slurm and the srun in it have SLURM_PROCID 0, and are no ranks.
+        is_outside = job is not None and ("SLURM_STEP_ID" not in variables or is_pseudo_step(variables))
+        is_rank = "RANK" in variables or (variables.keys() & RANK_VARIABLES and not is_outside)
+        if is_rank and slurm_job in (None, job) and (name is None or name != own_name):
+            names[pid] = name
+    top = {pid: name for pid, name in names.items() if (each := read_process(pid, root)) and each.parent not in names}
+    if not top and is_required:
+        raise UsageError("--attach: no rank of a job was found on this host; expected RANK or a launcher's variable")
+    if slurm_job is None and len(jobs := set(top.values())) > 1:
+        pids = ", ".join(str(next(pid for pid, name in top.items() if name == job)) for job in jobs)
+        raise UsageError(f"--attach: {len(jobs)} jobs run on this host; choose one: --pid with one of {pids}")
+    return sorted(top)
 
 
 def _siblings(pid: int, root: Path) -> Iterator[int]:
@@ -323,7 +372,12 @@ class Attachment:
         return look
 
     def _look_once(self) -> Look:
-        process = read_process(self._pids[0])
+        self._previous = compare(self._previous, self.observe())
+        return self._previous
+
+    def observe(self) -> Look:
+        """Read the state of all ranks, without a comparison."""
+        process = read_process(self._pids[0]) if self._pids else None
         look = Look(
             host=readable(socket.gethostname()),
             unix_seconds=time.time(),
@@ -335,8 +389,7 @@ class Attachment:
         look = self._observer.observe(look)
         # Ranks end because the first one ended, and are no news.
         states = tuple(state for state in look.ranks if state.rank not in self._events.later_ends)
-        self._previous = compare(self._previous, structs.replace(look, ranks=states))
-        return self._previous
+        return structs.replace(look, ranks=states)
 
     def report(self, look: Look) -> None:
         """Show a look."""

@@ -184,7 +184,11 @@ def _attach(command: Sequence[str], options: WatchArgs) -> int:
     from ddpdiag.watch import attach
 
     if command:
-        raise UsageError(f"--pid: expected no command, got {readable(command[0])}: the job runs already")
+        raise UsageError(
+            f"expected no command with --pid or --attach, got {readable(command[0])}: the job runs already"
+        )
+    if options.pid and options.attach:
+        raise UsageError("--attach: expected no --pid, since it finds the job itself")
     for name in ("kill", "output", "flight_recorder"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')}: works only with a command that `ddpdiag watch` starts")
@@ -194,7 +198,7 @@ def _attach(command: Sequence[str], options: WatchArgs) -> int:
 def _check(command: Sequence[str], options: WatchArgs) -> None:
     """Raise UsageError if the command cannot be watched with these options."""
     if options.every is not None:
-        raise UsageError("--every: expected --pid as well, the pid of the launcher or a rank of a job that runs")
+        raise UsageError("--every: expected --pid or --attach as well, since it looks at a job that runs already")
     if not command:
         raise UsageError("expected a command after --, such as torchrun train.py, or --pid PID of a job that runs")
     if not command[0]:
@@ -212,7 +216,7 @@ def _check(command: Sequence[str], options: WatchArgs) -> None:
 
 def run(command: Sequence[str], options: WatchArgs) -> int:
     """Run the command and return its exit code, or 1 or 3 after --kill. If a signal killed it, die by that signal."""
-    if options.pid:
+    if options.pid or options.attach:
         return _attach(command, options)
     _check(command, options)
     # srun may start one `ddpdiag watch` for each rank; each passes a request on to the one that reports.

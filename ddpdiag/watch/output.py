@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
@@ -42,6 +42,7 @@ _TAIL_BYTES = 1 << 20
 _MAX_FILES = 64
 # The time limit for reading files after a failure, because a file system may not respond.
 _READ_SECONDS = 5.0
+_REPORT_HEAD = b"ddpdiag watch: "
 # torchrun's table of failures: the rank that failed first, and its exit code (-2: SIGINT).
 _ROOT_CAUSE = re.compile(
     rb"Root Cause \(first observed failure\):.{0,400}?\brank +: (\d{1,6}) .{0,200}?\bexitcode +: (-?\d{1,3}) ",
@@ -309,9 +310,12 @@ def failure_text(sinks: Sequence[Sink], status: int) -> str:
     """Sentences on why a command with this wait status failed; empty if its output shows no known error in time."""
     texts: list[str] = []
 
+    def tail() -> Iterator[bytes]:
+        # A report on an earlier silence, which a file of the command may hold, is not the command's own text.
+        return (piece.replace(_REPORT_HEAD, b"") for sink in sinks for piece in sink.tail())
+
     def read() -> None:
-        error_text = _known_error_text(chain.from_iterable(sink.tail() for sink in sinks), status)
-        texts.append(error_text or _root_cause_text(chain.from_iterable(sink.tail() for sink in sinks), status))
+        texts.append(_known_error_text(tail(), status) or _root_cause_text(tail(), status))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()

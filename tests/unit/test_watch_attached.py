@@ -1,15 +1,19 @@
 """`ddpdiag watch --pid`: the ranks of a job that runs, what two looks at it show, and the tally."""
 
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.model import ProcessState
+from ddpdiag.model import Place, ProcessState
+from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.watch import WatchArgs, command
-from ddpdiag.watch.attach import End, Events, Tally, compare, ends_text, exit_code, job_pids
+from ddpdiag.watch.attach import End, Events, Tally, compare, ends_text, exit_code, job_pids, local_pids
+from ddpdiag.watch.hosts import Gathering, Looks, send
 from ddpdiag.watch.look import Look, RankState
 from ddpdiag.watch.processes import KnownProcesses, descendants, find_ranks, read_process
 
@@ -56,6 +60,20 @@ def test_a_rank_stands_for_its_job_on_this_host(root, pids, members):
     assert job_pids(pids, root) == members
 
 
+def test_the_ranks_of_a_job_of_slurm_are_those_of_its_steps_and_of_torchrun(tmp_path):
+    job = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    put(tmp_path, 10, 1, "bash", **job)  # the batch script
+    put(tmp_path, 11, 10, "srun", **job)
+    put(tmp_path, 12, 10, **rank_variables(0), SLURM_JOB_ID="7")
+    put(tmp_path, 20, 1, **job, SLURM_STEP_ID="0")
+    put(tmp_path, 21, 20, **job, SLURM_STEP_ID="0")  # its worker
+    put(tmp_path, 30, 1, "ddpdiag", **job, SLURM_STEP_ID="1")  # this process
+    put(tmp_path, 40, 1, **job | {"SLURM_JOB_ID": "8"}, SLURM_STEP_ID="0")
+    own = job | {"SLURM_STEP_ID": "1"}
+    assert local_pids(own, tmp_path) == [12, 20]
+    assert local_pids(own | {"SLURM_JOB_ID": "9"}, tmp_path, is_required=False) == []
+
+
 def ranks_below(root: Path, pid: int):
     return find_ranks(KnownProcesses(root).complete(descendants([pid], root)))
 
@@ -93,9 +111,16 @@ def test_wrong_pids_and_options_are_one_sentence(golden, root):
         with pytest.raises(UsageError) as error:
             job_pids([pid], root)
         golden(str(error.value))
+    with pytest.raises(UsageError) as error:
+        local_pids({}, root)
+    golden(str(error.value))
+    with pytest.raises(UsageError) as error:
+        local_pids({"SLURM_JOB_ID": "8"}, root)
+    golden(str(error.value))
     for words, options in (
         (["torchrun"], {"pid": (1,)}),
         ([], {"pid": (1,), "kill": True}),
+        ([], {"pid": (1,), "attach": True}),
         ([], {}),
         (["torchrun"], {"every": 30.0}),
     ):
@@ -168,6 +193,29 @@ def test_the_tally_tells_a_straggler_from_a_hang(golden):
             tally.add(structs.replace(waits, progress=progress))
         tally.add(look_at(seen(0, STEPS), seen(1, STEPS)))
         golden(*tally.lines())
+
+
+def launch(rank: int) -> Launch:
+    return Launch(
+        place=Place(rank=rank, world_size=3, host=f"n{rank}", launcher="slurm"),
+        master_addr="127.0.0.1",
+        port=29500,
+        run_id=f"watch-{os.getpid()}",
+        layout=("n0", "n1", "n2"),
+    )
+
+
+def test_rank_0_merges_the_looks_of_all_hosts_and_names_those_that_are_absent(golden, monkeypatch):
+    monkeypatch.setenv("DDPDIAG_TOKEN", "secret")
+    looks = [look_at(seen(0)), structs.replace(look_at(seen(4, SAVES)), host="n1", world_size=8)]
+    gathering = Gathering(launch(0))
+    with ThreadPoolExecutor() as pool:
+        code = pool.submit(send, launch(1), Looks(looks[1], looks[1]))
+        first, last = gathering.gather(Looks(looks[0], looks[0]), 1.0)
+        gathering.dismiss(exit_code(compare(compare(None, first), last)))
+        assert code.result() == ExitCode.UNFIT
+    assert (last.host, last.world_size, [state.rank for state in last.ranks]) == ("n[0-1]", 8, [0, 4])
+    golden(*last.missing_evidence)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ class Written:
         ((NO_FILES,), 0, None),
         ((), EXITED, None),
         ((CLOSED,), EXITED, None),
+        ((b"ddpdiag watch: n0 12:33:01, nothing new for 60 s: rank 1 is stopped\n",), EXITED, None),
         ((CLOSED, ROOT_CAUSE % b"-2"), EXITED, ("(exit code 1): rank 2 failed first (SIGINT)",)),
         ((CLOSED, ROOT_CAUSE % b"7"), EXITED, ("rank 2 failed first (exit code 7)",)),
         ((CLOSED, ROOT_CAUSE % b"1"), EXITED, None),  # it may have raised because another rank closed the connection
