@@ -53,7 +53,7 @@ _MAX_LOOKS = 5
 _FINAL = (Activity.ENDED, Activity.STOPPED)
 # From this number of looks on, and this share of them, a rank for which others wait is called a straggler.
 _MIN_STRAGGLER_LOOKS, _STRAGGLER_SHARE = 5, 0.6
-_MAX_TALLY_LINES = 8
+_MAX_TALLY_LINES, _MAX_CHOICES = 8, 16
 # Ranks that end because another one ended do so within this time (Python's shutdown). torchrun restarts ranks later.
 _ECHO_SECONDS, _RESTART_SECONDS = 5.0, 15.0
 
@@ -145,8 +145,9 @@ def local_pids(env: Mapping[str, str], root: Path = PROC, *, is_required: bool =
     if not top and is_required:
         raise UsageError("--attach: no rank of a job was found on this host; expected RANK or a launcher's variable")
     if slurm_job is None and len(jobs := set(top.values())) > 1:
-        pids = ", ".join(str(next(pid for pid, name in top.items() if name == job)) for job in jobs)
-        raise UsageError(f"--attach: {len(jobs)} jobs run on this host; choose one: --pid with one of {pids}")
+        pids = sorted(min(pid for pid, name in top.items() if name == job) for job in jobs)
+        choices = ", ".join(map(str, pids[:_MAX_CHOICES]))
+        raise UsageError(f"--attach: {len(jobs)} jobs run on this host; choose one: --pid with one of {choices}")
     return sorted(top)
 
 
