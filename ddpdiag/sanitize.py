@@ -22,6 +22,8 @@ _LABELLED = re.compile(
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w+/=.~-]{8,}", re.IGNORECASE)
 # Matches http://user:password@host, also with "@" or "/" in the password, and http://token@host.
 _URL = re.compile(r"(?<=://)(?:[^\s/@:\"']{0,256}:[^\s\"']{0,256}|[^\s/@\"']{1,256})@")
+# A text without any of these words has no secret; most lines of a log have none.
+_WORDS = (*_SECRET.lower().split("|"), "bearer", "basic", "://")
 _NOT_ASCII = re.compile(r"[^ -~\n]")
 # GitHub Actions runs such lines of a step's output as commands (actions/runner, src/Runner.Common/ActionCommand.cs).
 _COMMAND = re.compile(r"(?:^|\r)[^\S\n]*:(?=:)|##(?=\[)", re.MULTILINE)
@@ -34,6 +36,9 @@ def is_secret(name: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """`text` with "***" in place of each value whose name may mean a secret, and of each credential in a URL."""
+    lowered = text.lower()
+    if not any(word in lowered for word in _WORDS):
+        return text
     text = _LABELLED.sub(rf"\1{HIDDEN}", _ASSIGNED.sub(rf"\1{HIDDEN}", _URL.sub(f"{HIDDEN}@", text)))
     return _BEARER.sub(rf"\1 {HIDDEN}", text)
 

@@ -318,7 +318,7 @@ def ticket(
     args: TicketArgs,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Reports (--json) and recordings (--record) of a job."),
+        typer.Argument(metavar="FILE...", help="Reports (--json) and recordings (--record) of a job."),
     ] = None,
 ) -> None:
     """Fill in the issue form of NCCL or PyTorch from reports of a job, and print it as Markdown to paste.

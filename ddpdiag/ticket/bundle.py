@@ -23,7 +23,7 @@ def bundle(job: Job, form: str) -> bytes:
             member = tarfile.TarInfo(f"ddpdiag-ticket/{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    return gzip.compress(buffer.getvalue(), mtime=0)
+    return gzip.compress(buffer.getvalue(), compresslevel=6, mtime=0)
 
 
 def _files(job: Job, form: str) -> Iterator[tuple[str, bytes]]:

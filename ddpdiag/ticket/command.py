@@ -31,7 +31,7 @@ def run(kind: Kind, files: Sequence[str], args: TicketArgs) -> int:
     path = args.write_bundle
     if path is not None:
         if path == "-" or any(is_one_file(path, file) for file in (*files, *args.log)):
-            raise UsageError(f"--write-bundle {readable(path)}: expected a new file, not one that is read, nor '-'")
+            raise UsageError(f"--write-bundle {readable(path)}: expected a file that is no input and not '-'")
         check_writable(path)
     job = read_job(files, args.log)
     with progress_line(quiet=args.quiet) as progress:

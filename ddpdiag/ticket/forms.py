@@ -8,14 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ddpdiag.checks.blame import is_echo
-from ddpdiag.model import Report, Severity, Status
+from ddpdiag.model import Report, Severity
 from ddpdiag.model.report import NONE, UNKNOWN
 from ddpdiag.render.blocks import Block, Code, Fold, Items, Matrix, Section, Text
 from ddpdiag.render.findings import finding_boxes
 from ddpdiag.render.report import kinds_of_hosts, sections
 from ddpdiag.render.shell import shell_lines
-from ddpdiag.sanitize import without_secrets
 from ddpdiag.text import count, fold_hosts
 from ddpdiag.ticket import Kind
 from ddpdiag.ticket.job import Job
@@ -27,12 +25,11 @@ NEW_ISSUE = {
 COLLECT_ENV = "python -m torch.utils.collect_env"
 # The commands whose output a form asks for.
 TOOLS = {Kind.NCCL: ("nvidia-smi", "nvidia-smi topo -m", "ibstatus"), Kind.PYTORCH: (COLLECT_ENV,)}
-_FINDINGS_SHOWN, _MAX_LETTERS = 6, 12_000
+_FINDINGS_SHOWN, _TOPOLOGIES_SHOWN, _MAX_LETTERS = 6, 2, 12_000
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+\.\d+\S*)")
 _FAILED = {"hung", "died", "raised", "unheard"}
 _NCCL_VARIABLES = "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=ncclDebug.%h.%p NCCL_TOPO_DUMP_FILE=ncclSystem.txt"
-
-
+_NO_WARNING = Text("There is no NCCL WARN in the reports and logs.", "First Error")
 # The answers to the first question of NCCL's form, with the findings that show each. The first match counts: a crash
 # explains the hangs around it.
 _IMPACTS = {
@@ -55,14 +52,13 @@ Part = Block | Gap
 
 def nccl_form(job: Job, attached: str) -> list[Section]:
     """The form of NVIDIA/nccl. `attached` is the name of the bundle, or empty."""
-    version = nccl_version(job)
     fields: dict[str, Iterable[Part]] = {
         "How is this issue impacting you?": [Text(impact_of(job) or f"Please specify: {', '.join(_IMPACTS)}")],
         "Share Your Debug Logs": _logs(job, attached),
         "Steps to Reproduce the Issue": [*_steps(job), *_environment(job), *_history(job)],
-        "NCCL Version": [Text(version) if version else Gap("strings libnccl.so.2 | grep 'NCCL version'")],
+        "NCCL Version": _version(job),
         "Your platform details": _platform(job),
-        "Error Message & Behavior": _behavior(job),
+        "Error Message & Behavior": [*([] if job.warnings else [_NO_WARNING]), *_behavior(job)],
     }
     return [_field(label, parts, job) for label, parts in fields.items()]
 
@@ -101,33 +97,46 @@ def impact_of(job: Job) -> str | None:
     return None
 
 
-def nccl_version(job: Job) -> str | None:
-    """The version with its CUDA, such as "2.27.1+cuda12.8": from a log, else as torch reports both; None if unknown."""
-    if match := next(filter(None, map(_VERSION.search, job.logs.values())), None):
-        return match[1]
+def nccl_version(job: Job) -> str:
+    """NCCL's version with its CUDA, such as "2.27.1+cuda12.8": its own in a log, else as torch reports it, or empty."""
     parts = (kind.parts for report in job.reports for kind in report.inventory)
     known = ((each.get("NCCL", NONE), each.get("CUDA", NONE)) for each in parts)
-    return next((f"{nccl}+cuda{cuda}" for nccl, cuda in known if not {nccl, cuda} & {NONE, UNKNOWN}), None)
+    of_torch = (f"{nccl}+cuda{cuda}" for nccl, cuda in known if not {nccl, cuda} & {NONE, UNKNOWN})
+    return _logged_version(job) or next(of_torch, "")
+
+
+def _logged_version(job: Job) -> str:
+    """The first version in the logs that NCCL_DEBUG=INFO gives, or empty."""
+    return next((match[1] for text in job.logs.values() if (match := _VERSION.search(text))), "")
+
+
+def _version(job: Job) -> Iterator[Part]:
+    version = nccl_version(job)
+    yield Text(version or "not known")
+    if not _logged_version(job):
+        place = "to confirm +cuda, which is torch's CUDA" if version else ""
+        yield Gap("strings libnccl.so.2 | grep 'NCCL version'", place)
 
 
 def _logs(job: Job, attached: str) -> Iterator[Part]:
     if attached:
         yield Text(attached, "Attached")
-    names = job.warnings | {name: "no NCCL WARN" for name in job.logs if name not in job.warnings}
-    yield Items(tuple(f"{name}: {line}" for name, line in names.items()), "Logs, with the first NCCL WARN of each")
-    if nccl_version(job) is None or not names:
+    warnings = job.warnings
+    lines = warnings | {name: "no NCCL WARN" for name in job.logs if name not in warnings}
+    yield Items(tuple(f"{name}: {line}" for name, line in lines.items()), "Logs, with the first NCCL WARN of each")
+    if not (_logged_version(job) and any("<system version" in text[:1000] for text in job.logs.values())):
         yield Gap(f"export {_NCCL_VARIABLES}", "before the job")
         yield Gap("ddpdiag ticket nccl --log 'ncclDebug.*' --log ncclSystem.txt", "after the job")
 
 
 def _steps(job: Job) -> Iterator[Part]:
     """Yield the command that repeats the trials that failed, and the variables with which they do not fail."""
-    if (run := job.run) is None:
+    for run in job.runs[:1]:
+        yield Code(_started(run, _repeating_words(run)), "Minimal Steps")
+        if run.workarounds:
+            yield Code("\n".join(shell_lines(run.workarounds)), "With these variables it works, as tested")
+    if not job.runs:
         yield Gap("ddpdiag check --json report.json", "started like the job, for impact, steps and behavior")
-        return
-    yield Code(_started(run, _repeating_words(run)), "Minimal Steps")
-    if run.workarounds:
-        yield Code("\n".join(shell_lines(run.workarounds)), "With these variables it works, as tested")
 
 
 def _repeating_words(run: Report) -> str:
@@ -138,8 +147,8 @@ def _repeating_words(run: Report) -> str:
         options = "".join(f" {name} {','.join(values)}" for name, values in lists.items() if values)
         return f"allreduce-bench -b {request.minbytes} -e {request.maxbytes} -f {request.stepfactor:g}{options}"
     failed = [check.code for check in run.checks if check.statuses.keys() & _FAILED]
-    found = [each.code.partition(".")[0] for each in run.findings if each.severity is not Severity.NOTE]
-    codes = ",".join(dict.fromkeys(failed or found))
+    found = {level: [f.code.partition(".")[0] for f in run.findings if f.severity is level] for level in Severity}
+    codes = ",".join(dict.fromkeys(failed or found[Severity.ERROR] or found[Severity.WARNING]))
     return f"check{f' --select {codes}' if codes else ''} --backend {run.world.backend}"
 
 
@@ -154,8 +163,10 @@ def _started(run: Report, words: str) -> str:
 def _environment(job: Job) -> Iterator[Part]:
     """Yield the versions and variables, or the parts of the hosts if the report has neither."""
     for report in job.reports[:1]:
-        facts = [section.blocks[0] for section in sections(report) if section.name == "environment"]
-        yield from facts or [Items(_parts(report), "Environment Details")]
+        facts = report.snapshot.facts if report.snapshot is not None else {}
+        yield from (Items(tuple(f"{name}={values[name]}" for name in values), kind) for kind, values in facts.items())
+        if not facts:
+            yield Items(_parts(report), "Environment Details")
 
 
 def _parts(report: Report) -> tuple[str, ...]:
@@ -165,17 +176,18 @@ def _parts(report: Report) -> tuple[str, ...]:
 
 def _history(job: Job) -> Iterator[Part]:
     """Yield whether NCCL was used, how often trials failed, and how to try an older NCCL."""
-    if job.run is not None and job.run.world.backend != "nccl":
-        yield Text(f"This run used {job.run.world.backend}, not NCCL.", "Backend")
-        yield Gap(_started(job.run, "check --backend nccl --json report.json"))
-    for check in job.run.checks if job.run is not None else ():
+    for run in job.runs[:1]:
+        if run.world.backend != "nccl":
+            yield Text(f"This run used {run.world.backend}, not NCCL.", "Backend")
+            yield Gap(_started(run, "check --backend nccl --json report.json"))
+    for check in (check for run in job.runs for check in run.checks):
         for status in sorted(check.statuses.keys() & _FAILED):
             number, total = check.statuses[status], sum(check.statuses.values())
             yield Text(
                 f"{check.code} ({check.name}): {status} in {number} of {count(total, 'result')}.", "Intermittency"
             )
-    version, _, cuda = (nccl_version(job) or "").partition("+cuda")
-    yield Text("An older NCCL was not tried.", "Previous Success")
+    version, _, cuda = nccl_version(job).partition("+cuda")
+    yield Text("ddpdiag did not try an older NCCL.", "Previous Success")
     older = f"'nvidia-nccl-cu{cuda.partition('.')[0] or '12'}{version and f'<{version}'}'"
     yield Gap(f"python -m pip install {older}", "in a copy of the environment; then repeat the steps")
 
@@ -184,39 +196,39 @@ def _platform(job: Job) -> Iterator[Part]:
     for report in job.reports:
         yield Items(_parts(report), "GPU & Network")
         yield from (Fold(section.title, section.blocks) for section in sections(report) if section.name == "ranks")
-        yield from (Matrix(each.title, each) for each in report.matrices if each.name.startswith("p2p.topology."))
+        topologies = [each for each in report.matrices if each.name.startswith("p2p.topology.")]
+        yield from (Matrix(f"{each.title} ({each.name})", each) for each in topologies[:_TOPOLOGIES_SHOWN])
     for command in TOOLS[Kind.NCCL]:
         output = job.outputs.get(command)
-        yield Gap(command) if output is None else Fold(command, (_output(output),))
+        place = "this host does not have it" if command in job.outputs else ""
+        yield Gap(command, place) if output is None else Fold(command, (_output(output),))
     yield Text(job.machine, "Environment") if job.machine else Gap("systemd-detect-virt")
-    if job.run is not None:
-        ranks = f"{count(job.run.world.size, 'rank')} on {count(len(job.run.world.hosts), 'host')}"
-        yield Text(f"The run had {ranks}; fewer were not tried.", "Scalability")
+    for run in job.runs:
+        ranks = f"{count(run.world.size, 'rank')} on {count(len(run.world.hosts), 'host')}"
+        yield Text(f"The run had {ranks}.", "Scalability")
         yield Gap("ddpdiag check --nproc-per-node 2")
 
 
 def _behavior(job: Job) -> Iterator[Part]:
+    """Yield the first NCCL WARN, the verdicts and the findings."""
     for name, line in [*job.warnings.items()][:1]:
         yield Code(line, f"First Error (in {name})", "text")
     yield Text("Every rank completes each step with exact results, at the expected rates.", "Expected")
-    for report in job.reports:
-        yield Text(f"{report.verdict_text}: {report.sentence}", "Actual")
+    sentences = [f"{run.verdict_text}: {run.sentence}" for run in job.runs]
+    yield Text(" ".join(sentences) or "Please describe it: no report of a run was given.", "Actual")
     boxes = [
         Fold(f"{finding.severity.value} {finding.code}: {finding.title}", parts)
         for finding, parts in finding_boxes(job.findings)
     ]
     yield from boxes[:_FINDINGS_SHOWN]
     yield Items(tuple(box.title for box in boxes[_FINDINGS_SHOWN:]), "Other findings")
-    if not boxes and not job.warnings:
-        yield Text("Please describe what you expected and what happened: the reports have no error.")
 
 
 def _error(job: Job) -> Iterator[Part]:
-    """Yield the output of the first rank that raised or died, if a recording has it."""
-    outcomes = (outcome for recording in job.recordings for outcome in recording.outcomes)
-    failed = [o for o in outcomes if o.status in (Status.RAISED, Status.DIED) and (o.detail or o.error)]
-    for first in sorted(failed, key=lambda outcome: (outcome.trial, is_echo(outcome)))[:1]:
-        yield _output(without_secrets(first.detail or first.error), f"Output of rank {first.rank}")
+    """Yield the output of the first blamed rank that has one."""
+    names = (f"rank-{rank}.txt" for finding in job.findings for rank in finding.ranks)
+    for name in [name for name in names if name in job.logs][:1]:
+        yield _output(job.logs[name], name)
 
 
 def _output(text: str, title: str = "") -> Code:

@@ -25,8 +25,8 @@ _WARNING = re.compile(r"^.*\bNCCL WARN\b.*$", re.MULTILINE)
 # NCCL 2.26 and newer begin a warning with the time.
 _TIMESTAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.\d]*)\]")
 _MAX_LOGS = 4096
-# Only the two ends of a log are read: at most 8 MiB of each log, and 128 MiB of all.
-_MAX_END_BYTES, _MAX_ALL_BYTES = 4 << 20, 128 << 20
+# Only the two ends of a log are read: at most 8 MiB of each log, and 64 MiB of all.
+_MAX_END_BYTES, _MAX_ALL_BYTES = 4 << 20, 64 << 20
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ class Job(Struct, frozen=True, kw_only=True):
     machine: str = ""
 
     @property
-    def run(self) -> Report | None:
-        """The first report of a run of several ranks; None if there are only reports of `ddpdiag host`."""
-        return next((report for report in self.reports if report.world.launcher != ALONE), None)
+    def runs(self) -> tuple[Report, ...]:
+        """The reports of runs, not those of `ddpdiag host`."""
+        return tuple(report for report in self.reports if report.world.launcher != ALONE)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -129,9 +129,10 @@ def _read_ends(path: str, end_bytes: int) -> str:
             if (left := os.fstat(file.fileno()).st_size - 2 * end_bytes) > 0:
                 file.seek(-end_bytes, os.SEEK_END)
                 data += f"\n... {left:,} bytes are left out ...\n".encode()
-            return without_secrets((data + file.read(end_bytes)).decode(errors="replace"))
+            text = (data + file.read(end_bytes)).decode(errors="replace")
     except OSError as error:
         raise UsageError(f"--log {readable(path)}: {error.strerror or error}") from error
+    return "".join(map(without_secrets, text.splitlines(keepends=True)))
 
 
 def hidden(value: Any, name: str = "") -> Any:  # noqa: ANN401 - any tree of plain data

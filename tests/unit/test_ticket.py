@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from benches import slow
 from msgspec import structs
 from reports import fit, unfit
 from typer.testing import CliRunner
@@ -14,10 +15,11 @@ from ddpdiag.cli.app import app
 from ddpdiag.codec import indented_json
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report, WorldSummary
-from ddpdiag.model.report import HostKind
+from ddpdiag.model.report import HostKind, Matrix
+from ddpdiag.render.markup import draw_pieces
 from ddpdiag.ticket import Kind, TicketArgs, command
 from ddpdiag.ticket.bundle import bundle
-from ddpdiag.ticket.forms import impact_of, nccl_version
+from ddpdiag.ticket.forms import impact_of, nccl_form, nccl_version
 from ddpdiag.ticket.here import machine_text, output_of
 from ddpdiag.ticket.job import Job, read_job
 
@@ -54,6 +56,12 @@ def written(path: Path, report: Report) -> Path:
     return path
 
 
+def form_of(report: Report) -> list[str]:
+    """The lines of NCCL's form about a report."""
+    pieces = draw_pieces(nccl_form(Job(reports=(report,)), ""))
+    return [line for piece in pieces for line in piece.lines]
+
+
 @pytest.mark.parametrize("kind", ["nccl", "pytorch"])
 @pytest.mark.parametrize("run", [HANG, P2P, CRASH], ids=lambda path: path.stem)
 def test_the_form_of_a_recording(golden, kind, run):
@@ -86,7 +94,21 @@ def test_the_impact_is_that_of_the_findings(recording, impact):
 
 
 def test_a_json_report_fills_in_the_form(golden, tmp_path):
-    golden(form("nccl", written(tmp_path / "report.json", unfit())))
+    parts = {"GPU": "2 x NVIDIA H100", "driver": "580.95.05", "torch": "2.13.0", "CUDA": "12.8", "NCCL": "2.27.7"}
+    names = ("GPU 0", "GPU 1")
+    cells = (("X", "NV18"), ("NV18", "X"))
+    report = unfit(
+        world=WorldSummary(size=4, hosts=("n0", "n1"), launcher="slurm", backend="nccl"),
+        inventory=(HostKind(hosts=("n0", "n1"), parts=parts),),
+        matrices=(Matrix(name="p2p.topology.n0", title="paths", rows=names, columns=names, cells=cells),),
+        workarounds={"NCCL_P2P_DISABLE": "1"},
+    )
+    golden(form("nccl", written(tmp_path / "report.json", report)))
+
+
+def test_a_benchmark_is_repeated_with_its_sizes():
+    steps = next(line for line in form_of(slow()) if line.startswith("torchrun"))
+    assert steps.endswith("ddpdiag allreduce-bench -b 8 -e 134217728 -f 4 --collective all_reduce -d float")
 
 
 def test_the_earliest_warning_of_the_logs_is_the_first_error(tmp_path):
@@ -102,7 +124,7 @@ def test_the_earliest_warning_of_the_logs_is_the_first_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("nccl", "cuda", "version"),
-    [("2.27.7", "12.8", "2.27.7+cuda12.8"), ("none", "12.8", None), ("unknown", "unknown", None)],
+    [("2.27.7", "12.8", "2.27.7+cuda12.8"), ("none", "12.8", ""), ("unknown", "unknown", "")],
 )
 def test_the_version_of_a_report_has_its_cuda(nccl, cuda, version):
     report = fit(inventory=(HostKind(hosts=("n0",), parts={"NCCL": nccl, "CUDA": cuda}),))
@@ -166,6 +188,13 @@ def test_wrong_files_are_refused_in_one_sentence(golden, tmp_path, monkeypatch):
         assert isinstance(error, UsageError), error
         sentences.append(str(error))
     golden("\n".join(sentences))
+
+
+def test_the_report_of_a_single_host_joins_that_of_its_job(tmp_path):
+    alone = fit(run_id="alone", world=WorldSummary(size=1, hosts=("n1",), launcher="alone", backend="gloo"))
+    paths = [written(tmp_path / "host.json", alone), written(tmp_path / "report.json", unfit())]
+    job = read_job([*map(str, paths)], [])
+    assert ([report.run_id for report in job.reports], len(job.runs)) == (["3f9c2a", "alone"], 1)
 
 
 def test_a_recording_and_the_report_of_its_run_are_one_run(tmp_path):
