@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 _MAX_LINES = 64
-_MAX_CHARACTERS = 300
+_MAX_CHARACTERS = 500
 # The end of the report that RAS prints from its own thread.
 RAS_BEGIN, RAS_END = "NCCL DIAG === RAS Diagnostics ===", "NCCL DIAG RAS diagnostics completed"
 
-_LINE = re.compile(r"NCCL (?:DIAG \[(OK|INFO)\] +|(ATTN) |(?:INFO|WARN) (?=NET/IB: WQE stall))(.*)")
-_COMMUNICATOR = re.compile(r" in comm 0x[0-9a-f]+")
-_SUBJECT = re.compile(r"(?:NET/IB: )?(S?Xid(?= \d)|WQE stall|[\w/ -]{1,40}(?=:))")
+_LINE = re.compile(r"NCCL (?:DIAG \[(OK|INFO)\]|ATTN |(?:INFO|WARN) NET/IB: WQE stall)")
 # A set with more than eight ranks is shortened: "{0,1,2,3,4,5,6,7,...} (N=12)".
 _RANK_SET = re.compile(r"rank\(s\) \{([\d,]{1,99})[,.]*\}")
 _RANK = re.compile(r"(?:-nic|on|first) rank (\d{1,9})\b")
@@ -25,13 +23,11 @@ _HOST = re.compile(r"on host (\S+?)\.?(?: |$)|rank \d+ \(([^)\s]+)\):")
 
 
 class Diagnostic(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. `subject` is what NCCL checked, such as "ECC", "p2p", "Xid" or "WQE stall".
+    """One line. `level` is "OK", "INFO" (a fault, or data that NCCL could not get), or "ATTN" (also for stalls).
 
-    `level` is "OK", "INFO" (a fault, or data that NCCL could not get), or "ATTN" (also for stalls, which have none).
     `ranks`, `links` (source and destination) and `hosts` are those that the line names.
     """
 
-    subject: str
     level: str
     text: str
     ranks: tuple[int, ...] = ()
@@ -41,8 +37,8 @@ class Diagnostic(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def parse_diagnostics(text: str, group: Sequence[int]) -> tuple[Diagnostic, ...]:
     """Parse output of NCCL. NCCL's ranks are positions in `group`, which has the job's ranks."""
-    matches = [match for line in text.split("\n") if (match := _LINE.search(line))]
-    lines = dict.fromkeys((m[1] or "ATTN", _COMMUNICATOR.sub("", m[3])[:_MAX_CHARACTERS].strip()) for m in matches)
+    matches = [(match, line) for line in text.split("\n") if (match := _LINE.search(line))]
+    lines = dict.fromkeys((match[1] or "ATTN", line.strip()[:_MAX_CHARACTERS]) for match, line in matches)
     return tuple(_parse(level, line, group) for level, line in [*lines][:_MAX_LINES])
 
 
@@ -51,7 +47,6 @@ def _parse(level: str, text: str, group: Sequence[int]) -> Diagnostic:
     numbers += map(int, _RANK.findall(text))
     links = [(int(source), int(target)) for source, target in _LINK.findall(text)]
     return Diagnostic(
-        subject=match[1] if (match := _SUBJECT.match(text)) else "",
         level=level,
         text=text,
         ranks=tuple(dict.fromkeys(group[number] for number in numbers if number < len(group))),

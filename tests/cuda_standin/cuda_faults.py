@@ -59,12 +59,13 @@ def call(text: str) -> dict[str, str]:
     return {"FAKETORCH_FAULT": text}
 
 
-def diagnosed(about: str, line: str, word: str, *, ranks: Set[int] = frozenset()) -> CudaFault:
-    """A fault that only the diagnostics of NCCL 2.32 show: `line` as NCCL has it, and the finding that names ranks."""
+def diagnosed(about: str, line: str, fix: str, *, ranks: Set[int] = frozenset()) -> CudaFault:
+    """A fault that only the diagnostics of NCCL 2.32 show: `line` as NCCL has it, and what must be advised."""
     return CudaFault(
         about=about,
-        expect=(f"COL003.{word}",),
+        expect=("COL003.reported",),
         ranks=ranks,
+        fix=fix,
         severity="warning",
         exit_code=0,
         environment={"FAKENCCL_VERSION": "2.32.3", "FAKENCCL_DIAGNOSTICS": line},
@@ -283,36 +284,36 @@ FAULTS = {
     "diagnosed_memory": diagnosed(
         "NVML's volatile counters of a GPU have uncorrected errors.",
         "[INFO] ECC: uncorrected volatile errors on rank(s) {1} (worst=12) across 2 ranks in comm 0x1234",
-        "memory",
+        "Reset the GPU",
         ranks={1},
     ),
     "diagnosed_nvlink": diagnosed(
         "A GPU has a link that is down.",
         "[INFO] NVLink: inactive link(s) on rank(s) {0} across 2 ranks in comm 0x1234",
-        "nvlink",
+        "Reset the GPU",
         ranks={0},
     ),
     "diagnosed_mixed": diagnosed(
         "A process uses another CUDA driver. Which of two is right cannot be told.",
         "[INFO] CUDA driver version: mismatch across 2 ranks in comm 0x1234, rank(s) {1} differ from rank 0 (13020)",
-        "mixed",
+        "Use hosts with the same GPUs and driver",
     ),
     "diagnosed_p2p": diagnosed(
         "What a GPU writes to the memory of another arrives wrong.",
         "[INFO] p2p: write mismatch srcRank=0 srcCudaDev=0 srcNvmlDev=0 dstRank=1 dstCudaDev=1 dstNvmlDev=1 path=PHB "
         "handle=CUMEM_POSIX_FD expected=0x00000000000000a1 got=0x0000000000000000 verify=0x0000000000000000; check the "
         "affected pair with 'nvidia-smi topo -p2p p'|[INFO] p2p: only 1/2 GPU-to-GPU peer accesses passed verification",
-        "p2p",
+        "Disable PCIe ACS",
     ),
     "diagnosed_reduced_mode": diagnosed(
         "The fabric of NVLinks reports a lower bandwidth.",
         "ATTN MNNVL busId 0x1000 NVLink fabric health reports DEGRADED_BANDWIDTH (healthMask 0x1)",
-        "attention",
+        "Have the NVLink domain checked",
     ),
     "diagnosed_stall": diagnosed(
         "A request of the network is never completed.",
         "INFO NET/IB: WQE stall (no CQE): peer=127.0.0.1<5000> , local: qpn=7 dev=mlx5_3 port=1 lid=0 localGid=fe80::1",
-        "stall",
+        "Check the link of the device",
     ),
 }
 

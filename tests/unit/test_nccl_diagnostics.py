@@ -5,10 +5,11 @@ from msgspec import structs
 from seen import seen_of, skip_text, together, world_of
 
 from ddpdiag.checks.collective import all_reduce
-from ddpdiag.checks.collective.nccl_diagnostics import CHECK, SYMPTOMS
+from ddpdiag.checks.collective.nccl_diagnostics import CHECK
 from ddpdiag.checks.launch import versions
 from ddpdiag.evidence.nccl_diagnostics import parse_diagnostics
 from ddpdiag.model import Finding, Severity
+from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.stats import samples
 
 # The words are those of nvidia-nccl-cu13 2.32.3 and, for p2p and NVLink, also of 2.31.2.
@@ -74,7 +75,8 @@ def seen(output: str, *, size: int = 8, backend: str = "nccl"):
 
 def found(output: str, size: int = 8, own: tuple[Finding, ...] = ()) -> list[Finding]:
     run = seen(output, size=size)
-    run.findings_by_code.update(dict.fromkeys((code for symptom in SYMPTOMS.values() for code in symptom.codes), ()))
+    codes = ("GPU003", "GPU006", "GPU007", "GPU011", "LCH003", "P2P001", "P2P002", "FAB001")
+    run.findings_by_code.update(dict.fromkeys(codes, ()))
     for finding in own:
         run.findings_by_code[finding.code.partition(".")[0]] = (finding,)
     return list(CHECK.judge(run))
@@ -86,27 +88,28 @@ def test_a_healthy_report_has_no_finding():
 
 
 @pytest.mark.parametrize(
-    ("output", "word", "ranks", "hosts", "links"),
+    ("output", "card", "ranks", "hosts", "links"),
     [
-        (p2p(2, 3), "p2p", (), (), ("rank 2 -> rank 3",)),
-        ("\n".join(p2p(2, b) + "\n" + p2p(b, 2) for b in (0, 1, 3)), "p2p", (2,), ("n0",), None),
-        (p2p(1, 6, "peer-memory import failed", "reason=import"), "p2p", (), (), ("rank 1 -> rank 6",)),
-        ("h:1 NCCL DIAG [INFO] p2p: setup failed on rank 3 result=1", "p2p", (3,), ("n0",), ()),
-        (ECC, "memory", (5,), ("n1",), ()),
-        (ECC.replace("ECC: uncorrected volatile errors", "NVLink: inactive link(s)"), "nvlink", (5,), ("n1",), ()),
-        (MISMATCHED.format("GPU inventory: model", "6,7"), "mixed", (6, 7), ("n1",), ()),
-        (MISMATCHED.format("CUDA driver version:", "4,5,6,7"), "mixed", (), (), ()),
-        (BANDWIDTH, "network", (6,), ("n1",), ()),
-        (XID, "xid", (), ("n1",), ()),
-        (XID.replace("on host n1.", "on host n1.cluster.example."), "xid", (), ("n1",), ()),
-        (XID.replace("on host n1.", "on host elsewhere."), "xid", (), (), ()),
-        (STALL, "stall", (), (), ()),
-        (ATTENTION, "attention", (), (), ()),
+        (p2p(2, 3), "diag-data", (), (), ("rank 2 -> rank 3",)),
+        ("\n".join(p2p(2, b) + "\n" + p2p(b, 2) for b in (0, 1, 3)), "diag-data", (2,), ("n0",), None),
+        (p2p(1, 6, "peer-memory import failed", "reason=import"), "diag-p2p", (), (), ("rank 1 -> rank 6",)),
+        ("h:1 NCCL DIAG [INFO] p2p: setup failed on rank 3 result=1", "diag-p2p", (3,), ("n0",), ()),
+        (ECC, "diag-ecc", (5,), ("n1",), ()),
+        (ECC.replace("ECC: uncorrected volatile errors", "NVLink: inactive link(s)"), "diag-nvlink", (5,), ("n1",), ()),
+        (MISMATCHED.format("GPU inventory: model", "6,7"), "diag-versions", (6, 7), ("n1",), ()),
+        (MISMATCHED.format("CUDA driver version:", "4,5,6,7"), "diag-versions", (), (), ()),
+        (BANDWIDTH, "diag-slow-network", (6,), ("n1",), ()),
+        (XID, "diag-xid", (), ("n1",), ()),
+        (XID.replace("on host n1.", "on host n1.cluster.example."), "diag-xid", (), ("n1",), ()),
+        (XID.replace("on host n1.", "on host elsewhere."), "diag-xid", (), (), ()),
+        (STALL, "wqe-stall", (), (), ()),
+        (ATTENTION, "fabric-degraded", (), (), ()),
     ],
 )
-def test_a_fault_names_what_the_line_shows(golden, output, word, ranks, hosts, links):
+def test_a_fault_names_what_the_line_shows(golden, output, card, ranks, hosts, links):
     (finding,) = found(output)
-    assert (finding.code, finding.severity) == (f"COL003.{word}", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("COL003.reported", Severity.WARNING)
+    assert finding.evidence[KNOWN_ERROR] == f"nccl-{card}"
     assert (finding.ranks, finding.hosts) == (ranks, hosts)
     assert links is None or finding.links == links
     golden(finding)
@@ -121,6 +124,16 @@ def test_a_finding_of_our_own_on_the_same_host_makes_it_a_note(golden):
     assert finding.severity is Severity.WARNING, "another host"
 
 
+def test_a_check_that_ran_and_found_nothing_is_named(golden):
+    row = versions.Data(python="3.11.9", torch="2.15.0", nccl="2.32.3")
+    run = together(
+        seen(MISMATCHED.format("CUDA driver version:", "1"), size=4), seen_of(versions.CHECK, {0: row, 1: row})
+    )
+    (finding,) = CHECK.judge(run.of(CHECK))
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
+    golden(finding)
+
+
 def test_a_note_that_a_log_cannot_be_read_is_mentioned(golden):
     unread = Finding(code="GPU011.unread", severity=Severity.NOTE, title="", message="")
     (finding,) = found(XID, own=(unread,))
@@ -129,13 +142,19 @@ def test_a_note_that_a_log_cannot_be_read_is_mentioned(golden):
 
 
 def test_several_faults_are_several_findings():
-    codes = [finding.code for finding in found("\n".join((HEALTHY, ECC, p2p(0, 1), STALL)))]
-    assert codes == ["COL003.p2p", "COL003.memory", "COL003.stall"]
+    cards = [finding.evidence[KNOWN_ERROR] for finding in found("\n".join((HEALTHY, ECC, p2p(0, 1), STALL)))]
+    assert cards == ["nccl-diag-ecc", "nccl-diag-data", "nccl-wqe-stall"]
+
+
+def test_settings_are_a_note_and_unknown_attention_a_warning():
+    settings = "h:1 NCCL DIAG [INFO] IOMMU groups: GPU and NIC groups differ on 4 pair(s) in comm 0x1; first rank 0"
+    assert [finding.severity for finding in found(settings)] == [Severity.NOTE]
+    assert [finding.severity for finding in found("h:1:2 [0] x.cc:1 NCCL ATTN something new")] == [Severity.WARNING]
 
 
 def test_ranks_of_a_part_of_the_job_are_its_own():
     (line,) = parse_diagnostics(ECC.replace("{5}", "{0,1,...} (N=9)"), (4, 6))
-    assert (line.subject, line.level, line.ranks) == ("ECC", "INFO", (4, 6))
+    assert (line.level, line.ranks) == ("INFO", (4, 6))
     assert parse_diagnostics(ECC, (4, 6))[0].ranks == ()
 
 
@@ -146,7 +165,7 @@ def test_odd_texts_are_read_in_bounds(text, count):
 
 def test_many_and_long_lines_are_cut():
     lines = parse_diagnostics("\n".join(f"NCCL DIAG [INFO] {number} {'x' * 9999}" for number in range(999)), range(4))
-    assert (len(lines), max(len(line.text) for line in lines)) == (64, 300)
+    assert (len(lines), max(len(line.text) for line in lines)) == (64, 500)
 
 
 @pytest.mark.parametrize(

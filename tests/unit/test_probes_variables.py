@@ -93,6 +93,7 @@ def test_a_file_that_is_no_library_has_no_names(tmp_path, content):
         ("NCCL_RINGS", ""),
         ("NCCL_P2P_DISABLE", None),
         ("NCCL_PLUGIN_X", None),
+        ("NCCL_PLUGIN_Y", None),
         ("NCCL_OFI_DISABLE_GDR", None),
         ("NCCL_VERSION", None),
         ("TORCH_NCCL_BLOCKING", None),  # no CUDA build of torch, so its names are not known
@@ -101,5 +102,7 @@ def test_a_file_that_is_no_library_has_no_names(tmp_path, content):
 def test_an_unread_variable_is_named_with_the_nearest_name(tmp_path, name, nearest):
     library(tmp_path / "libnccl.so.2", *NCCL)
     library(tmp_path / "libnccl-net.so", "NCCL_PLUGIN_X")
+    plugin = library(tmp_path / "tuner.so", "NCCL_PLUGIN_Y")
     expected = {} if nearest is None else {name: nearest}
-    assert unread_variables([name], {"LD_LIBRARY_PATH": f"/absent:{tmp_path}"}) == expected
+    env = {"LD_LIBRARY_PATH": f"/absent:{tmp_path}", "NCCL_TUNER_PLUGIN": str(plugin)}
+    assert unread_variables([name], env) == expected

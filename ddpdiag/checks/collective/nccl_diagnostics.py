@@ -23,12 +23,12 @@ diagnostics.html); NCCL's src/diagnostics, src/ras and src/transport/net_ib/wqe_
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, SkipReason, Stage, optional
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.known_errors import KnownError, explain_line
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.matrix import find_pattern
 from ddpdiag.checks.registry import check_by_code
@@ -36,85 +36,31 @@ from ddpdiag.checks.world import short_name
 from ddpdiag.evidence.nccl_diagnostics import Diagnostic
 from ddpdiag.model import Finding, Severity
 
-
-class Symptom(NamedTuple):
-    """A fault that lines of NCCL show: the title, a pattern of the lines, and the checks that look for the same."""
-
-    title: str
-    pattern: str
-    codes: tuple[str, ...]
-    fix: str
-
-
-# Lines with the level INFO that match no pattern are about data that NCCL could not get. They are not reported.
-SYMPTOMS = {
-    "p2p": Symptom(
-        "copies between GPUs fail",
-        r"p2p: (read mismatch|write mismatch|peer-memory import failed|destination buffer|local CUDA setup failed"
-        r"|topology check failed|launch/check failed|setup failed)",
-        ("P2P002", "COL001", "P2P003"),
-        "Run `nvidia-smi topo -m` and `nvidia-smi topo -p2p p`. Without NVLink, turn off the IOMMU and ACS; in "
-        "containers, share the IPC namespace of the ranks.",
-    ),
-    "memory": Symptom(
-        "GPUs have memory errors",
-        r"ECC: (un)?corrected volatile errors (on|at)",
-        ("GPU003",),
-        "Run `nvidia-smi -q -d ECC` on these hosts, and have GPUs with uncorrected errors reset or replaced.",
-    ),
-    "nvlink": Symptom(
-        "NVLinks are inactive, slow or missing",
-        r"NVLink: (link-count|inactive|inconsistent)",
-        ("GPU006",),
-        "Run `nvidia-smi nvlink -s` on these hosts, and have the GPU, bridge or switch with that link repaired.",
-    ),
-    "mixed": Symptom(
-        "GPUs or drivers differ",
-        r"GPU inventory: \w+ mismatch|\w[\w ]* driver version: mismatch",
-        ("GPU001", "LCH003"),
-        "Use hosts of one kind: compare `nvidia-smi -L` and the driver's version on all hosts.",
-    ),
-    "xid": Symptom(
-        "the driver logged Xids",
-        r"S?Xid \d+ detected (?!.*No user action)",
-        ("GPU011",),
-        "Run `dmesg -T | grep -i xid` on these hosts and do what NVIDIA's catalog says about the number.",
-    ),
-    "network": Symptom(
-        "adapters are slow or fail",
-        r"net bw: .*(>30% off median|tool run (failed|timed out)|no usable IB device)|rdma_topo check: failed",
-        ("FAB001", "HST007"),
-        "Run `ibstat` and `ib_write_bw` between these hosts and one of the others, and check cables and rates.",
-    ),
-    "stall": Symptom(
-        "network requests do not complete",
-        r"NET/IB: WQE stall",
-        ("FAB001", "HST007"),
-        "Check the named adapter and port with `ibstat`, its counters with `perfquery`, and the cable and switch port.",
-    ),
-    "attention": Symptom(
-        "NCCL reports a reduced mode",
-        r"(?!NET/IB: WQE)",
-        (),
-        "Do what the line says. `ddpdiag explain` knows causes of many lines.",
-    ),
-}
 FINDINGS = {
-    word: FindingSpec(f"{symptom.title}. A warning; a note if the finding of another check agrees.")
-    for word, symptom in SYMPTOMS.items()
+    "reported": FindingSpec(
+        "a fault that NCCL reports: a warning; a note if a finding of another check agrees, or for PCIe settings that "
+        "many working hosts have."
+    )
 }
+
+# Cards of lines that show no fault, and of NCCL's comparison of variables.
+_IGNORED_CARDS = ("nccl-diag", "nccl-diag-environment")
+_SETTINGS_CARD = "nccl-diag-pci"
 _BANDWIDTH = re.compile(r"([\d.]+) Gbit/s, >30% off median ([\d.]+)")
 # NCCL's diagnostics exist since this version.
 _FIRST_VERSION = (2, 31)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    lines = _lines(seen)
-    for word, symptom in SYMPTOMS.items():
-        level = "ATTN" if word in ("stall", "attention") else "INFO"
-        matching = [line for line in lines if line.level == level and re.match(symptom.pattern, line.text)]
-        if slow_or_failed := [line for line in matching if not _is_faster(line)]:
-            yield _finding(seen, word, {line: lines[line] for line in slow_or_failed})
+    """One finding for each card, with all lines that it explains."""
+    by_card: dict[str, tuple[KnownError, dict[Diagnostic, list[int]]]] = {}
+    for line, ranks in _lines(seen).items():
+        if line.level != "OK" and not _is_faster(line):
+            error = explain_line(line.text)
+            by_card.setdefault(error.name, (error, {}))[1][line] = ranks
+    for name, (error, lines) in by_card.items():
+        if name not in _IGNORED_CARDS:
+            yield _finding(seen, error, lines)
 
 
 def _lines(seen: Seen[Nothing]) -> dict[Diagnostic, list[int]]:
@@ -132,37 +78,39 @@ def _is_faster(line: Diagnostic) -> bool:
     return rates is not None and float(rates[1]) > float(rates[2])
 
 
-def _finding(seen: Seen[Nothing], word: str, lines: Mapping[Diagnostic, Sequence[int]]) -> Finding:
-    symptom, ranks = SYMPTOMS[word], _blamed(seen, lines)
+def _finding(seen: Seen[Nothing], error: KnownError, lines: Mapping[Diagnostic, Sequence[int]]) -> Finding:
+    ranks = _blamed(seen, lines)
     by_short_name = {short_name(name): name for name, _ in seen.world.hosts}
     printed_names = [by_short_name.get(short_name(host)) for line in lines for host in line.hosts]
     hosts = tuple(dict.fromkeys((*seen.world.host_names(ranks), *filter(None, printed_names))))
     links = [link for line in lines for link in line.links]
     named = {*hosts, *seen.world.host_names([rank for link in links for rank in link])}
-    own = [finding for code in symptom.codes for finding in seen.findings_of(code)]
+    own = seen.findings_of(error.check_code)
     there = [finding for finding in own if not (named and finding.hosts) or named & {*finding.hosts}]
     agreeing = list(dict.fromkeys(finding.code for finding in there if finding.severity is not Severity.NOTE))
     texts = [f"{ranks_text(printed)}: {line.text!r}" for line, printed in lines.items()]
     return seen.finding(
-        word,
-        f"NCCL's diagnostics: {symptom.title}" + (f" ({ranks_text(ranks)})" if ranks else ""),
-        f"Printed by NCCL on {names_text(texts, 1)}.{_comparison(symptom, agreeing, there)}",
-        severity=Severity.NOTE if agreeing else Severity.WARNING,
+        "reported",
+        f"a fault{f' of {ranks_text(ranks)}' if ranks else ''}",
+        f"NCCL printed on {names_text(texts, 1)}. {_comparison(seen, error.check_code, agreeing, there)}",
+        severity=Severity.NOTE if agreeing or error.name == _SETTINGS_CARD else Severity.WARNING,
         ranks=ranks,
         hosts=hosts,
         links=[f"rank {source} -> rank {target}" for source, target in links],
         evidence={"lines": [line.text for line in lines], "findings": [*agreeing]},
-        fix=f"See {agreeing[0]}." if agreeing else symptom.fix,
+        known_error=error,
     )
 
 
-def _comparison(symptom: Symptom, agreeing: Sequence[str], there: Sequence[Finding]) -> str:
-    """Say which findings of this report agree, or that none of `there`, which are notes, does."""
-    if agreeing or not symptom.codes:
-        return f" {names_text(agreeing)} of this report says the same." if agreeing else ""
-    checks = " and ".join(f"{code} ({check_by_code(code).name})" for code in symptom.codes)
+def _comparison(seen: Seen[Nothing], code: str, agreeing: Sequence[str], there: Sequence[Finding]) -> str:
+    """Say which findings of the check `code` agree, or that none of `there`, which are notes, does."""
+    check = check_by_code(code)
+    if agreeing:
+        return f"{names_text(agreeing)} of this report agrees."
+    if check.measure is not None and not seen.of(check).trials:
+        return f"{code} ({check.name}), which looks for it, did not run."
     notes = names_text(list(dict.fromkeys(finding.code for finding in there)))
-    return f" {checks} reported no such fault there{f', only {notes}' if notes else ''}."
+    return f"{code} ({check.name}) found no such fault there{f', only {notes}' if notes else ''}."
 
 
 def _blamed(seen: Seen[Nothing], lines: Iterable[Diagnostic]) -> tuple[int, ...]:

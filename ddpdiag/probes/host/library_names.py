@@ -22,7 +22,7 @@ _MARKS = {
     "TORCH_FR_": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
     "GLOO_": "GLOO_SOCKET_IFNAME",
 }
-_LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libnccl.so.2", "libnccl-*.so*")
+_LIBRARIES = ("libtorch_*.so", "lib[nr]ccl.so*", "libnccl-*.so*")
 _SYSTEM_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib")
 # Names that images and builds set for themselves, and those of plugins and of NCCL's tests.
 _OTHER_READERS = re.compile(
@@ -54,9 +54,11 @@ def libraries(env: Mapping[str, str]) -> tuple[Path, ...]:
     """The libraries of torch and NCCL, with NCCL's plugins, in all places from which the job may load them."""
     search_path = env.get("LD_LIBRARY_PATH", "").split(":")
     folders = [*filter(None, search_path), *_package_folders(), str(Path(sys.prefix, "lib")), *_SYSTEM_FOLDERS]
-    preloaded = [Path(name) for name in env.get("LD_PRELOAD", "").replace(":", " ").split() if "nccl" in name]
+    plugins = [value for name, value in env.items() if re.fullmatch(r"NCCL_\w+_PLUGIN", name) and "/" in value]
+    preloaded = [name for name in env.get("LD_PRELOAD", "").replace(":", " ").split() if "nccl" in name]
     found = [path for folder in folders for pattern in _LIBRARIES for path in Path(folder).glob(pattern)]
-    return tuple(dict.fromkeys(path.resolve() for path in (*preloaded, *found) if path.is_file()))
+    paths = (*map(Path, plugins), *map(Path, preloaded), *found)
+    return tuple(dict.fromkeys(path.resolve() for path in paths if path.is_file()))
 
 
 def _package_folders() -> Iterator[str]:
