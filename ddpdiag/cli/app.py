@@ -291,8 +291,9 @@ def explain(
         list[str],
         typer.Argument(
             metavar="CODE|NAME|TEXT|FILE|DIR|-",
-            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs "
-            "(of a folder its text files; '-': standard input), or the flight recorder's dumps of a job that hung.",
+            help="The code of a check, finding or lint rule, the name of a check, an error text or words of it, the "
+            "logs of a job (of a folder its text files; '-': standard input), the flight recorder's dumps of a job "
+            "that hung, or a report or recording of ddpdiag.",
             autocompletion=completion(codes_and_names),
         ),
     ],

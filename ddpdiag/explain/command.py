@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -38,7 +39,7 @@ def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
         files = [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
         logs, dumps, runs = _classify(files)
         exit_code = _explain_dumps(dumps, args) if dumps else ExitCode.UNKNOWN
-        exit_code = _explain_runs(runs, args) if runs else exit_code
+        exit_code = min(exit_code, _explain_runs(runs, args)) if runs else exit_code
         if not logs:
             return exit_code
         names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in in_order(logs)}
@@ -141,14 +142,24 @@ def _explain_dumps(paths: Sequence[str], display: DisplayArgs) -> int:
 
 
 def _explain_runs(paths: Sequence[str], args: ExplainArgs) -> int:
-    """Print the verdict and the first finding of ddpdiag's own reports and recordings. Returns 0."""
+    """Print the verdict and the first finding of ddpdiag's own reports and recordings. Returns 0 if any can be read."""
     from ddpdiag.explain.render import render_run
     from ddpdiag.judgement.reading import read_report
 
     width, color = terminal_style(sys.stdout, args.color)
-    for path in paths:
-        show(render_run(readable(path), read_report(path), width=width, color=color), sys.stdout)
-    return ExitCode.FIT
+    exit_code = ExitCode.UNKNOWN
+    recordings = Counter(os.path.dirname(path) for path in paths if path.endswith(".jsonl"))
+    # Several recordings in a folder are what the ranks of one run wrote.
+    runs = [folder or "." if recordings[folder := os.path.dirname(path)] > 1 else path for path in paths]
+    for run_path in dict.fromkeys(runs):
+        try:
+            report = read_report(run_path)
+        except UsageError as error:
+            complain(str(error))
+            continue
+        show(render_run(readable(run_path), report, width=width, color=color), sys.stdout)
+        exit_code = ExitCode.FIT
+    return exit_code
 
 
 def _print_explanation(explanation: Explanation, args: ExplainArgs) -> int:

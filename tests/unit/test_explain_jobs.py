@@ -170,6 +170,16 @@ def test_a_run_of_ddpdiag_is_shown_with_its_verdict_and_first_finding(name: str,
     assert "error: RUN003.hung: rank 3 on h1 hung" in out
 
 
+def test_an_unreadable_run_is_named_and_the_logs_beside_it_are_read(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "old.json").write_text('{"schema": "ddpdiag.report/0"}')
+    (tmp_path / "rank0.log").write_text("ValueError: x\n")
+    monkeypatch.chdir(tmp_path)
+    assert run(["."]) == 0
+    out, err = capsys.readouterr()
+    assert "old.json is neither a recording (--record) nor a report (--json) of ddpdiag" in err
+    assert "failure: exception" in out
+
+
 def test_what_check_and_watch_print_is_found_in_a_log() -> None:
     report = "ddpdiag: UNFIT: 4 ranks on 2 hosts (h[0-1]), torchrun, gloo\n{}\n"
     sentence = "UNFIT: 4 ranks on 2 hosts cannot train: rank 3 on h1 hung in COL001 (gloo)."
