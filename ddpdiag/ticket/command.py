@@ -20,7 +20,7 @@ from ddpdiag.ticket import Kind, TicketArgs
 from ddpdiag.ticket.bundle import bundle
 from ddpdiag.ticket.forms import COLLECT_ENV, FORMS, NEW_ISSUE, TOOLS
 from ddpdiag.ticket.here import host_report, machine_text, output_of
-from ddpdiag.ticket.job import Job, read_job
+from ddpdiag.ticket.job import Job, log_files, read_job
 
 # NVIDIA's and the OFED's tools end within a second on a healthy host. collect_env imports torch and runs pip.
 _TOOL_SECONDS, _COLLECT_SECONDS = 10.0, 90.0
@@ -28,12 +28,12 @@ _TOOL_SECONDS, _COLLECT_SECONDS = 10.0, 90.0
 
 def run(kind: Kind, files: Sequence[str], args: TicketArgs) -> int:
     """Fill in the form of `kind` from the reports in `files`, or from this host if there are none. Returns 0."""
-    path = args.write_bundle
+    path, logs = args.write_bundle, log_files(args.log)
     if path is not None:
-        if path == "-" or any(is_one_file(path, file) for file in (*files, *args.log)):
+        if path == "-" or any(is_one_file(path, file) for file in (*files, *logs)):
             raise UsageError(f"--write-bundle {readable(path)}: expected a file that is no input and not '-'")
         check_writable(path)
-    job = read_job(files, args.log)
+    job = read_job(files, logs)
     with progress_line(quiet=args.quiet) as progress:
         job = _with_this_host(job, kind, progress.tell)
     attached = os.path.basename(path) if path is not None else ""

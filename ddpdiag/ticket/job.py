@@ -106,8 +106,8 @@ def _logs_of_runs(recordings: Iterable[Recording], reports: Iterable[Report]) ->
     return dict(logs)
 
 
-def _read_logs(words: Sequence[str]) -> dict[str, str]:
-    """Read the logs that --log names. Their names are relative to the folder that all share."""
+def log_files(words: Iterable[str]) -> list[str]:
+    """The files that --log names: files, all files below folders, and those of patterns. UsageError for none."""
     paths: dict[str, None] = {}
     for word in words:
         # NCCL replaces %h and %p in NCCL_DEBUG_FILE by the host and the process id.
@@ -116,6 +116,11 @@ def _read_logs(words: Sequence[str]) -> dict[str, str]:
         if not (files := [os.path.abspath(path) for path in found if os.path.isfile(path)]):
             raise UsageError(f"--log {readable(word)}: no such file")
         paths |= dict.fromkeys(files)
+    return [*paths]
+
+
+def _read_logs(paths: Sequence[str]) -> dict[str, str]:
+    """Read the logs. Their names are relative to the folder that all share."""
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
     end_bytes = min(_MAX_END_BYTES, _MAX_ALL_BYTES // (2 * len(paths) or 1))
     return {readable(os.path.relpath(path, folder)): _read_ends(path, end_bytes) for path in paths}

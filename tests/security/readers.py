@@ -1,6 +1,7 @@
 """Every reader of a file that somebody else may have written, and a sound file of its kind to begin with."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -8,10 +9,13 @@ from typing import NamedTuple
 from ddpdiag.cli import judge
 from ddpdiag.cli.outputs import LintArgs, Outputs
 from ddpdiag.compare import command as compare
+from ddpdiag.errors import UsageError
 from ddpdiag.explain import command as explain
 from ddpdiag.judgement.reading import read_baseline as read_run
 from ddpdiag.lint import command as lint
 from ddpdiag.runtime.launchers.slurm import read_topology
+from ddpdiag.ticket import Kind, TicketArgs
+from ddpdiag.ticket import command as ticket
 
 TESTS = Path(__file__).parent.parent
 HEALTHY = TESTS / "recordings" / "healthy-2-ranks.jsonl"
@@ -55,9 +59,16 @@ def _compare(path: Path) -> None:
     read_run(str(path))
 
 
+def _ticket(path: Path) -> None:
+    with suppress(UsageError):  # a sound log is no report
+        ticket.run(Kind.PYTORCH, [str(path)], TicketArgs())
+    ticket.run(Kind.NCCL, [str(HEALTHY)], TicketArgs(log=(str(path),), write_bundle="/dev/null"))
+
+
 READERS = {
     "recording": Reader(_judge, _recordings),
     "report": Reader(_compare, _reports),
+    "ticket": Reader(_ticket, _reports),
     "lint": Reader(
         lambda path: lint.run([str(path)], LintArgs(details=True)),
         lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],

@@ -21,7 +21,7 @@ from ddpdiag.ticket import Kind, TicketArgs, command
 from ddpdiag.ticket.bundle import bundle
 from ddpdiag.ticket.forms import impact_of, nccl_form, nccl_version
 from ddpdiag.ticket.here import machine_text, output_of
-from ddpdiag.ticket.job import Job, read_job
+from ddpdiag.ticket.job import Job, log_files, read_job
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 HANG, P2P = RECORDINGS / "hang-4-ranks.jsonl", RECORDINGS / "p2p-broken-2-ranks.jsonl"
@@ -117,7 +117,7 @@ def test_the_earliest_warning_of_the_logs_is_the_first_error(tmp_path):
     )
     (tmp_path / "b.log").write_text("x\n[2026-01-01 10:00:01] n1:1:1 [0] net.cc:1 NCCL WARN early\nNCCL WARN next\n")
     (tmp_path / "c.log").write_text("quiet\n")
-    job = read_job([], [str(tmp_path)])
+    job = read_job([], log_files([str(tmp_path)]))
     assert [(name, line[-5:].strip()) for name, line in job.warnings.items()] == [("b.log", "early"), ("a.log", "late")]
     assert nccl_version(job) == "2.27.1+cuda12.8"
 
@@ -134,7 +134,7 @@ def test_the_version_of_a_report_has_its_cuda(nccl, cuda, version):
 def test_a_pattern_of_nccl_names_its_logs(tmp_path):
     for name in ("nccl.n0.1", "nccl.n1.2", "other"):
         (tmp_path / name).write_text("x")
-    assert [*read_job([], [str(tmp_path / "nccl.%h.%p")]).logs] == ["nccl.n0.1", "nccl.n1.2"]
+    assert [*read_job([], log_files([str(tmp_path / "nccl.%h.%p")])).logs] == ["nccl.n0.1", "nccl.n1.2"]
 
 
 def test_of_a_long_log_both_ends_are_read(tmp_path, monkeypatch):
@@ -182,7 +182,8 @@ def test_wrong_files_are_refused_in_one_sentence(golden, tmp_path, monkeypatch):
     sentences = []
     for words in (
         "gone.json", "cut.json", "schema.json", "report.json other.json", "report.json --log gone.log",
-        "report.json --write-bundle report.json", "--write-bundle -", "--write-bundle /nowhere/x.tar.gz",
+        "report.json --write-bundle report.json", "--log . --write-bundle cut.json", "--write-bundle -",
+        "--write-bundle /nowhere/x.tar.gz",
     ):  # fmt: skip
         error = CliRunner().invoke(app, ["ticket", "nccl", *words.split()]).exception
         assert isinstance(error, UsageError), error
