@@ -20,14 +20,16 @@ _PROCESS_PATTERNS = tuple(
         r"local[_-]?rank[._-]?(?P<local_rank>\d{1,6})(?!\d)",
         r"(?<![a-z])rank[._-]?(?P<rank>\d{1,6})(?!\d)",
         r"(?:^|/)attempt_\d+/(?P<local_rank>\d{1,6})/(?:stdout\.log|stderr\.log|error\.json)$",
-        r"(?:^|/)(?P<rank>\d{1,6})/(?:std)?(?:out|err)[\w.]*$",
-        r"(?:^|/)(?:log|out|err|output|stdout|stderr)[._-](?P<rank>\d{1,6})(?:\.(?:log|out|err|txt))?$",
         r"(?<![a-z])task[._-]?(?P<task>\d{1,6})(?!\d)",
     )
 )
+# A bare number may also be that of a job, so it is a rank only if the numbers of the logs begin as those of ranks do.
+_BARE_NUMBER = re.compile(
+    r"(?:^|/)(\d{1,6})/(?:std)?(?:out|err)[\w.]*$|(?:^|/)(?:log|(?:std)?(?:out|err)|output)[._-](\d{1,6})(?:\.[a-z]{3})?$"
+)
 _HOST_PATTERNS = (
     re.compile(r"(?:^|/)slurm-\d+[._-](?P<host>[A-Za-z][\w.-]{0,60}?)\.(?:log|out|err|txt)$"),
-    re.compile(r"(?:^|[/_.-])(?P<host>(?:n|nid|cn|ip|[a-z-]{0,20}(?:node|host|compute))-?\d[\d-]*)(?=[/_.]|$)"),
+    re.compile(r"(?:^|/)(?P<host>(?:n|nid|cn|ip|[a-z-]{0,20}(?:node|host|compute))-?\d[\d-]*)(?=[/_.]|$)"),
 )
 _SLURM_JOB = re.compile(r"(?:^|/)slurm-(\d+)")
 _NUMBER = re.compile(r"(\d+)")
@@ -52,15 +54,19 @@ class Log(NamedTuple):
 
 def origins_of_paths(paths: Sequence[str]) -> dict[str, Origin]:
     """The rank, local rank, task and host that the path of each log names."""
-    origins = {path: _origin_of_path(path) for path in paths}
+    tails = {path: "/".join(PurePath(os.path.abspath(path)).parts[-3:]) for path in paths}  # attempt_0/3/stderr.log
+    origins = {path: _origin_of_path(tail) for path, tail in tails.items()}
     # Slurm names the log of a whole job after the job's first host, so the name of one host alone proves nothing.
     if len({origin.host for origin in origins.values()} - {None}) == 1:
-        return {path: origin._replace(host=None) for path, origin in origins.items()}
+        origins = {path: origin._replace(host=None) for path, origin in origins.items()}
+    matches = {path: _BARE_NUMBER.search(tail) for path, tail in tails.items() if not origins[path].is_process}
+    numbers = {path: int(match[1] or match[2]) for path, match in matches.items() if match is not None}
+    if numbers and min(numbers.values()) < len(paths):
+        origins |= {path: origins[path]._replace(rank=number) for path, number in numbers.items()}
     return origins
 
 
 def _origin_of_path(path: str) -> Origin:
-    path = "/".join(PurePath(os.path.abspath(path)).parts[-3:])  # attempt_0/3/stderr.log
     process = next((match for pattern in _PROCESS_PATTERNS if (match := pattern.search(path))), None)
     host = next((match["host"] for pattern in _HOST_PATTERNS if (match := pattern.search(path))), None)
     numbers = process.groupdict() if process is not None else {}

@@ -42,7 +42,8 @@ def page(explanation: Explanation) -> str:
     ("paths", "origins"),
     [
         (["rank3.log", "x/rank_12.out", "run-rank.0.txt"], [Origin(rank=3), Origin(rank=12), Origin(rank=0)]),
-        (["log.3", "stderr_7.txt", "3/stderr"], [Origin(rank=3), Origin(rank=7), Origin(rank=3)]),
+        (["log.1", "stderr_7.txt", "3/stderr"], [Origin(rank=1), Origin(rank=7), Origin(rank=3)]),
+        (["4711/stdout.log", "4712/stdout.log"], [Origin(), Origin()]),  # numbers of jobs
         (["train.log.3", "franking7.log", "epoch3.log", "gpu1.log"], [Origin()] * 4),
         (["none_x/attempt_0/3/stderr.log", "local_rank_2.log"], [Origin(local_rank=3), Origin(local_rank=2)]),
         (["none_x/attempt_0/3/error.json"], [Origin(local_rank=3)]),
