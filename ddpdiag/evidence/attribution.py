@@ -12,21 +12,26 @@ Paths without an end are a deadlock: ranks wait for each other. A rank without a
 rank that raised an exception writes none (pytorch issue 196968).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from ddpdiag.evidence.collectives import ByNumber, by_number, collective_text, mismatches
+from ddpdiag.evidence.collectives import ByNumber, Mismatch, by_number, collective_text, compared_part, mismatches
 from ddpdiag.evidence.witness import Group, Witness
 from ddpdiag.model import Collective, Finding, Severity
+from ddpdiag.stats import find_odd_ranks
 from ddpdiag.text import begun, ranks_text
 
+# The descriptions that torch gives to groups without one.
+_NO_DESCRIPTIONS = ("", "undefined")
 # Some ranks may finish these collectives before other ranks have begun.
 _ENDS_EARLY = frozenset({"broadcast", "reduce", "scatter", "gather"})
 _MAX_SHOWN = 4
+# So many of the newest collectives of each rank are compared to find a rank with another order.
+_ORDER_LENGTH = 4
 _STACK_FIX = (
     "Look at what {} did instead: its log, its Python stack (`py-spy dump --pid PID`), the kernel log of its host."
 )
@@ -54,7 +59,36 @@ class Job(Struct, frozen=True, dict=True):
 
     @cached_property
     def groups(self) -> dict[str, Group]:
-        """The groups of all ranks, by name. A group without recorded ranks has the ranks whose dumps name it."""
+        """The groups of all ranks, by name.
+
+        A group without recorded ranks has the ranks whose dumps name it. If it is smaller than others of its
+        description, or the only one, it may also have all ranks without a dump, and ranks in no group like it.
+        """
+        groups = dict(self._groups)
+        for name in self._unrecorded:
+            group = groups[name]
+            if self._lacks(group):
+                ranks = {*group.ranks, *self.absent, *self._unplaced(group.description)}
+                groups[name] = structs.replace(group, ranks=tuple(sorted(ranks)))
+        return groups
+
+    @cached_property
+    def absent(self) -> frozenset[int]:
+        """Ranks without a dump: members of groups, all numbers below the highest rank, and as many as groups lack."""
+        ranks = {rank for group in self._groups.values() for rank in group.ranks}
+        known = {*ranks, *range(max(self.witnesses, default=0))} - self.witnesses.keys()
+        lacking: Counter[str] = Counter()
+        for name in self._unrecorded:
+            group = self._groups[name]
+            lacking[group.description] += self._usual_sizes[group.description] - len(group.ranks)
+        lacks = (number - len(self._unplaced(description)) for description, number in lacking.items())
+        beyond = max(lacks, default=0) - len(known)
+        first = max(self.witnesses, default=0) + 1
+        return frozenset({*known, *range(first, first + beyond)})
+
+    @cached_property
+    def _groups(self) -> dict[str, Group]:
+        """The groups of all ranks, each with the ranks that are recorded, or whose dumps name it."""
         groups: dict[str, Group] = {}
         members: dict[str, set[int]] = defaultdict(set)
         for rank, witness in self.witnesses.items():
@@ -64,10 +98,29 @@ class Job(Struct, frozen=True, dict=True):
         return {name: structs.replace(group, ranks=tuple(sorted(members[name]))) for name, group in groups.items()}
 
     @cached_property
-    def absent(self) -> frozenset[int]:
-        """Ranks without a dump: members of the groups, and all numbers below the highest rank with a dump."""
-        ranks = {rank for group in self.groups.values() for rank in group.ranks}
-        return frozenset({*ranks, *range(max(self.witnesses, default=0))} - self.witnesses.keys())
+    def _unrecorded(self) -> frozenset[str]:
+        """The names of described groups whose ranks no dump records, as with gloo."""
+        recorded = {name for each in self.witnesses.values() for name, group in each.groups.items() if group.ranks}
+        described = {name for name, group in self._groups.items() if group.description not in _NO_DESCRIPTIONS}
+        return frozenset(described - recorded)
+
+    @cached_property
+    def _usual_sizes(self) -> dict[str, int]:
+        """The largest number of ranks of a group, by description."""
+        sizes: dict[str, int] = {}
+        for group in self._groups.values():
+            sizes[group.description] = max(sizes.get(group.description, 0), len(group.ranks))
+        return sizes
+
+    def _unplaced(self, description: str) -> set[int]:
+        """The ranks with a dump that names no group of this description."""
+        return self.witnesses.keys() - {
+            rank for group in self._groups.values() if group.description == description for rank in group.ranks
+        }
+
+    def _lacks(self, group: Group) -> bool:
+        alone = sum(other.description == group.description for other in self._groups.values()) == 1
+        return alone or len(group.ranks) < self._usual_sizes[group.description]
 
     @cached_property
     def collectives(self) -> ByNumber:
@@ -134,7 +187,7 @@ def find_faults(job: Job) -> list[Finding]:
     for wait in job.waits:
         edges[wait.rank].update(wait.missing)
     found = [*_mismatch_findings(job), *_stuck_findings(job)]
-    named = {rank for finding in found for rank in finding.ranks}
+    named = {rank for finding in found for rank in finding.ranks} | _ranks_in_mismatch(job)
     ends = {other for others in edges.values() for other in others} - edges.keys() - named
     blocked = {rank: operation for rank in ends if (operation := _collective_of_all(job, rank)) is not None}
     behind = sorted(ends - blocked.keys() - job.absent)
@@ -181,18 +234,43 @@ def _mismatch_findings(job: Job) -> Iterator[Finding]:
     """Yield, for each group whose ranks posted different collectives under one number, the first such number."""
     for mismatch in mismatches(job.collectives):
         first, _ = mismatch.variants[0]
+        odd = mismatch.minority or _odd_among_similar_groups(job, mismatch)
         sides = "; ".join(
             f"{ranks_text(ranks)} posted {collective_text(posted)}" for posted, ranks in mismatch.variants[:_MAX_SHOWN]
         )
         yield _finding(
             "mismatch",
-            f"{ranks_text(mismatch.minority)} posted a different collective than the others"
-            if mismatch.minority
+            f"{ranks_text(odd)} posted a different collective than the others"
+            if odd
             else f"the ranks of {_group_text(job, first.group)} posted different collectives",
             f"Collective {first.seq} of {_group_text(job, first.group)}: {sides}.",
             MISMATCH_FIX,
-            mismatch.minority,
+            odd,
         )
+
+
+def _ranks_in_mismatch(job: Job) -> set[int]:
+    """The ranks whose last collective of a group is one under whose number ranks posted different collectives."""
+    return {
+        rank
+        for mismatch in mismatches(job.collectives)
+        for posted, ranks in mismatch.variants
+        for rank in ranks
+        if job.witnesses[rank].posted[posted.group] == posted.seq
+    }
+
+
+def _odd_among_similar_groups(job: Job, mismatch: Mismatch) -> tuple[int, ...]:
+    """The ranks that posted another collective than all groups of the same description under the same number."""
+    first, _ = mismatch.variants[0]
+    similar = {name for name, group in job.groups.items() if group.description == job.groups[first.group].description}
+    usual = {
+        compared_part(posted)
+        for name in similar - {first.group}
+        for posted in job.collectives.get((name, first.seq), {}).values()
+    }
+    odd = tuple(sorted(r for posted, ranks in mismatch.variants if compared_part(posted) not in usual for r in ranks))
+    return odd if len(usual) == 1 and len(odd) < sum(len(ranks) for _, ranks in mismatch.variants) else ()
 
 
 def _stuck_findings(job: Job) -> Iterator[Finding]:
@@ -252,13 +330,30 @@ def _unfinished_findings(job: Job, operations: Sequence[Collective]) -> Iterator
 def _deadlock_finding(job: Job, ranks: tuple[int, ...]) -> Finding:
     waits = {wait.rank: wait for wait in job.waits if wait.rank in ranks}
     each = [f"{ranks_text([rank])} waits in {collective_text(waits[rank].operation)}" for rank in ranks[:_MAX_SHOWN]]
+    odd = _odd_in_order(job, ranks)
     return _finding(
         "deadlock",
-        f"{ranks_text(ranks)} wait for each other",
+        f"{ranks_text(odd)} posted to its groups in another order than most"
+        if odd
+        else f"{ranks_text(ranks)} wait for each other",
         f"{begun('; '.join(each))}. Their programs post to several groups in different orders.",
         "Let all ranks post to their groups in the same order.",
-        ranks,
+        odd or ranks,
     )
+
+
+def _odd_in_order(job: Job, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Those of `ranks` whose newest collectives have another order of groups than those of most ranks at that point."""
+    counts = {rank: sum(witness.posted.values()) for rank, witness in job.witnesses.items()}
+    least = min(counts[rank] for rank in ranks)
+    orders: dict[int, tuple[str, ...]] = {}
+    for rank, witness in job.witnesses.items():
+        posted = [job.groups[each.group].description for each in witness.operations if not each.p2p]
+        until = len(posted) + least - counts[rank]
+        if least <= counts[rank] and until > 0:
+            orders[rank] = tuple(posted[max(0, until - _ORDER_LENGTH) : until])
+    odd = find_odd_ranks(orders)
+    return tuple(rank for rank in odd.ranks if rank in ranks) if odd is not None else ()
 
 
 def _absent_finding(job: Job, ranks: tuple[int, ...]) -> Finding:

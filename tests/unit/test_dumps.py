@@ -59,7 +59,7 @@ def trace(posted: str, groups: dict, backend: str = "nccl") -> dict:
         entries.append(
             {
                 "pg_id": int(group),
-                "process_group": [group, f"GROUP_{group}"],
+                "process_group": [group, "WORLD" if group == "0" else "PAIR"],
                 "collective_seq_id": numbers[group],
                 "profiling_name": f"{backend}:{name}",
                 "time_created_ns": created,
@@ -102,6 +102,13 @@ JOBS = {
 GLOO = {
     "behind": ([f"{OPEN} {OPEN}", f"{OPEN} {OPEN}", OPEN, f"{OPEN} {OPEN}"], {"behind": (2,)}),
     "no dump": ([OPEN, OPEN, None, OPEN], {"no-dump": (2,)}),
+    "no dump, in a pair": (["1:barrier 0:barrier"] * 2 + [None, "2:barrier"], {"no-dump": (2,)}),
+    "no dump of the last rank": (["1:barrier 0:barrier"] * 2 + ["2:barrier", None], {"no-dump": (3,)}),
+    "other collective than the other pair": (
+        ["1:barrier 0:barrier"] * 2 + ["2:barrier", "2:broadcast"],
+        {"mismatch": (3,)},
+    ),
+    "other order": (["1:barrier 0:barrier"] * 2 + ["0:barrier", "2:barrier"], {"deadlock": (2,)}),
     "a healthy job": ([f"{OPEN} 1:barrier", f"{OPEN} 1:barrier"], {}),
 }
 
