@@ -97,7 +97,7 @@ def doubt_about_job(paths: Sequence[str]) -> str:
         return f"their names have {len(jobs)} job numbers of Slurm"
     forms = {_NUMBER.sub("", PurePath(path).stem) for path in paths}
     has_origin = any(origin != UNKNOWN_ORIGIN for origin in origins_of_paths(paths).values())
-    return "their names have no common form" if len(forms) == len(paths) > 1 and not has_origin else ""
+    return "their names have no common form" if 1 < len(forms) > len(paths) / 2 and not has_origin else ""
 
 
 def time_near(block: bytes, start: int, end: int) -> float | None:

@@ -109,10 +109,11 @@ def _lines_text(sighting: Sighting, is_one_log: bool) -> str:
 
 def _echoes_text(first: Sighting, echoes: Sequence[Sighting], is_one_log: bool) -> str:
     """How many other ranks report only that another process failed, and the names of the echoes."""
-    ranks = {rank for echo in echoes for rank in echo.ranks}.difference(first.ranks) if first.ranks else set()
+    lost_ranks = first.ranks if first.card.role in (Role.CAUSE, Role.FAILURE) else ()
+    ranks = {rank for echo in echoes for rank in echo.ranks}.difference(lost_ranks) if lost_ranks else set()
     number = len(ranks) or sum(echo.count for echo in echoes)
     subject = f"{count(number, 'other rank' if ranks else 'line')} {'reports' if number == 1 else 'report'}"
-    lost = _ranks_text(first.ranks) if len(first.ranks) == 1 else "another process"
+    lost = _ranks_text(lost_ranks) if len(lost_ranks) == 1 else "another process"
     names = listed([f"{echo.card.name} ({_lines_text(echo, is_one_log)})" for echo in echoes], _FULL_SHOWN)
     return f"{subject} the loss of {lost}: {names}"
 

@@ -1,6 +1,7 @@
 """Count the lines of each card in a log, summarize them as a `Sighting`, and order the sightings, causes first."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -94,9 +95,9 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def ranks_behind(self) -> tuple[int, ...]:
-        """The ranks whose last collective has the lowest number, if they are fewer than the other ranks."""
+        """The ranks whose last collective has the lowest number, unless they are more than the other ranks."""
         behind, *others = self.ranks_by_work.values() or [()]
-        return behind if len(behind) < sum(map(len, others)) else ()
+        return behind if len(behind) <= sum(map(len, others)) else ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -127,8 +128,9 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Tally:
-    """Counts the lines of one card and kind while a log is read. `work_by_rank` has the number of each rank's last
-    collective. `calls_by_work` maps a process group and number to the collective that each rank called."""
+    """Counts the lines of one card and kind while logs are read. `work_by_rank` maps a process group and a rank to the
+    number of its last collective. `calls_by_work` maps a process group and number to the collective that each rank
+    called."""
 
     card: Card
     first: FirstLine
@@ -140,7 +142,7 @@ class Tally:
     tasks: set[int] = field(default_factory=set)
     hosts: dict[str, None] = field(default_factory=dict)
     missing_ranks: set[int] = field(default_factory=set)
-    work_by_rank: dict[int, int] = field(default_factory=dict)
+    work_by_rank: dict[tuple[str, int], int] = field(default_factory=dict)
     calls_by_work: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
     frame: str = ""
     # Of an unknown text: how many lines follow from no other text. If each follows from one, `follower_role` counts.
@@ -167,7 +169,7 @@ class Tally:
             self.hosts[host] = None
         self.missing_ranks.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
         if "work" in groups and rank is not None and len(self.work_by_rank) < _MAX_NAMES:
-            self.work_by_rank[rank] = int(groups["work"])
+            self.work_by_rank[groups.get("group", ""), rank] = int(groups["work"])
             operation, elements = groups.get("operation", "SEND"), groups.get("elements")
             if operation not in _POINT_TO_POINT:
                 call = Call(operation, int(elements) if elements and operation in _EQUAL_SIZES else None)
@@ -180,6 +182,20 @@ class Tally:
                 ranks_by_call = {calls[ranks[0]]: ranks for ranks in odd_ranks.by_value.values()}
                 return work, tuple(sorted(ranks_by_call.items(), key=lambda side: (len(side[1]), side[1])))
         return None, ()
+
+    def ranks_by_work(self) -> dict[int, tuple[int, ...]]:
+        """The numbers of last collectives, and the ranks of each, in the group with most ranks."""
+        if not self.work_by_rank:
+            return {}
+        group = Counter(group for group, _ in self.work_by_rank).most_common(1)[0][0]
+        works = {rank: work for (name, rank), work in self.work_by_rank.items() if name == group}
+        # Numbers of several groups differ by more than the one collective by which ranks of a group can be apart.
+        if not group and "(?P<group>" in self.card.pattern and max(works.values()) - min(works.values()) > 1:
+            return {}
+        ranks_by_work: dict[int, list[int]] = {}
+        for rank in sorted(works):
+            ranks_by_work.setdefault(works[rank], []).append(rank)
+        return {work: tuple(ranks) for work, ranks in sorted(ranks_by_work.items())}
 
     def sighting(self) -> Sighting:
         """Make a sighting. An unknown text of which all lines followed from other texts does not count as a failure."""
@@ -202,10 +218,7 @@ class Tally:
             tasks=tuple(sorted(self.tasks)),
             hosts=tuple(self.hosts),
             missing_ranks=tuple(sorted(self.missing_ranks)),
-            ranks_by_work={
-                work: tuple(sorted(rank for rank, own in self.work_by_rank.items() if own == work))
-                for work in sorted(set(self.work_by_rank.values()))
-            },
+            ranks_by_work=self.ranks_by_work(),
         )
 
 

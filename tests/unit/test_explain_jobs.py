@@ -67,6 +67,8 @@ def test_numbers_in_names_are_in_order() -> None:
         (["rank0.log", "rank1.log"], ""),
         (["train.out", "train.err", "train2.out"], ""),
         (["train.log", "dmesg.txt"], "their names have no common form"),
+        (["stall.log", "order.log", "order2.log"], "their names have no common form"),
+        (["launch.out", "rank0.log"], ""),
         (["slurm-101.out", "slurm-102.out"], "their names have 2 job numbers of Slurm"),
     ],
 )
@@ -111,10 +113,32 @@ def test_an_exit_in_the_launchers_log_comes_after_the_exception_of_that_rank(tim
     assert [(one.card.name, one.ranks) for one in found.sightings] == [("exception", (1,)), ("worker-aborted", (1,))]
 
 
-@pytest.mark.parametrize("works", [(811, 811, 810, 811), (810, 810, 811)], ids=["one-behind", "most-behind"])
+@pytest.mark.parametrize(
+    "works", [(811, 811, 810, 811), (811, 810), (810, 810, 811)], ids=["one-behind", "one-of-two", "most-behind"]
+)
 def test_the_lead_sentence_names_the_rank_whose_number_is_lower(works, golden) -> None:
     found = job(**{f"rank{rank}": LAST.format(rank=rank, work=work) for rank, work in enumerate(works)})
     golden(page(found).partition("\nStart with")[2])
+
+
+WATCHDOG = "[E a.cpp:1] {group}Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={work}, "
+
+
+@pytest.mark.parametrize(
+    ("groups", "works", "behind"),
+    [
+        (("[PG GUID 0(default_pg) ",) * 3, (88213, 88213, 88212), (2,)),
+        (("[PG GUID 0(default_pg) ", "[PG GUID 0(default_pg) ", "[PG GUID 1(tp) "), (7, 7, 3), ()),
+        (("[",) * 3, (88213, 88213, 88212), (2,)),
+        (("[",) * 3, (88213, 88213, 136), ()),  # perhaps numbers of two groups
+    ],
+)
+def test_numbers_of_different_groups_are_not_compared(groups, works, behind) -> None:
+    lines = (
+        WATCHDOG.format(group=group, rank=n, work=work)
+        for n, (group, work) in enumerate(zip(groups, works, strict=True))
+    )
+    assert job(job="\n".join(lines)).sightings[0].ranks_behind == behind
 
 
 def test_torchruns_folder_is_one_job(tmp_path: Path, monkeypatch, capsys, golden) -> None:
