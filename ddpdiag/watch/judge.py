@@ -19,7 +19,7 @@ from msgspec import structs
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.evidence.attribution import MISMATCH_FIX
-from ddpdiag.evidence.collectives import collective_text, find_lag, first_mismatch, last_collective
+from ddpdiag.evidence.collectives import collective_text
 from ddpdiag.evidence.ras_faults import find_faults
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import OddRanks, find_odd_ranks
@@ -213,33 +213,24 @@ def _judge_ranks_without_data(look: Look) -> Finding | None:
 
 def _judge_mismatch(look: Look) -> Finding | None:
     """Name ranks that posted another collective than most ranks."""
-    mismatch = first_mismatch(look.traces)
-    if mismatch is None:
-        return None
-    sides = "; ".join(f"{ranks_text(ranks)} posted {collective_text(each)}" for each, ranks in mismatch.variants[:4])
-    return _finding(
-        "mismatch",
-        f"{ranks_text(mismatch.minority)} posted a different collective than the others"
-        if mismatch.minority
-        else "the ranks posted different collectives",
-        f"Under the same number, {sides}.",
-        MISMATCH_FIX,
-        mismatch.minority,
-    )
+    return next((_as_seen(look, fault) for fault in look.recorded_faults if fault.code == "dump.mismatch"), None)
 
 
-def _judge_lag(look: Look) -> Finding | None:
-    """Name ranks that posted fewer collectives than most ranks, and do not wait in one."""
-    lagging = find_lag(look.traces)
-    ranks = tuple(rank for rank in lagging.ranks if look.activities[rank] is not Activity.WAITING)
-    if not ranks or lagging.first_missing is None:
-        return None
-    return _finding(
-        "behind",
-        f"the others wait for {ranks_text(ranks)} in {collective_text(lagging.first_missing)}",
-        f"{begun(ranks_text(ranks))} did not post it{look.doing_text(ranks)}",
-        _ELSEWHERE_FIX,
-        ranks,
+def _judge_recorders(look: Look) -> Finding | None:
+    """Name ranks for which others wait, by the flight recorders, unless they themselves wait in a collective."""
+    for fault in look.recorded_faults:
+        is_absence = fault.code == "dump.behind"
+        ranks = tuple(r for r in fault.ranks if not is_absence or look.activities[r] is not Activity.WAITING)
+        if ranks and fault.code in ("dump.behind", "dump.stuck", "dump.deadlock"):
+            return _as_seen(look, structs.replace(fault, ranks=ranks), _ELSEWHERE_FIX if is_absence else fault.fix)
+    return None
+
+
+def _as_seen(look: Look, fault: Finding, fix: str = MISMATCH_FIX) -> Finding:
+    """`fault` of flight recorders, with what its ranks do now."""
+    doing = f" {begun(ranks_text(fault.ranks))}{look.doing_text(fault.ranks)}" if fault.ranks else ""
+    return structs.replace(
+        fault, code=fault.code.replace("dump.", "watch."), message=f"{fault.message}{doing}", fix=fix
     )
 
 
@@ -386,7 +377,11 @@ def _judge_ranks_elsewhere(look: Look) -> Finding | None:
 
 def _judge_joint_calls(look: Look) -> Finding | None:
     """Report that ranks wait in different collectives, which may be of different groups. It names no rank."""
-    calls = {rank: look.by_rank[rank].call for rank in look.ranks_doing(Activity.WAITING) if rank not in look.traces}
+    calls = {
+        rank: look.by_rank[rank].call
+        for rank in look.ranks_doing(Activity.WAITING)
+        if look.by_rank[rank].witness is None
+    }
     odd = find_odd_ranks({rank: call for rank, call in calls.items() if _JOINT_CALL.fullmatch(call)})
     if odd is None:
         return None
@@ -472,7 +467,7 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _judge_ranks_without_data,
     _judge_remaining_ranks,
     _judge_mismatch,
-    _judge_lag,
+    _judge_recorders,
     _judge_ras,
     _judge_single_process,
     _judge_host_without_rank_0,
@@ -483,7 +478,7 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _judge_waiting_ranks,
     _judge_undecided,
 )
-_ABSENCE_RULES = (_judge_lag, _judge_awaited_ranks, _judge_joint_calls)
+_ABSENCE_RULES = (_judge_recorders, _judge_awaited_ranks, _judge_joint_calls)
 _COLLECTIVE_RULES = (_judge_mismatch, *_ABSENCE_RULES)
 # By the code of the first finding: the rules whose findings do not follow from it.
 _FURTHER_RULES: Mapping[str, tuple[Callable[[Look], Finding | None], ...]] = {
@@ -491,7 +486,7 @@ _FURTHER_RULES: Mapping[str, tuple[Callable[[Look], Finding | None], ...]] = {
     "watch.stopped": (_judge_stuck_ranks, _judge_ranks_without_data, *_COLLECTIVE_RULES),
     "watch.stuck": (_judge_ranks_without_data, *_COLLECTIVE_RULES),
     "watch.starved": _COLLECTIVE_RULES,
-    "watch.mismatch": (_judge_lag, _judge_awaited_ranks),
+    "watch.mismatch": (_judge_recorders, _judge_awaited_ranks),
     "watch.awaited": (_judge_joint_calls,),
 }
 
@@ -519,10 +514,10 @@ def _group_text(state: RankState) -> str:
         text += f" in the kernel's {process.wchan}"
     if state.is_busy:
         text += ", using a core"
-    end = last_collective(state.collectives)
+    end = state.last_collective
     if end is not None:
         text += f"; last posted {collective_text(end)}"
-    elif state.collectives is not None:
+    elif state.witness is not None:
         text += "; posted nothing"
     return text
 

@@ -17,8 +17,10 @@ from msgspec import Struct
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.evidence.attribution import Job, find_faults
 from ddpdiag.evidence.collectives import collective_text, last_collective
 from ddpdiag.evidence.ras import Snapshot
+from ddpdiag.evidence.witness import Witness
 from ddpdiag.model import Collective, Finding, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.text import begun
@@ -112,8 +114,8 @@ class RankState(Struct, frozen=True, kw_only=True):
     `written_bytes` is how much the rank has written since its start, to any file or pipe.
     `holds_gpu` is whether the rank has a GPU open, `holds_gil` whether its main thread has the GIL (None: not known).
     `user_frames` are the frames of the user's code in its stack, innermost first, and `why_no_stack` says why `process`
-    has no stack. `helpers` are the processes that it started, and those that these started. `collectives` are those in
-    its flight recorder, `why_no_collectives` says why they are None, and `posted_age_seconds` is the newest one's age.
+    has no stack. `helpers` are the processes that it started, and those that these started. `witness` is what its
+    flight recorder shows, `why_no_collectives` says why it is None, and `posted_age_seconds` is the newest one's age.
     """
 
     rank: int
@@ -127,9 +129,14 @@ class RankState(Struct, frozen=True, kw_only=True):
     user_frames: tuple[UserFrame, ...] = ()
     why_no_stack: str = ""
     helpers: tuple[Helper, ...] = ()
-    collectives: tuple[Collective, ...] | None = None
+    witness: Witness | None = None
     why_no_collectives: str = ""
     posted_age_seconds: float | None = None
+
+    @property
+    def last_collective(self) -> Collective | None:
+        """The last collective that the rank posted, if its flight recorder was read."""
+        return last_collective(self.witness.operations) if self.witness is not None else None
 
     @property
     def stack(self) -> tuple[str, ...]:
@@ -284,10 +291,10 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     def activities(self) -> Mapping[int, Activity]:
         return {state.rank: state.activity for state in self.ranks}
 
-    @property
-    def traces(self) -> Mapping[int, Sequence[Collective]]:
-        """The collectives of each rank whose flight recorder was read."""
-        return {state.rank: state.collectives for state in self.ranks if state.collectives is not None}
+    @cached_property
+    def recorded_faults(self) -> tuple[Finding, ...]:
+        """The faults that the flight recorders of the ranks show, over all process groups."""
+        return tuple(find_faults(Job({state.rank: state.witness for state in self.ranks if state.witness is not None})))
 
     @property
     def is_starting(self) -> bool:
@@ -332,7 +339,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     def calls_text(self, ranks: Sequence[int]) -> str:
         """The collectives in which `ranks` wait: from flight recorders, else by function names and the user's lines."""
         states = [self.by_rank[rank] for rank in ranks]
-        ends = {collective_text(end) for state in states if (end := last_collective(state.collectives)) is not None}
+        ends = {collective_text(end) for state in states if (end := state.last_collective) is not None}
         calls = dict.fromkeys(state.call + "".join(f" at {f.place}" for f in state.user_frames[:1]) for state in states)
         return ", ".join(sorted(ends)) or " and ".join(list(filter(None, calls))[:_MAX_CALLS]) or "a collective"
 

@@ -195,7 +195,7 @@ class Observer:
             user_frames=stacks.user_frames,
             why_no_stack=stacks.why_missing if state not in ("Z", "X") else "",
             helpers=tuple(self._helpers(process.pid)),
-            collectives=None if isinstance(trace, str) else trace.operations,
+            witness=None if isinstance(trace, str) else trace,
             why_no_collectives=trace if isinstance(trace, str) else "",
             posted_age_seconds=None if posted is None else max(0.0, time.time() - posted),
         )

@@ -5,7 +5,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from ddpdiag.evidence.witness import Group, Witness
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch import WatchArgs
@@ -45,12 +47,14 @@ def words(look: Look) -> str:
     return "\n".join((*texts, *missing_evidence(look)))
 
 
-def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> tuple[Collective, ...]:
-    return tuple(Collective(seq=n, name=name, elements=elements, dtype="Float", group="0") for n in range(1, seq + 1))
+def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> Witness:
+    done = Collective(seq=1, name=name, elements=elements, dtype="Float", group="0", ended=True)
+    operations = tuple(structs.replace(done, seq=n, ended=n < 5) for n in range(1, seq + 1))
+    return Witness(rank=0, operations=operations, posted={"0": seq}, groups={"0": Group()}, knows_ends=True)
 
 
-def recorded(rank: int, collectives: tuple[Collective, ...]) -> RankState:
-    return seen(rank, COMPUTES, "R", holds_gpu=True, collectives=collectives)
+def recorded(rank: int, witness: Witness) -> RankState:
+    return seen(rank, COMPUTES, "R", holds_gpu=True, witness=witness)
 
 
 def user(*lines: int, path: str = "/home/u/train.py") -> tuple[UserFrame, ...]:
@@ -120,11 +124,11 @@ SEVERAL = {
     ),
     "mismatch of two, a third sleeps": (
         [*(recorded(rank, posted(5, elements=8 if rank in (2, 3) else 4)) for rank in range(6)),
-         seen(6, COMPUTES, holds_gpu=True, collectives=())],
+         seen(6, COMPUTES, holds_gpu=True, witness=posted(0))],
         {"mismatch": (2, 3), "behind": (6,)},
     ),
     "mismatch, may wait for its GPU": (
-        [*AHEAD, recorded(2, posted(5)), ODD, seen(4, COMPUTES, "R", cores=1.0, holds_gpu=True, collectives=posted(4))],
+        [*AHEAD, recorded(2, posted(5)), ODD, seen(4, COMPUTES, "R", cores=1.0, holds_gpu=True, witness=posted(4))],
         {"mismatch": (3,)},
     ),
     "elsewhere, different collectives": ([*TWO_JOINT_CALLS, seen(3, SAVES)], {"awaited": (3,), "paths": ()}),
@@ -326,7 +330,7 @@ _RANKS = st.lists(
         st.sampled_from([0.0, 0.4, 1.0]),
         st.sampled_from([True, False, None]),
         st.sampled_from([True, False, None]),
-        st.sampled_from([None, (), posted(3), posted(4)]),
+        st.sampled_from([None, posted(0), posted(3), posted(4)]),
     ),
     max_size=5,
 )
@@ -335,8 +339,8 @@ _RANKS = st.lists(
 @given(_RANKS, st.integers(0, 3))
 def test_any_look_is_judged_and_shown(rows, more_ranks):
     ranks = [
-        seen(n, stack, state, cores=cores, holds_gpu=gpu, holds_gil=gil, collectives=collectives)
-        for n, (stack, state, cores, gpu, gil, collectives) in enumerate(rows)
+        seen(n, stack, state, cores=cores, holds_gpu=gpu, holds_gil=gil, witness=witness)
+        for n, (stack, state, cores, gpu, gil, witness) in enumerate(rows)
     ]
     stall = stalled(*ranks, world_size=len(ranks) + more_ranks)
     findings = judge(stall)
