@@ -35,13 +35,13 @@ cupti() {
 }
 
 nccl() {
-    for part in nccl nccl_collectives nccl_log; do
+    for part in nccl nccl_collectives nccl_log nccl_ras; do
         g++ -std=c++17 -O3 -fPIC -fvisibility=hidden -Wall $inc "-I$site/nvidia/nccl/include" -c "$src/$part.cpp" -o "$part.o"
     done
     missing "$site/nvidia/nccl/lib/libnccl.so.2" nccl nccl.o | sed 's/.*/int &(void) { return 5; }/' > stubs.nccl.c
     gcc -O1 -fPIC -w -c stubs.nccl.c -o stubs.nccl.o
     g++ -shared -Wl,-soname,libnccl.so.2 -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -o libnccl.so.2 \
-        nccl.o nccl_collectives.o nccl_log.o stubs.nccl.o -L. -l:libcudart.so.13 -lpthread -lrt
+        nccl.o nccl_collectives.o nccl_log.o nccl_ras.o stubs.nccl.o -L. -l:libcudart.so.13 -lpthread -lrt
 }
 
 ops() {

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from cuda_faults import FAULTS
 from cuda_runs import healthy, run
 from cuda_standin import GROUPS, HERE
+from jobs import free_port
 
 from ddpdiag.codec import read_recording
 
@@ -61,6 +64,41 @@ def test_the_diagnostics_of_a_healthy_nccl_cost_little_and_find_nothing(cuda, sh
         seconds[version] = max(each.seconds for each in outcomes)
     show.append(f"COL001, {group}: " + ", ".join(f"NCCL {name} {each:.2f} s" for name, each in seconds.items()))
     assert seconds["2.32.3"] < seconds["2.30.7"] + 1.0
+
+
+_LOOP = """
+import os, time, torch, torch.distributed as dist
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+dist.init_process_group("nccl", device_id=device)
+while True:
+    dist.all_reduce(torch.ones(8, device=device))
+    torch.cuda.synchronize()
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_watch_names_the_rank_that_launched_fewer_collectives_by_ras(cuda, tmp_path, group):
+    """Rank 1 never posts its 30th all-reduce. Without py-spy and the flight recorder only RAS shows it."""
+    (tmp_path / "loop.py").write_text(_LOOP)
+    variables = {
+        "NCCL_RAS_ADDR": f"localhost:{free_port()}",
+        "FAKETORCH_FAULT": "sleep 1 30",
+        "TORCH_FR_BUFFER_SIZE": "0",
+    }
+    launch = (cuda.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "loop.py")
+    command = (cuda.python, "-m", "ddpdiag", "watch", "--stall", "4", "--", *launch)
+    env = cuda.variables(2, group) | variables | {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as watch:
+        limit = threading.Timer(60, watch.terminate)
+        limit.start()
+        told = list(takewhile(lambda line: "launched 29 AllReduce; rank 0 launched 30" not in line, watch.stderr))
+        is_named = limit.is_alive()
+        limit.cancel()
+        watch.terminate()
+    assert is_named, "".join(told)
+    assert "rank 1 launched fewer" in "".join(told)
 
 
 # What they take on a host with eight GPUs, by public figures.

@@ -133,11 +133,13 @@ ncclResult_t create(ncclComm_t* made, int n, const std::string& name, int rank, 
   INFO("Init timings - %s: rank %d nranks %d total %.2f (kernels 0.00, alloc 0.00, bootstrap 0.00, allgathers 0.00, topo 0.00, "
        "graphs 0.00, connections 0.00, rest 0.00)", call, rank, n, machine_now() - start);
   diagnose(rank, n);
+  ras_add(c);
   return ncclSuccess;
 }
 
 void release(ncclComm* c) {
   while (c->running) usleep(200);
+  ras_remove(c);
   if (c->base) munmap(c->base, total(c->n));
   c->base = nullptr;  // the object leaks: torch may still ask it for its error
 }

@@ -17,6 +17,7 @@
 // FAKENCCL_DIAGNOSTICS                     what it finds beside "[OK]", each line as NCCL has it, separated by "|": "[INFO] ECC:
 //                                          ...", "ATTN ..." or "INFO NET/IB: WQE stall ..." for its log
 // NCCL_DEBUG, NCCL_DEBUG_FILE (%h, %p) as with NCCL: to standard output by default.
+// NCCL_RAS_ADDR="localhost:PORT"           RAS answers there; without it there is none
 // NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS: reports on standard output, that of RAS from another thread.
 #pragma once
 #include <cuda_runtime_api.h>
@@ -67,6 +68,7 @@ std::string host();
 void say(int at, const char* where, int line, const char* format, ...);
 int version_code();
 void diagnose(int rank, int n);
+unsigned long long hash(const std::string& s);
 #define INFO(...) say(3, "", 0, __VA_ARGS__)
 #define WARN(where, line, ...) say(2, where, line, __VA_ARGS__)
 
@@ -86,6 +88,7 @@ struct Peer {
   long bus;
   unsigned long long host;
   int color, key;
+  std::atomic<uint64_t> launched[6];       // collectives, by the first values of Kind
   alignas(64) std::atomic<uint64_t> bar;   // on the stream
   alignas(64) std::atomic<uint64_t> bar2;  // on the calling threads
   struct { int kind, root, type; size_t count; double begun, factor; } posted;
@@ -144,6 +147,9 @@ struct ncclComm {
 };
 
 namespace standin {
+
+void ras_add(ncclComm* c);
+void ras_remove(ncclComm* c);
 
 struct BF16 {
   uint16_t v;

@@ -227,6 +227,8 @@ ncclResult_t enqueue(ncclComm* c, cudaStream_t s, std::vector<Op> ops) {
   cudaGetDevice(&before);
   if (before != c->device) cudaSetDevice(c->device);
   if (const Fault* f = c->tickets ? nullptr : fault("connect-slow", c->rank)) usleep(useconds_t(f->seconds * 1e6));
+  for (const Op& op : ops)
+    if (op.kind <= kReduceScatter) c->peer(c->rank).launched[op.kind]++;
   c->running++;
   auto* task = new Task{c, c->tickets++, std::move(ops)};
   cudaError_t e = cudaLaunchHostFunc(s, run, task);
