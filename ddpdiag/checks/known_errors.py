@@ -92,7 +92,7 @@ def known_error_of(sighting: Sighting) -> KnownError:
         fix=sighting.card.fix,
         is_harmless=sighting.card.role in (Role.HINT, Role.ECHO, Role.NOTE),
         action=sighting.card.action,
-        quote=_BUILD_DETAILS.sub("", sighting.excerpt).rstrip(". "),
+        quote=_BUILD_DETAILS.sub("", sighting.first.excerpt).rstrip(". "),
     )
 
 

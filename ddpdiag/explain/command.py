@@ -4,9 +4,10 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.manual import code_of, manual_page
@@ -16,9 +17,12 @@ from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.evidence.attribution import Job, find_faults
 from ddpdiag.evidence.dumps import may_be_dump, read_dumps
-from ddpdiag.explain.log_files import Log, doubt_about_job, in_order, origins_of_paths
+from ddpdiag.explain.log_files import Log, in_order, origins_of_paths
 from ddpdiag.explain.matcher import Explanation, explain_job, explain_log
 from ddpdiag.explain.tally import STANDARD_INPUT
+
+if TYPE_CHECKING:
+    from ddpdiag.render.blocks import Block
 
 _DEFAULT_ARGS = ExplainArgs()
 _CODE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
@@ -69,11 +73,10 @@ def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
 def _look_up(query: str, args: ExplainArgs) -> int:
     """Print the card that has all words of the query, or else the nearest cards. Returns 0 or 3."""
     from ddpdiag.explain.query import find_cards
-    from ddpdiag.explain.render import render_cards
+    from ddpdiag.explain.render import card_blocks
 
     cards, is_found = find_cards(query)
-    width, color = terminal_style(sys.stdout, args.color)
-    show(render_cards(query, cards, is_found=is_found, width=width, color=color), sys.stdout)
+    _show(card_blocks(query, cards, is_found=is_found), args)
     return ExitCode.FIT if is_found else ExitCode.UNKNOWN
 
 
@@ -143,10 +146,9 @@ def _explain_dumps(paths: Sequence[str], display: DisplayArgs) -> int:
 
 def _explain_runs(paths: Sequence[str], args: ExplainArgs) -> int:
     """Print the verdict and the first finding of ddpdiag's own reports and recordings. Returns 0 if any can be read."""
-    from ddpdiag.explain.render import render_run
+    from ddpdiag.explain.render import run_blocks
     from ddpdiag.judgement.reading import read_report
 
-    width, color = terminal_style(sys.stdout, args.color)
     exit_code = ExitCode.UNKNOWN
     recordings = Counter(os.path.dirname(path) for path in paths if path.endswith(".jsonl"))
     # Several recordings in a folder are what the ranks of one run wrote.
@@ -157,19 +159,25 @@ def _explain_runs(paths: Sequence[str], args: ExplainArgs) -> int:
         except UsageError as error:
             complain(str(error))
             continue
-        show(render_run(readable(run_path), report, width=width, color=color), sys.stdout)
+        _show(run_blocks(readable(run_path), report), args)
+        show("\n", sys.stdout)
         exit_code = ExitCode.FIT
     return exit_code
 
 
 def _print_explanation(explanation: Explanation, args: ExplainArgs) -> int:
     """Print the explanation. Returns the exit code: 0 if the text or the logs are explained, else 3."""
+    from ddpdiag.explain.render import log_blocks
+
+    _show(log_blocks(explanation), args)
+    return ExitCode.FIT if explanation.is_explained else ExitCode.UNKNOWN
+
+
+def _show(blocks: "Iterable[Block]", args: ExplainArgs) -> None:
     from ddpdiag.explain.render import render  # imports rich, which a manual page does not need
 
     width, color = terminal_style(sys.stdout, args.color)
-    doubt = doubt_about_job([*explanation.line_counts])
-    show(render(explanation, width=width, color=color, details=args.details, doubt=doubt), sys.stdout)
-    return ExitCode.FIT if explanation.is_explained else ExitCode.UNKNOWN
+    show(render(blocks, width=width, color=color, details=args.details), sys.stdout)
 
 
 def _print_page(code: str, color_option: Color, prefix: str = "") -> None:

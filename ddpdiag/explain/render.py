@@ -1,10 +1,11 @@
 """Show the explanations of logs and error texts: the first cause in full, then its consequences."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 
 from ddpdiag.evidence.attribution import Job, rank_lines
 from ddpdiag.explain.card import Card, Role
+from ddpdiag.explain.log_files import doubt_about_job
 from ddpdiag.explain.tally import Call, Explanation, Sighting
 from ddpdiag.model import Finding, Report, Severity
 from ddpdiag.render.blocks import Block, Fold, Items, Mark, Text
@@ -45,19 +46,19 @@ _ONLY_HINTS = (
 )
 
 
-def render(explanation: Explanation, *, width: int, color: bool, details: bool = False, doubt: str = "") -> str:
-    """The explanation as text. `doubt` says why the logs may be of several jobs."""
+def render(blocks: Iterable[Block], *, width: int, color: bool, details: bool = False) -> str:
+    """The blocks as text."""
     page = Page(color=color, width=width)
-    paint(page, blocks(explanation, doubt), details=details)
+    paint(page, blocks, details=details)
     return page.text().rstrip("\n") + "\n"
 
 
-def blocks(explanation: Explanation, doubt: str = "") -> Iterator[Block]:
+def log_blocks(explanation: Explanation) -> Iterator[Block]:
     """Yield the blocks of an explanation: the sightings in order, with echoes and notes in brief, and a conclusion."""
     sightings, is_one_log = explanation.sightings, len(explanation.line_counts) == 1
     if not explanation.is_pasted:
         yield Text(f"ddpdiag: {_logs_text(explanation)}")
-    if doubt:
+    if doubt := doubt_about_job([*explanation.line_counts]):
         yield Text(f"They are read as the logs of one job, but {doubt}. Explain the logs of other jobs alone.")
     echoes = [sighting for sighting in sightings[1:] if sighting.card.role is Role.ECHO]
     for number, sighting in enumerate(sightings):
@@ -118,14 +119,9 @@ def _echoes_text(first: Sighting, echoes: Sequence[Sighting], is_one_log: bool) 
     return f"{subject} the loss of {lost}: {names}"
 
 
-def render_cards(query: str, cards: Sequence[Card], *, is_found: bool, width: int, color: bool) -> str:
-    """The card that has all words of the query in full (`is_found`), and what the other cards mean, as text."""
-    page = Page(color=color, width=width)
-    paint(page, _card_blocks(query, [card.with_values({}) for card in cards], is_found=is_found))
-    return page.text()
-
-
-def _card_blocks(query: str, cards: Sequence[Card], *, is_found: bool) -> Iterator[Block]:
+def card_blocks(query: str, cards: Sequence[Card], *, is_found: bool) -> Iterator[Block]:
+    """Yield the card that has all words of the query in full (`is_found`), and what the other cards mean."""
+    cards = [card.with_values({}) for card in cards]
     subject, others = f'"{one_line(query)}"', cards[is_found:]
     if not cards:
         yield Text(f"{subject} is not a code, not the name of a check, and has no words of a known error text.")
@@ -139,17 +135,14 @@ def _card_blocks(query: str, cards: Sequence[Card], *, is_found: bool) -> Iterat
         yield Items(tuple(f"{card.name}: {card.meaning}" for card in others))
 
 
-def render_run(name: str, report: Report, *, width: int, color: bool) -> str:
-    """The verdict and the first finding of a run of ddpdiag, as text."""
-    page = Page(color=color, width=width)
-    finding = next((finding for finding in report.findings if finding.severity is not Severity.NOTE), None)
-    paint(page, [Text(f"ddpdiag: {one_line(name)}: {one_line(str(report))}")])
-    if finding is not None:
+def run_blocks(name: str, report: Report) -> Iterator[Block]:
+    """Yield the verdict and the first finding of a run of ddpdiag."""
+    yield Text(f"ddpdiag: {one_line(name)}: {one_line(str(report))}")
+    for finding in [finding for finding in report.findings if finding.severity is not Severity.NOTE][:1]:
         mark = Mark.ERROR if finding.severity is Severity.ERROR else Mark.WARNING
-        details = (finding.message, f"Do: {finding.fix}", f"Page: ddpdiag explain {finding.code}")
-        paint(page, [Text(f"{finding.code}: {finding.title}", finding.severity.value, mark), Items(details)])
-    paint(page, [Text(f"`ddpdiag judge {quote(name)}` shows the whole report.")])
-    return page.text()
+        yield Text(f"{finding.code}: {finding.title}", finding.severity.value, mark)
+        yield Items((finding.message, f"Do: {finding.fix}", f"Page: ddpdiag explain {finding.code}"))
+    yield Text(f"`ddpdiag judge {quote(name)}` shows the whole report.")
 
 
 def render_job(job: Job, faults: Sequence[Finding], *, width: int, color: bool) -> str:
@@ -174,7 +167,7 @@ def _job_blocks(job: Job, faults: Sequence[Finding]) -> Iterator[Block]:
 def _details(sighting: Sighting, explanation: Explanation) -> Iterator[str]:
     card = sighting.card
     if not explanation.is_pasted:
-        yield f'"{one_line(sighting.excerpt)}"'
+        yield f'"{one_line(sighting.first.excerpt)}"'
     if sighting.frame:
         yield f"Raised in: {one_line(sighting.frame)}"
     meaning, *instructions = _card_lines(card)
@@ -279,4 +272,4 @@ def _location(first: Sighting, is_one_log: bool) -> str:
         host = f" on {one_line(origin.host)}" if origin.host else ""
         origins = f"{process}{host}, the first of {len(processes)}"
     log = "" if is_one_log else f"{one_line(first.first.log)}, "
-    return f"{first.card.name} in {log}line {first.first_line:,}{f' ({origins})' if origins else ''}"
+    return f"{first.card.name} in {log}line {first.first.line:,}{f' ({origins})' if origins else ''}"

@@ -75,16 +75,6 @@ class Sighting(Struct, frozen=True, kw_only=True):
     frame: str = ""
 
     @property
-    def first_line(self) -> int:
-        """The number of the first line in its log."""
-        return self.first.line
-
-    @property
-    def excerpt(self) -> str:
-        """The text of the first line."""
-        return self.first.excerpt
-
-    @property
     def odd_callers(self) -> tuple[int, ...]:
         """The ranks that called other collectives than most ranks."""
         if not self.differing_calls:

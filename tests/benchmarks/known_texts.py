@@ -100,7 +100,7 @@ def outcome_of(label: Label, found: Explanation) -> Outcome:
     innocent = {first.card.name, *(f"rank {rank}" for rank in blamed_ranks(first))}
     if innocent & set(label.innocent) and first.card.role is not Role.ECHO:
         return Outcome.FALSE
-    is_quoted = bool(label.quote) and " ".join(label.quote.split()) in " ".join(first.excerpt.split())
+    is_quoted = bool(label.quote) and " ".join(label.quote.split()) in " ".join(first.first.excerpt.split())
     is_named = {first.card.name, f"new:{first.card.name}"} & set(label.expect)
     if is_named or (label.symptom and is_quoted and found.is_explained):
         return Outcome.FIRST
@@ -114,7 +114,7 @@ def outcome_of(label: Label, found: Explanation) -> Outcome:
 def row(key: str, label: Label, found: Explanation) -> str:
     """A log: what counts, the card named first, what was expected."""
     first = found.sightings[0] if found.sightings else None
-    named = f"{first.card.name} ({first.card.role.value}, line {first.first_line})" if first else "nothing"
+    named = f"{first.card.name} ({first.card.role.value}, line {first.first.line})" if first else "nothing"
     expected = "healthy" if label.healthy else " or ".join(label.expect) or f"the line {label.quote!r}"
     return f"{outcome_of(label, found).value:<12} {key}: {named}; expected: {expected}"
 

@@ -23,7 +23,7 @@ from ddpdiag.errors import UserError
 from ddpdiag.evidence.dumps import read_dump
 from ddpdiag.explain.card import all_cards
 from ddpdiag.explain.matcher import explain_log
-from ddpdiag.explain.render import render
+from ddpdiag.explain.render import log_blocks, render
 from ddpdiag.text import fold_hosts
 
 MEMORY_BYTES = 1 << 30
@@ -102,7 +102,7 @@ def load_pickle(name: str, size: int) -> None:
 def read_log(name: str, size: int) -> None:
     piece = LOGS[name] * ((1 << 16) // len(LOGS[name]) + 1)
     found = explain_log((piece for _ in range(size // 2 // len(piece) + 1)), "job.log")
-    assert not set(render(found, width=80, color=False)) & {"\x00", "\x1b", "\x07", "\r"}
+    assert not set(render(log_blocks(found), width=80, color=False)) & {"\x00", "\x1b", "\x07", "\r"}
 
 
 def fold_names(name: str, size: int) -> None:

@@ -11,7 +11,7 @@ from runs import faults
 
 from ddpdiag.explain.card import PLACEHOLDER, Card, Role, all_cards, read_cards
 from ddpdiag.explain.matcher import Explanation, explain_log, read_line
-from ddpdiag.explain.render import render
+from ddpdiag.explain.render import log_blocks, render
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 # What torch 2.15 and torchrun print of some faults, over either class of process groups for NCCL.
@@ -231,7 +231,7 @@ def test_a_rank_that_aborts_itself_after_a_time_out_has_not_crashed(log: str) ->
 
 @pytest.mark.parametrize("log", ["nccl-sizes", "nccl-order"])
 def test_a_mismatch_that_a_log_proves_is_shown_with_its_ranks(golden, log: str) -> None:
-    golden(render(of_group(log), width=100, color=False).partition("\n\nwait")[0])
+    golden(render(log_blocks(of_group(log)), width=100, color=False).partition("\n\nwait")[0])
 
 
 def watchdog(rank: int, work: int, what: str, group: str = "0(default_pg)") -> bytes:
@@ -245,7 +245,7 @@ def test_the_rank_that_differs_from_most_is_named(golden) -> None:
     lines = [watchdog(rank, 7, f"OpType=ALLREDUCE, NumelIn={9 if rank == 2 else 8}") for rank in range(4)]
     found = explained(*lines)
     assert names(found) == ["watchdog-mismatch"]
-    golden(render(found, width=100, color=False))
+    golden(render(log_blocks(found), width=100, color=False))
 
 
 def test_calls_that_may_differ_are_no_mismatch() -> None:
@@ -275,7 +275,7 @@ def test_a_cause_outranks_echoes_that_were_printed_before() -> None:
 def test_repeats_are_one_sighting_with_all_who_printed_them() -> None:
     found = explained(*(b"[rank%d]: [x/pair.cc:553] Connection closed by peer [1]\n" % rank for rank in (5, 0, 5)))
     (one,) = found.sightings
-    assert (one.count, one.first_line, one.last_line, one.ranks) == (3, 1, 3, (0, 5))
+    assert (one.count, one.first.line, one.last_line, one.ranks) == (3, 1, 3, (0, 5))
 
 
 @pytest.mark.parametrize(
@@ -322,13 +322,13 @@ def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines(golden) -> No
     )
     found = explained(*(line.format(rank, 810 if rank == 2 else 811).encode() for rank in range(4)))
     assert found.sightings[0].ranks_by_work == {810: (2,), 811: (0, 1, 3)}
-    golden(render(found, width=80, color=False))
+    golden(render(log_blocks(found), width=80, color=False))
 
 
 def test_colours_progress_bars_and_broken_utf8_hide_nothing() -> None:
     found = explained(b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mTCPStore\x1b[0m: address already \x1b[1min use\xff\n")
     assert names(found) == ["port-taken"]
-    assert "\x1b" not in render(found, width=80, color=False)
+    assert "\x1b" not in render(log_blocks(found), width=80, color=False)
 
 
 @relaxed
@@ -367,7 +367,7 @@ def test_notes_of_a_healthy_job_are_no_failure(source: str) -> None:
     note = b"W torch/distributed/run.py:876] Setting OMP_NUM_THREADS environment variable for each process to be 1\n"
     found = explain_log([note], source)
     assert not found.is_explained
-    last = render(found, width=80, color=False).splitlines()[-4:]
+    last = render(log_blocks(found), width=80, color=False).splitlines()[-4:]
     assert any(line.startswith(f"No failure found in this {'log' if source else 'text'}.") for line in last)
 
 
@@ -375,6 +375,6 @@ def test_notes_of_a_healthy_job_are_no_failure(source: str) -> None:
     "lines", [[PEER, RAISED], [PEER], [b"hello\n"]], ids=["a-cause-and-an-echo", "an-echo-alone", "nothing-known"]
 )
 def test_the_page_begins_with_the_cause_and_ends_with_where_to_start(golden, lines: list[bytes]) -> None:
-    page = render(explained(*lines), width=80, color=False)
+    page = render(log_blocks(explained(*lines)), width=80, color=False)
     assert max(map(len, page.splitlines())) <= 80
     golden(page)

@@ -11,7 +11,7 @@ from ddpdiag.explain.lines import Origin
 from ddpdiag.explain.log_files import Log, doubt_about_job, in_order, origins_of_paths, time_near
 from ddpdiag.explain.matcher import Explanation, explain_job
 from ddpdiag.explain.query import find_cards
-from ddpdiag.explain.render import render
+from ddpdiag.explain.render import log_blocks, render
 from ddpdiag.judgement.reading import read_report
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -35,7 +35,7 @@ def job(**logs: str) -> Explanation:
 
 
 def page(explanation: Explanation) -> str:
-    return render(explanation, width=80, color=False, details=True)
+    return render(log_blocks(explanation), width=80, color=False, details=True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdiag.explain.card import Role, all_cards
 from ddpdiag.explain.matcher import Explanation, explain_log
-from ddpdiag.explain.render import render
+from ddpdiag.explain.render import log_blocks, render
 
 PEER = "RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically"
 SYSTEM = "RuntimeError: NCCL error in: ../ProcessGroupNCCL.cpp:1191, unhandled system error, NCCL version 2.21.5"
@@ -59,7 +59,7 @@ def raised(exception: str, frame: str = '  File "/job/train.py", line 3, in step
 def test_an_unknown_text_is_quoted_under_its_subsystem(line: str, name: str) -> None:
     (one,) = explain_log([line.encode()], "").sightings
     assert (one.card.name, one.card.role) == (name, Role.FAILURE)
-    assert one.excerpt == line.strip()
+    assert one.first.excerpt == line.strip()
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,21 @@ def test_json_lines_are_read(key: str) -> None:
     whole = json.dumps({"level": "ERROR", key: "\n".join(f"[rank3]: {line}" for line in TRACEBACK)})
     for found in explained(*lines), explained(json.dumps({key: "\n".join(TRACEBACK)})):
         (one,) = found.sightings
-        assert (one.excerpt, one.frame) == (TRACEBACK[-1], "/job/train.py, line 12, in main")
+        assert (one.first.excerpt, one.frame) == (TRACEBACK[-1], "/job/train.py, line 12, in main")
     assert explained(whole).sightings[0].ranks == (3,)
     assert roles(explained(json.dumps({key: PEER}))) == [("peer-closed", "echo")]
 
 
 def test_a_log_may_begin_inside_of_a_traceback() -> None:
     (one,) = explained(*TRACEBACK[1:]).sightings
-    assert (one.card.name, one.excerpt, one.first_line) == ("exception-named", TRACEBACK[-1], 5)
+    assert (one.card.name, one.first.excerpt, one.first.line) == ("exception-named", TRACEBACK[-1], 5)
 
 
 def test_a_message_that_begins_on_the_next_line_is_quoted() -> None:
     (one,) = explained(
         "3: lit.MisconfigurationException: ", "0: step 1", "3:     You requested [0, 1]", "3: "
     ).sightings
-    assert one.excerpt == "lit.MisconfigurationException: You requested [0, 1]"
+    assert one.first.excerpt == "lit.MisconfigurationException: You requested [0, 1]"
 
 
 CALL = "n0:71:90 [0] NCCL INFO transport/net.cc:223 -> "
@@ -150,7 +150,7 @@ def test_ranks_that_write_between_each_others_lines_are_kept_apart() -> None:
 def test_torchruns_table_is_indented() -> None:
     first, *others = raised("my.Boom: 3", '  File "a.py", line 1')
     (one,) = explained(f"  traceback : {first}", *(f"  {line}" for line in others)).sightings
-    assert (one.excerpt, one.frame) == ("my.Boom: 3", "a.py, line 1")
+    assert (one.first.excerpt, one.frame) == ("my.Boom: 3", "a.py, line 1")
 
 
 def test_texts_that_only_show_that_a_process_died_say_so() -> None:
@@ -193,7 +193,7 @@ def test_an_exception_that_follows_a_cause_is_a_note() -> None:
 def test_the_last_exception_of_a_chain_is_the_failure() -> None:
     lines = (*raised("KeyError: 'lr'"), *HANDLING, *raised("app.Fatal: no lr"))
     found = explained(*(f"[rank2]: {line}".rstrip() for line in lines))
-    assert found.sightings[0].excerpt == "app.Fatal: no lr"
+    assert found.sightings[0].first.excerpt == "app.Fatal: no lr"
     assert found.sightings[1].card.role is Role.NOTE
 
 
@@ -203,9 +203,9 @@ def test_exceptions_that_python_ignores_are_no_failure() -> None:
 
 
 def test_the_page_shows_the_line_and_its_frame(golden) -> None:
-    golden(render(explained(*(f"[rank3]: {line}" for line in TRACEBACK)), width=80, color=False))
-    golden(render(explained(WARNING, SYSTEM), width=80, color=False))
-    golden(render(explained(WARNING), width=80, color=False))
+    golden(render(log_blocks(explained(*(f"[rank3]: {line}" for line in TRACEBACK))), width=80, color=False))
+    golden(render(log_blocks(explained(WARNING, SYSTEM)), width=80, color=False))
+    golden(render(log_blocks(explained(WARNING)), width=80, color=False))
 
 
 # What healthy jobs print, from the start of torchrun to the end of the script.
@@ -258,7 +258,7 @@ def test_a_healthy_log_has_no_failure() -> None:
         found = explained(*(prefix + line for line in HEALTHY.splitlines()))
         shown = [one.card.name for one in found.sightings if one.card.role not in (Role.HINT, Role.NOTE)]
         assert (shown, found.has_failure) == ([], False)
-        assert "No failure found in this log." in render(found, width=200, color=False)
+        assert "No failure found in this log." in render(log_blocks(found), width=200, color=False)
 
 
 # The last exception is one that Python ignores.
