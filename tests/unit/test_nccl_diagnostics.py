@@ -88,6 +88,13 @@ def test_a_healthy_report_has_no_finding():
 
 
 @pytest.mark.parametrize(
+    "line", ["NCCL ATTN ", "n0:1 NCCL INFO NET/IB: WQE stall", "NCCL DIAG [INFO]", "NCCL ATTN \x1b[31m"]
+)
+def test_a_line_that_is_cut_off_or_damaged_is_left_out(line):
+    assert found(line) == []
+
+
+@pytest.mark.parametrize(
     ("output", "card", "ranks", "hosts", "links"),
     [
         (p2p(2, 3), "diag-data", (), (), ("rank 2 -> rank 3",)),

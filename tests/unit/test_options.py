@@ -187,3 +187,7 @@ def test_a_shell_completes_values(words, values):
 )
 def test_rank_0_names_an_unknown_variable(environment, sentence):
     assert "".join(unknown_variables(typer.main.get_command(app), environment)) == sentence
+
+
+def test_variables_of_the_product_recipes_and_tests_are_known():
+    assert [*unknown_variables(typer.main.get_command(app), dict.fromkeys(RESERVED, "1"))] == []

@@ -2,9 +2,9 @@
 
 NCCL 2.31 and newer can examine a new communicator. Its RAS diagnostics compare GPUs, drivers, NVLinks, ECC errors and,
 since 2.32, Xid lines of all ranks. Its active diagnostics copy data between the GPUs of a host. NCCL gives no verdict:
-it marks faults with the same word, INFO, as data that it could not get. COL001 turns both on in its communicator, and
-this check sorts the lines. If a check of ddpdiag also found the symptom, NCCL's lines are a note beside that finding.
-Otherwise they are a warning that says so, since one of the two is wrong or looked at another moment.
+it marks faults with the same word, INFO, as data that it could not get. COL001 turns both on in its communicator. This
+check sorts the lines by the cards of `ddpdiag explain`, which also have the meaning and the fix. Lines about a fault
+are a warning, or a note if the check of ddpdiag that looks for this fault found it, too. The message names that check.
 
 Runs over several hosts use the active diagnostics only with --depth standard or deep: there they also measure the
 network with ib_write_bw, if it is installed. NCCL's comparison of variables is left out: LCH002 makes it, and ddpdiag's
@@ -23,6 +23,7 @@ diagnostics.html); NCCL's src/diagnostics, src/ras and src/transport/net_ib/wqe_
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, SkipReason, Stage, optional
 from ddpdiag.checks.collective import all_reduce
@@ -55,9 +56,11 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each card, with all lines that it explains."""
     by_card: dict[str, tuple[KnownError, dict[Diagnostic, list[int]]]] = {}
     for line, ranks in _lines(seen).items():
-        if line.level != "OK" and not _is_faster(line):
-            error = explain_line(line.text)
-            by_card.setdefault(error.name, (error, {}))[1][line] = ranks
+        # No card matches a line that is cut off or damaged.
+        with suppress(IndexError):
+            if line.level != "OK" and not _is_faster(line):
+                error = explain_line(line.text)
+                by_card.setdefault(error.name, (error, {}))[1][line] = ranks
     for name, (error, lines) in by_card.items():
         if name not in _IGNORED_CARDS:
             yield _finding(seen, error, lines)
