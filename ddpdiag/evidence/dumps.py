@@ -21,6 +21,7 @@ import resource
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
@@ -33,7 +34,7 @@ from ddpdiag.evidence.witness import Group, Witness
 from ddpdiag.model import Collective
 
 MAX_BYTES = 32 << 20
-_RANK = re.compile(r"(\d{1,6})(?:\.(?:json|pkl|pickle))?$")
+_RANK = re.compile(r"(\d{1,5})(?:\.(?:json|pkl|pickle))?$")
 _PEER = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 _ENDED = "completed"
 # The limit of additional memory while a pickle is read, because nine bytes of a pickle can request gigabytes.
@@ -41,6 +42,8 @@ _MEMORY_BYTES = 256 << 20
 _LIMITED = threading.Lock()  # the limit is the process's
 # So many of the newest operations of each group are kept. Operations known to be open are always kept.
 _NEWEST_KEPT = 16
+# Unpickling takes some 20 ms for 2,000 entries with stacks, and a process some 100 ms to start.
+_MAX_PROCESSES, _DUMPS_PER_PROCESS = 8, 32
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -96,19 +99,57 @@ def read_dumps(paths: Sequence[str]) -> tuple[dict[int, Witness], list[str]]:
     problems: list[str] = []
     witnesses: dict[int, Witness] = {}
     files: dict[int, str] = {}
-    for path in sorted(paths, key=os.path.getmtime):
-        try:
-            witness = read_dump(path)
-        except OSError as error:
-            problems.append(f"cannot read {readable(path)}: {error.strerror or error}; it is left out")
+    ordered = sorted(paths, key=os.path.getmtime)
+    for path, answer in zip(ordered, _read_all(ordered), strict=True):
+        if isinstance(answer, str):
+            problems.append(f"{answer}; it is left out")
             continue
-        if witness is None:
-            problems.append(f"{readable(path)} is no complete dump of torch's flight recorder; it is left out")
-            continue
-        if witness.rank in files:
-            problems.append(f"{readable(files[witness.rank])} is an older dump of rank {witness.rank}; it is left out")
-        witnesses[witness.rank], files[witness.rank] = witness, path
+        if answer.rank in files:
+            problems.append(f"{readable(files[answer.rank])} is an older dump of rank {answer.rank}; it is left out")
+        witnesses[answer.rank], files[answer.rank] = answer, path
+    sizes = Counter(size for witness in witnesses.values() if (size := _world_size(witness)))
+    usual_size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    for rank, witness in list(witnesses.items()):
+        if _world_size(witness) not in (0, usual_size):
+            problems.append(
+                f"{readable(files[rank])} is of a job with {_world_size(witness)} ranks, most dumps are of one with "
+                f"{usual_size}; it is left out"
+            )
+            del witnesses[rank]
     return dict(sorted(witnesses.items())), problems
+
+
+def _read_all(paths: Sequence[str]) -> Iterator[Witness | str]:
+    """Read dumps, with several processes if they are many. A dump that cannot be used gives a sentence."""
+    processes = min(os.cpu_count() or 1, _MAX_PROCESSES, len(paths) // _DUMPS_PER_PROCESS)
+    if processes < 2:
+        yield from map(_read_or_say_why, paths)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        for answer in pool.map(_encoded_answer, paths, chunksize=_DUMPS_PER_PROCESS // 2):
+            yield msgspec.msgpack.decode(answer, type=Witness | str)
+
+
+def _encoded_answer(path: str) -> bytes:
+    return msgspec.msgpack.encode(_read_or_say_why(path))
+
+
+def _read_or_say_why(path: str) -> Witness | str:
+    try:
+        witness = read_dump(path)
+    except OSError as error:
+        return f"cannot read {readable(path)}: {error.strerror or error}"
+    if witness is None:
+        return f"{readable(path)} is no complete dump of torch's flight recorder"
+    ranks = {rank for group in witness.groups.values() for rank in group.ranks}
+    if ranks and witness.rank not in ranks:
+        return f"{readable(path)} is no dump of rank {witness.rank}: its groups have ranks {min(ranks)} to {max(ranks)}"
+    return witness
+
+
+def _world_size(witness: Witness) -> int:
+    """The number of ranks of the largest group, or 0 if no group has recorded ranks."""
+    return max((len(group.ranks) for group in witness.groups.values()), default=0)
 
 
 def read_dump(path: str | Path, rank: int | None = None) -> Witness | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.evidence.attribution import Job, find_faults
-from ddpdiag.evidence.dumps import read_dump
+from ddpdiag.evidence.dumps import read_dump, read_dumps
 from ddpdiag.explain.command import run
 
 RECORDED = Path(__file__).parents[1] / "data" / "flight_recorder"
@@ -125,6 +125,22 @@ def test_each_fault_names_its_ranks(tmp_path, backend, posted, groups, expected)
             (tmp_path / f"trace_{rank}").write_bytes(json.dumps(data).encode() if rank % 2 else pickle.dumps(data, 2))
     faults = find_faults(read_job(tmp_path))
     assert {fault.code.removeprefix("dump."): fault.ranks for fault in faults} == expected
+
+
+def test_dumps_of_another_job_or_rank_are_left_out(tmp_path, golden):
+    for rank, groups in enumerate([WORLD, WORLD, {"0": range(8)}, WORLD, WORLD]):
+        (tmp_path / f"trace_{rank}").write_bytes(pickle.dumps(trace(OPEN, groups), 2))
+    witnesses, problems = read_dumps([*map(str, tmp_path.iterdir()), str(tmp_path / "trace_0")])
+    assert [*witnesses] == [0, 1, 3]
+    golden("\n".join(sorted(problems)).replace(f"{tmp_path}/", ""))
+
+
+def test_many_dumps_are_read_by_several_processes(tmp_path):
+    for rank in range(80):
+        (tmp_path / f"trace_{rank}").write_bytes(pickle.dumps(trace("" if rank == 7 else OPEN, {"0": range(80)}), 2))
+    witnesses, problems = read_dumps([*map(str, tmp_path.iterdir())])
+    assert (len(witnesses), problems) == (80, [])
+    assert [(fault.code, fault.ranks) for fault in find_faults(Job(witnesses))] == [("dump.behind", (7,))]
 
 
 class Owned:
