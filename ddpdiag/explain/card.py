@@ -38,7 +38,8 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     A line has the card's text if it contains `anchor` exactly and fits the regular expression `pattern`. The groups of
     the pattern are: `rank` and `host`, which printed the line; `other`, a second rank that the line is about;
     `missing`, ranks that were waited for in vain; `work`, the number of a collective, with its `operation`, its
-    `elements` and the process `group` that counts it; and `kind`: lines of different kinds are counted apart.
+    `elements` and the process `group` that counts it; `reporter`, the rank that reported a time-out first; and `kind`:
+    lines of different kinds are counted apart.
 
     `meaning`, `confirm` and `fix` may have placeholders for further groups: "{port}" becomes the port in the first
     line. If that line has no port, or one with a character that a shell interprets, the value in `defaults` replaces

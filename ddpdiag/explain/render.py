@@ -259,6 +259,8 @@ def _suspicion(sighting: Sighting) -> str:
     elif ranks := sighting.missing_ranks:
         waiting = _ranks_text(sighting.ranks) if sighting.ranks else "other ranks"
         reason = f"{waiting} waited for {'it' if len(ranks) == 1 else 'them'} in vain"
+    elif reporter := sighting.first.values.get("reporter"):
+        return f"Start with the log of rank {reporter}, which reported the time-out first. "
     else:
         return ""
     return f"Start with {_ranks_text(ranks)}: {reason}. "

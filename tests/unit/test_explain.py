@@ -125,7 +125,7 @@ def test_a_card_with_a_wrong_field_is_refused(line: str, instead: str) -> None:
         read_cards(CARD.replace(line, instead))
 
 
-GROUPS_READ = {"rank", "other", "host", "missing", "work", "kind", "operation", "elements", "group"}
+GROUPS_READ = {"rank", "other", "host", "missing", "work", "kind", "operation", "elements", "group", "reporter"}
 
 
 def placeholders(card: Card) -> set[str]:

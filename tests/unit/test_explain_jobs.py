@@ -121,6 +121,15 @@ def test_the_lead_sentence_names_the_rank_whose_number_is_lower(works, golden) -
     golden(page(found).partition("\nStart with")[2])
 
 
+def test_the_rank_that_reported_the_time_out_is_named_in_the_log_of_another_one() -> None:
+    line = (
+        "Received a dump signal due to a collective timeout from  rank 13 and we will. Last enqueued NCCL work: 1261,"
+    )
+    found = job(rank0=f"[rank0]:[E804 23:05:54.8 a.cpp:1914] [PG ID 0 PG GUID 0(default_pg) Rank 0] {line}\n")
+    assert found.sightings[0].ranks == (0,)
+    assert "\nStart with the log of rank 13, which reported the time-out first." in page(found)
+
+
 WATCHDOG = "[E a.cpp:1] {group}Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={work}, "
 
 
