@@ -30,7 +30,6 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.known_errors import KnownError, explain_line
-from ddpdiag.checks.launch import versions
 from ddpdiag.checks.matrix import find_pattern
 from ddpdiag.checks.registry import check_by_code
 from ddpdiag.checks.world import short_name
@@ -48,8 +47,6 @@ FINDINGS = {
 _IGNORED_CARDS = ("nccl-diag", "nccl-diag-environment")
 _SETTINGS_CARD = "nccl-diag-pci"
 _BANDWIDTH = re.compile(r"([\d.]+) Gbit/s, >30% off median ([\d.]+)")
-# NCCL's diagnostics exist since this version.
-_FIRST_VERSION = (2, 31)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -134,15 +131,7 @@ def _blamed(seen: Seen[Nothing], lines: Iterable[Diagnostic]) -> tuple[int, ...]
 
 
 def skip(seen: Seen[Nothing]) -> SkipReason | None:
-    """Skip if COL001 has no lines: over gloo, with one rank, or with NCCL before 2.31."""
-    if _lines(seen):
-        return None
-    version = next((row.nccl for row in seen.of(versions.CHECK).by_rank.values() if row.nccl), None)
-    if seen.world.backend != "nccl" or version is None:
-        return optional("NCCL was not used")
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    is_old = parts < _FIRST_VERSION
-    return optional(f"NCCL {version} has no diagnostics, 2.31 and newer have" if is_old else "NCCL printed no lines")
+    return None if _lines(seen) else optional("NCCL printed no diagnostics, which it has since 2.31")
 
 
 CHECK: Check[Nothing] = Check(__name__, "COL003", "nccl-diagnostics", Stage.COLLECTIVE, Scope.WORLD)

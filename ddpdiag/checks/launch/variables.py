@@ -105,11 +105,6 @@ HIDDEN_FAULTS = {
         "Make the same adapters usable on every host (`ibv_devinfo` inside the job), or list the common ones in "
         "NCCL_IB_HCA; then `export NCCL_IGNORE_NET_MISMATCH=0`.",
     ),
-    "NCCL_IGNORE_COLLNET_MISMATCH": (
-        "If one rank has fewer CollNet (SHARP) devices than another, NCCL starts, and collectives may hang",
-        "Make the same devices usable on every host, or `export NCCL_COLLNET_ENABLE=0`; then `export "
-        "NCCL_IGNORE_COLLNET_MISMATCH=0`.",
-    ),
     "NCCL_IGNORE_DISABLED_P2P": (
         "If the driver has disabled P2P between GPUs that NVLink connects, which mostly is a hardware fault, NCCL "
         "starts without P2P, or with the value 2 over the faulty path",
