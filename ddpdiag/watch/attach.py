@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,7 +108,10 @@ def exit_code(look: Look) -> ExitCode:
 
 
 def job_pids(pids: Sequence[int], root: Path = PROC) -> list[int]:
-    """`pids` and, for each that is a rank, the other ranks of its job on this host. UsageError if one has no rank."""
+    """`pids` and, for each that is a rank, the other ranks of its job on this host.
+
+    UsageError if a pid has no rank at or below it, or has ranks of several jobs.
+    """
     known = KnownProcesses(root)
     members: set[int] = set()
     for pid in dict.fromkeys(pids):
@@ -122,46 +125,52 @@ def job_pids(pids: Sequence[int], root: Path = PROC) -> list[int]:
         if ranks.are_guessed and not any(each.is_python for each in ranks.by_rank.values()):
             hint = "; it starts ranks elsewhere: run this command on their hosts" if process.name in LAUNCHERS else ""
             raise UsageError(f"--pid {pid}: {readable(process.name)} has no rank at or below it (RANK, Python){hint}")
-        members |= {pid, *(_siblings(pid, root) if processes[0].environ.keys() & RANK_VARIABLES else ())}
+        jobs = _jobs((each.pid for each in processes), root)
+        _check_one_job(f"--pid {pid}", jobs)
+        members |= {pid}
+        if (name := jobs.get(pid)) is not None:
+            members |= {other for other, job in _jobs(_all_pids(root), root).items() if job == name}
     return sorted(members)
 
 
 def local_pids(env: Mapping[str, str], root: Path = PROC, *, is_required: bool = True) -> list[int]:
-    """The topmost processes of the one job on this host: of the same job of Slurm if in one, else with rank variables.
+    """The topmost processes of the ranks on this host: inside a job of Slurm of that, and none of this launch.
 
-    UsageError if there are several jobs or, if `is_required`, none. The processes of this launch are left out.
+    UsageError if they are of several jobs or, if `is_required`, there are none.
     """
-    own_name, slurm_job = job_name(env), env.get("SLURM_JOB_ID")
+    slurm_job, own_name = env.get("SLURM_JOB_ID"), job_name(env)
+    jobs = _jobs(_all_pids(root), root, slurm_job)
+    jobs = {pid: name for pid, name in jobs.items() if name is None or name != own_name}
+    if not jobs and is_required:
+        raise UsageError("--attach: no rank of a job was found on this host; expected RANK or a launcher's variable")
+    if slurm_job is None:
+        _check_one_job("--attach", jobs)
+    return sorted(jobs)
+
+
+def _all_pids(root: Path) -> list[int]:
+    return [int(name) for name in names_in(root) or () if name.isdigit()]
+
+
+def _jobs(pids: Iterable[int], root: Path, slurm_job: str | None = None) -> dict[int, str | None]:
+    """The topmost processes that have variables of a rank, each with the name of its job. `slurm_job`: only of that."""
     names: dict[int, str | None] = {}
-    for pid in (int(name) for name in names_in(root) or () if name.isdigit()):
+    for pid in pids:
         variables = environ(pid, root) or {}
-        name, job = job_name(variables), variables.get("SLURM_JOB_ID")
+        job = variables.get("SLURM_JOB_ID")
         # A batch script of Slurm and the srun in it have SLURM_PROCID 0, and are no ranks.
         is_outside = job is not None and ("SLURM_STEP_ID" not in variables or is_pseudo_step(variables))
         is_rank = "RANK" in variables or (variables.keys() & RANK_VARIABLES and not is_outside)
-        if is_rank and slurm_job in (None, job) and (name is None or name != own_name):
-            names[pid] = name
-    top = {pid: name for pid, name in names.items() if (each := read_process(pid, root)) and each.parent not in names}
-    if not top and is_required:
-        raise UsageError("--attach: no rank of a job was found on this host; expected RANK or a launcher's variable")
-    if slurm_job is None and len(jobs := set(top.values())) > 1:
-        pids = sorted(min(pid for pid, name in top.items() if name == job) for job in jobs)
-        choices = ", ".join(map(str, pids[:_MAX_CHOICES]))
-        raise UsageError(f"--attach: {len(jobs)} jobs run on this host; choose one: --pid with one of {choices}")
-    return sorted(top)
+        if is_rank and slurm_job in (None, job):
+            names[pid] = job_name(variables)
+    return {pid: name for pid, name in names.items() if (each := read_process(pid, root)) and each.parent not in names}
 
 
-def _siblings(pid: int, root: Path) -> Iterator[int]:
-    """Yield the topmost processes on this host with the same job in their environment as `pid`."""
-    name = job_name(environ(pid, root) or {})
-    if name is None:
-        return
-    others = [int(other) for other in names_in(root) or () if other.isdigit()]
-    members = {other for other in others if job_name(environ(other, root) or {}) == name}
-    for other in members:
-        process = read_process(other, root)
-        if process is not None and process.parent not in members:
-            yield other
+def _check_one_job(option: str, jobs: Mapping[int, str | None]) -> None:
+    first_pids = {name: pid for pid, name in sorted(jobs.items(), reverse=True)}
+    if len(first_pids) > 1:
+        choices = ", ".join(map(str, sorted(first_pids.values())[:_MAX_CHOICES]))
+        raise UsageError(f"{option}: {len(first_pids)} jobs run here; choose one: --pid with one of {choices}")
 
 
 # The comparison of looks --------------------------------------------------------------------------------------------
@@ -394,6 +403,8 @@ class Attachment:
 
     def report(self, look: Look) -> None:
         """Show a look."""
+        if self._shown is not None:
+            _print([""])
         self._reporter.report(look)
         self._shown = _essence(look)
 

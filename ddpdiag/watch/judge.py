@@ -101,9 +101,9 @@ def _finding(code_word: str, title: str, message: str, fix: str = "", ranks: Seq
 def _judge_progress(look: Look) -> Finding | None:
     if not look.progress:
         return None
-    waiting = look.others_waiting_text(())
-    note = _finding("progress", "the job makes progress", look.progress + (waiting and f" Now{waiting}"))
-    return structs.replace(note, severity=Severity.NOTE)
+    waiting = look.ranks_doing(Activity.WAITING)
+    now = f" Now {look.waiting_text(waiting)}." if waiting else ""
+    return structs.replace(_finding("progress", "the job makes progress", look.progress + now), severity=Severity.NOTE)
 
 
 def _judge_unsettled(look: Look) -> Finding | None:
@@ -113,7 +113,9 @@ def _judge_unsettled(look: Look) -> Finding | None:
         "unsettled",
         "the ranks move, but no rank was seen to leave a collective",
         "The job may be in a long step, or starting.",
-        "Look for longer: `--every 10`.",
+        "Make the stacks readable (a note shows how)."
+        if look.ranks_doing(Activity.NO_STACK)
+        else "Look for longer: `--every 10`.",
     )
 
 

@@ -39,8 +39,10 @@ class Reporter:
         new = [note for note in missing if look.is_requested or note not in self._shown_sentences]
         self._shown_sentences.update(missing)
         width, color = terminal_style(self._stream, self._options.color)
-        # A progress bar leaves the cursor in the middle of its line.
-        text = "\n" + render(look, judge(look), new, color=color, width=width, quiet=self._options.quiet)
+        # A progress bar of the command leaves the cursor in the middle of its line.
+        text = "\n" * (self._stream is sys.stderr) + render(
+            look, judge(look), new, color=color, width=width, quiet=self._options.quiet
+        )
         thread = threading.Thread(target=self._show, args=(text,), daemon=True)
         thread.start()
         thread.join(_SHOW_SECONDS)

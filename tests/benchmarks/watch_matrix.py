@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--no-cost", action="store_true")
     parser.add_argument("--texts", help="a folder for the reports of rows that are not right")
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for `cmd &`, and so would the ranks
     print("| mode | ranks | fault | at rank | named | right | innocents | seconds |\n|---|--:|---|--:|---|---|--:|--:|")
     rows = []
     for mode in asked.modes.split(","):

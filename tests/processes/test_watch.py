@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -89,13 +90,39 @@ def attached(pid: int) -> tuple[int, str | None]:
     return done.returncode, next((word for word in ("progress", "stopped") if word in done.stdout), None)
 
 
+@contextlib.contextmanager
+def repeated(pid: int) -> Iterator[Callable[..., None]]:
+    """told_by(text, signum) waits until `ddpdiag watch --pid --every 1` has told the text, and sends it the signal."""
+    command = [sys.executable, *WATCH, "--pid", str(pid), "--every", "1"]
+    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stdout=log, stderr=log) as own:
+
+        def told_by(text: str, signum: int = 0) -> None:
+            end = time.monotonic() + SECONDS
+            while text not in (told := os.pread(log.fileno(), 1 << 20, 0).decode()) and time.monotonic() < end:
+                own.send_signal(signum)
+                time.sleep(0.3)
+            assert text in told, told
+
+        try:
+            yield told_by
+            own.send_signal(signal.SIGINT)
+            assert own.wait(SECONDS) == 130
+            told_by("progress in")
+        finally:
+            own.kill()
+
+
 @needs_py_spy
 def test_a_stopped_rank_is_named_and_the_job_goes_on(training):
     job, before = training()
     own = [p for p in processes(job.mark) if p.environ.get("LOCAL_RANK") == "1" and "train.py" in p.command]
     stopped = min(own, key=lambda process: process.pid)
     assert attached(stopped.pid) == (0, "progress")
-    stopped.kill(signal.SIGSTOP)
+    with repeated(job.process.pid) as told_by:
+        told_by("the job makes progress")
+        stopped.kill(signal.SIGSTOP)
+        told_by("rank 1 is stopped")
+        told_by("rank 0 waited for rank 1 in", signal.SIGUSR1)
     assert attached(job.process.pid) == (1, "stopped")
     told = next_report(job, before)
     assert f"kill -CONT {stopped.pid}" in told

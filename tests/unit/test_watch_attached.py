@@ -107,7 +107,10 @@ def test_ranks_that_have_ended_are_known_from_the_others(tmp_path, variables, mi
 
 
 def test_wrong_pids_and_options_are_one_sentence(golden, root):
-    for pid in (9, 30, 40, 50):
+    put(root, 60, 1, "bash")
+    put(root, 61, 60, **rank_variables(0, MASTER_PORT="29502"))
+    put(root, 62, 60, **rank_variables(0, MASTER_PORT="29503"))
+    for pid in (9, 30, 40, 50, 60):
         with pytest.raises(UsageError) as error:
             job_pids([pid], root)
         golden(str(error.value))
