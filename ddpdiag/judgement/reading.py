@@ -32,6 +32,9 @@ def read_run(path: str) -> Recording | Report:
         data = read_bytes(path)
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+    is_neither = f"{name} is neither a recording (--record) nor a report (--json) of ddpdiag"
+    if not data.lstrip().startswith(b"{"):
+        raise UsageError(is_neither)
     try:
         schema = decode(data, _SchemaOnly).schema
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -39,10 +42,7 @@ def read_run(path: str) -> Recording | Report:
     if schema.startswith("ddpdiag.recording/"):
         raise not_a_recording
     if schema != SCHEMA:
-        raise UsageError(
-            f"{name} is neither a recording (--record) nor a report (--json) of ddpdiag"
-            + (f": its schema is {readable(schema)!r}" if schema else "")
-        )
+        raise UsageError(is_neither + (f": its schema is {readable(schema)!r}" if schema else ""))
     try:
         return decode(data, Report, min_magnitude=SMALLEST_NUMBER)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""`ddpdiag watch --pid`: look at a job that runs already, once or every few seconds.
+"""`ddpdiag watch --pid 4711`: look at a job that runs already, once or every few seconds.
 
 The output of such a job cannot be seen, and one look cannot distinguish a hang from a moment of a healthy job. So looks
 are compared. If a rank has left the collective in which it waited, or all ranks are elsewhere in the code, the job

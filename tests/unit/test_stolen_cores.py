@@ -64,7 +64,7 @@ def test_the_process_and_its_share_are_named(golden) -> None:
     )  # fmt: skip
     assert found.evidence["pids"] == [4711]
     assert found.evidence["others_share"] == pytest.approx(0.33)
-    assert found.evidence["slower_share"] == pytest.approx(1 / 3)
+    assert found.evidence["slower_share"] == pytest.approx(0.33)
     golden(found)
 
 

@@ -131,7 +131,7 @@ def _blamed(seen: Seen[Nothing], lines: Iterable[Diagnostic]) -> tuple[int, ...]
 
 
 def skip(seen: Seen[Nothing]) -> SkipReason | None:
-    return None if _lines(seen) else optional("NCCL printed no diagnostics, which it has since 2.31")
+    return None if _lines(seen) else optional("NCCL did not run, or is older than 2.31 and has no diagnostics")
 
 
 CHECK: Check[Nothing] = Check(__name__, "COL003", "nccl-diagnostics", Stage.COLLECTIVE, Scope.WORLD)

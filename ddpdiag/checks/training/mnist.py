@@ -9,7 +9,8 @@ batch grows and accuracy is only shown), and all ranks must hold the same parame
 
 Findings and their causes:
 
-Fix: exclude the hosts of the named ranks, and run `ddpdiag check --stage gpu,collective` on them alone. Thresholds:
+Fix: for stolen cores, end the processes that the finding names, or ask for cores of your own. Otherwise exclude the
+hosts of the named ranks, and run `ddpdiag check --stage gpu,collective` on them alone. Thresholds:
 `--set TRN001.accuracy=0.9`, `--set TRN001.loss_share=0.9` (the last loss at most this share of the first).
 
 Confirm by hand: Train any DDP example on the same hosts, and compare a hash of the parameters of all ranks:

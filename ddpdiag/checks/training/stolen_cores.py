@@ -129,7 +129,9 @@ def stolen_core_findings(
                 "others_share": machine.others_share,
                 "cores": machine.core_count,
                 "waited_share": wait_share,
-                "slower_share": max(wait_share, machine.steal_cores / machine.core_count),
+                # Without the others, the ranks could have used these cores as well. The time for which a rank waited
+                # is longer, because ranks also wait for each other.
+                "slower_share": (machine.others_cores + steal) / (machine.busy_cores + steal),
                 "pids": [process.pid for process in machine.processes],
             },
             fix=f"Run `top` on {hosts_text}, and end what need not run there. Or ask for cores that no other job has: "
