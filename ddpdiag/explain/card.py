@@ -97,7 +97,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _CARD_FILES = (
     "kernel", "xid", "slurm", "slurm_start", "mpi", "kubernetes", "containers", "launchers", "programs", "elastic",
     "memory", "cuda", "nccl_diagnostics", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training",
-    "torchrun", "unknown",
+    "torchrun", "engines", "frameworks", "unknown",
 )  # fmt: skip
 
 
