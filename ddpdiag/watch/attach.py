@@ -6,6 +6,7 @@ makes progress. If all ranks but the named ones are where they were, the finding
 after _MAX_LOOKS, the report says so and names no rank.
 """
 
+import errno
 import os
 import select
 import signal
@@ -26,11 +27,9 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.probes.host.environment import is_pseudo_step
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, stat_of
 from ddpdiag.probes.host.programs import duration_text
-from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.text import begun, count, ranks_text
 from ddpdiag.watch import WatchArgs
 from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy
-from ddpdiag.watch.hosts import Gathering, Looks, send, step_launch
 from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import Activity, Look, RankState, subject
 from ddpdiag.watch.observer import Observer
@@ -47,7 +46,7 @@ from ddpdiag.watch.processes import (
 from ddpdiag.watch.report import Reporter
 
 # A rank that waits is believed to hang after so long. A report is promised 5 s after the start.
-_PAUSE_SECONDS, _HOSTS_PAUSE_SECONDS = 1.0, 2.5
+_PAUSE_SECONDS = 1.0
 _MAX_LOOKS = 5
 # A rank that has ended or is stopped does not continue by itself, so one look is enough.
 _FINAL = (Activity.ENDED, Activity.STOPPED)
@@ -60,8 +59,6 @@ _ECHO_SECONDS, _RESTART_SECONDS = 5.0, 15.0
 
 def run(options: WatchArgs) -> int:
     """Look at the job and report: once, or with --every until the job ends. Returns the exit code."""
-    if options.attach and (launch := step_launch()) is not None:
-        return _run_on_hosts(options, launch)
     attachment = Attachment(options, job_pids(options.pid) if options.pid else local_pids(os.environ))
     if find_py_spy() is None:
         complain(f"reports will show no stacks: {NO_PY_SPY}")
@@ -69,26 +66,6 @@ def run(options: WatchArgs) -> int:
         return attachment.watch(options.every)
     look = attachment.look()
     attachment.report(look)
-    return exit_code(look)
-
-
-def _run_on_hosts(options: WatchArgs, launch: Launch) -> int:
-    """Look at the ranks of this host. Rank 0 of this launch reports on those of all hosts. Returns the exit code."""
-    if options.every is not None:
-        raise UsageError("--every: works on one host only; --attach on several hosts makes one report")
-    gathering = Gathering(launch) if launch.place.rank == 0 else None
-    # Other processes on this host only keep the launcher from waiting for them.
-    pids = local_pids(os.environ, is_required=False) if not launch.place.local_rank else []
-    attachment = Attachment(options, pids)
-    first = attachment.observe()
-    time.sleep(_HOSTS_PAUSE_SECONDS if pids else 0.0)
-    looks = Looks(first, attachment.observe())
-    if gathering is None:
-        return send(launch, looks)
-    before, now = gathering.gather(looks)
-    look = compare(compare(None, before), now)
-    attachment.report(look)
-    gathering.dismiss(exit_code(look))
     return exit_code(look)
 
 
@@ -236,19 +213,24 @@ class Tally:
         self._start = time.monotonic()
 
     def add(self, look: Look) -> None:
-        """Count a look, with the ranks that it would name if the job made no progress."""
+        """Count a look, with the ranks that it would name if the job made no progress.
+
+        If more ranks are named than wait, the others have only reached the collective a moment earlier.
+        """
         self.looks += 1
         self.progress_looks += bool(look.progress)
-        for rank in named_ranks(structs.replace(look, progress="", is_unsettled=False)):
+        named = named_ranks(structs.replace(look, progress="", is_unsettled=False))
+        waiting = set(look.ranks_doing(Activity.WAITING)) - {*named}
+        for rank in named if not waiting or len(named) <= len(waiting) else ():
             self._named[rank] += 1
-            self._waiting[rank].update(look.ranks_doing(Activity.WAITING))
+            self._waiting[rank] |= waiting
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the tally: all looks, then the ranks for which others waited, most looks first."""
         duration = duration_text(time.monotonic() - self._start)
         yield f"ddpdiag watch: {count(self.looks, 'look')} in {duration}; progress in {self.progress_looks}"
         for rank, looks in self._named.most_common(_MAX_TALLY_LINES):
-            waiting = sorted(self._waiting[rank] - {rank})
+            waiting = sorted(self._waiting[rank])
             text = f"{ranks_text(waiting)} waited for rank {rank}" if waiting else f"rank {rank} was named"
             is_straggler = self.looks >= _MIN_STRAGGLER_LOOKS and looks >= _STRAGGLER_SHARE * self.looks
             is_straggler &= self.progress_looks >= _STRAGGLER_SHARE * self.looks
@@ -283,6 +265,7 @@ class Events:
         self._poll.register(self._reader, select.POLLIN)
         self._ranks: dict[int, tuple[int, Process]] = {}  # by the descriptor of the process
         self.ends: dict[int, End] = {}  # by rank
+        self.are_missing = False  # whether the kernel does not tell when a process ends
 
     def handle_signals(self) -> None:
         """Handle SIGUSR1 as a request, and SIGTERM and SIGHUP as SIGINT: by KeyboardInterrupt."""
@@ -303,7 +286,8 @@ class Events:
                 continue
             try:
                 descriptor = os.pidfd_open(process.pid)
-            except OSError:  # it has ended, or the kernel is older than 5.3
+            except OSError as error:  # it has ended, or the kernel is older than 5.3
+                self.are_missing |= error.errno != errno.ESRCH
                 continue
             self.ends.pop(rank, None)
             self._ranks[descriptor] = rank, process
@@ -424,6 +408,8 @@ class Attachment:
                     self.report(look)
                 if is_requested:
                     _print(tally.lines())
+                if events.are_missing and len(look.ranks_doing(Activity.ENDED)) == len(look.ranks):
+                    break
                 is_requested = self._wait(events, every_seconds)
                 if events.all_ended:
                     code = events.exit_code(code)

@@ -192,7 +192,11 @@ def _attach(command: Sequence[str], options: WatchArgs) -> int:
     for name in ("kill", "output", "flight_recorder"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')}: works only with a command that `ddpdiag watch` starts")
-    return attach.run(options)
+    if not options.attach:
+        return attach.run(options)
+    from ddpdiag.watch import hosts  # it imports ZeroMQ and all checks
+
+    return hosts.run(options)
 
 
 def _check(command: Sequence[str], options: WatchArgs) -> None:

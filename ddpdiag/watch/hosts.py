@@ -15,7 +15,7 @@ import msgspec
 from msgspec import structs
 
 from ddpdiag.cli.check import read_own_launch
-from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import RunOptions
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.runtime.control.client import ControlClient
@@ -26,11 +26,13 @@ from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.run import Run, prepare
 from ddpdiag.text import fold_hosts, ranks_text
+from ddpdiag.watch import WatchArgs, attach
 from ddpdiag.watch.look import Look
 
 # How long rank 0 waits for the looks of all hosts, and the others for rank 0, its wait and its report.
 GATHER_SECONDS, _END_SECONDS = 20.0, 60.0
 _POLL_SECONDS, _DISMISS_SECONDS = 0.2, 1.0
+_PAUSE_SECONDS = 2.5  # between the two looks
 
 
 class Looks(NamedTuple):
@@ -40,10 +42,29 @@ class Looks(NamedTuple):
     last: Look
 
 
-def step_launch() -> Launch | None:
-    """The launch of this process if it is one of several that a launcher started, else None."""
+def run(options: WatchArgs) -> int:
+    """Look at the ranks of this host. Rank 0 of this launch reports on those of all hosts. Returns the exit code."""
     launch = read_own_launch(LaunchArgs())
-    return None if launch.ranks or launch.place.world_size == 1 else launch
+    place = launch.place
+    if launch.ranks or place.world_size == 1:  # no launcher started this process, or it is the only one
+        return attach.run(options)
+    if options.every is not None:
+        raise UsageError("--every: works on one host only; --attach on several hosts makes one report")
+    gathering = Gathering(launch) if place.rank == 0 else None
+    # Other processes on this host only keep the launcher from waiting for them.
+    pids = attach.local_pids(os.environ, is_required=False) if not place.local_rank else []
+    attachment = attach.Attachment(options, pids)
+    first = attachment.observe()
+    time.sleep(_PAUSE_SECONDS if pids else 0.0)
+    looks = Looks(first, attachment.observe())
+    if gathering is None:
+        return send(launch, looks)
+    before, now = gathering.gather(looks)
+    look = attach.compare(attach.compare(None, before), now)
+    attachment.report(look)
+    code = attach.exit_code(look)
+    gathering.dismiss(code)
+    return code
 
 
 def _prepare(launch: Launch) -> Run:

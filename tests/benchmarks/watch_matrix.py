@@ -64,7 +64,7 @@ for step in range(100_000):
         open(folder + "/done", "w").close()
         disturb()
     model(torch.randn(32, 64)).sum().backward()
-    time.sleep(0.05)
+    time.sleep(float(os.environ.get("PAUSE", 0.05)))
     if rank == 0 and step % 10 == 0:
         print("step", step, flush=True)
 dist.destroy_process_group()
@@ -131,7 +131,7 @@ def job(folder: Path, fault: str, victim: int, size: int, mode: str) -> Iterator
             command = (*WATCH, "--stall", str(STALL), "--", *torchrun, *script)
             started = [subprocess.Popen(command, env=environment(), **streams)]
         elif mode == "torchrun":
-            started = [subprocess.Popen((*torchrun, *script), env=environment(), **streams)]
+            started = [subprocess.Popen((*torchrun, *script), env=environment(PAUSE="0"), **streams)]
         else:
             place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             place |= {} if fault in DEADLY else {"KEEP": "1"}
