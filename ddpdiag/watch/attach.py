@@ -33,6 +33,7 @@ from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy
 from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import Activity, Look, RankState, subject
 from ddpdiag.watch.observer import Observer
+from ddpdiag.watch.output import end_text
 from ddpdiag.watch.peers import job_name
 from ddpdiag.watch.processes import (
     LAUNCHERS,
@@ -242,16 +243,16 @@ class Tally:
 
 
 class End(NamedTuple):
-    """The end of a rank: its time (time.monotonic), and its wait status (None: its parent has reaped it before)."""
+    """The end of a rank: its time (time.monotonic), and its exit code (negative: a signal; None: not known)."""
 
     at: float
-    status: int | None
+    code: int | None
 
 
-def wait_status(pid: int, root: Path = PROC) -> int | None:
-    """Read the wait status of a process that has ended (field 52 of proc_pid_stat(5)); None if it is not a zombie."""
+def exit_code_of(pid: int, root: Path = PROC) -> int | None:
+    """Read the exit code of an ended process (field 52 of proc_pid_stat(5)); None if its parent has reaped it."""
     _, fields = stat_of(root / str(pid))
-    return int(fields[49]) if len(fields) > 49 and fields[0] == "Z" else None
+    return os.waitstatus_to_exitcode(int(fields[49])) if len(fields) > 49 and fields[0] == "Z" else None
 
 
 class Events:
@@ -303,9 +304,9 @@ class Events:
             self._poll.unregister(descriptor)
             rank, process = self._ranks.pop(descriptor)
             os.close(descriptor)
-            ended[rank] = wait_status(process.pid)
+            ended[rank] = exit_code_of(process.pid)
         now = time.monotonic()
-        self.ends |= {rank: End(now, status) for rank, status in ended.items()}
+        self.ends |= {rank: End(now, code) for rank, code in ended.items()}
         return is_requested
 
     @property
@@ -318,15 +319,20 @@ class Events:
         return frozenset(self.ends) - {*first_ends(self.ends)}
 
     def exit_code(self, code: ExitCode) -> ExitCode:
-        """The exit code after the end of the job: by the first rank that ended, and `code` if its status is unknown."""
-        statuses = {self.ends[rank].status for rank in first_ends(self.ends)}
-        return code if None in statuses else ExitCode.UNFIT if any(statuses) else ExitCode.FIT
+        """The exit code after the end of the job: by the first rank that ended, and `code` if its own is unknown."""
+        codes = {self.ends[rank].code for rank in first_ends(self.ends)}
+        return code if None in codes else ExitCode.UNFIT if any(codes) else ExitCode.FIT
 
 
 def first_ends(ends: Mapping[int, End]) -> tuple[int, ...]:
-    """The rank that ended first, or several in one moment; empty if none has ended."""
+    """The rank that ended first, or several that were noticed at once; empty if none has ended.
+
+    Of several, those that a signal killed: the others raise an exception, and a launcher sends SIGTERM.
+    """
     first = min((end.at for end in ends.values()), default=0.0)
-    return tuple(sorted(rank for rank, end in ends.items() if end.at == first))
+    ranks = tuple(sorted(rank for rank, end in ends.items() if end.at == first))
+    killed = tuple(rank for rank in ranks if (ends[rank].code or 0) < 0 and ends[rank].code != -signal.SIGTERM)
+    return killed or ranks
 
 
 def ends_text(ends: Mapping[int, End]) -> Iterator[str]:
@@ -334,12 +340,11 @@ def ends_text(ends: Mapping[int, End]) -> Iterator[str]:
     firsts = first_ends(ends)
     if not firsts:
         return
-    status, at = ends[firsts[0]].status, ends[firsts[0]].at
-    code = None if status is None else os.waitstatus_to_exitcode(status)
-    how = "" if code is None else f", by {signal.Signals(-code).name}" if code < 0 else f", with exit code {code}"
+    codes, at = {ends[rank].code for rank in firsts}, ends[firsts[0]].at
+    how = f" ({end_text(code)})" if len(codes) == 1 and (code := codes.pop()) is not None else ""
     others = [end.at for rank, end in ends.items() if rank not in firsts]
     then = f"; {count(len(others), 'other rank')} within {max(others) - at:.1f} s after it" if others else ""
-    yield f"  {subject(firsts, 'ended', 'ended')} first{how}{then}"
+    yield f"  {ranks_text(firsts)} ended first{how}{then}"
 
 
 class Attachment:

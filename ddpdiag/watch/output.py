@@ -15,7 +15,6 @@ import glob
 import os
 import re
 import select
-import signal
 import stat
 import termios
 import threading
@@ -29,6 +28,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.known_errors import known_error_of, main_reason
 from ddpdiag.codec import open_file
+from ddpdiag.runtime.supervisor.processes import signal_name
 from ddpdiag.text import ranks_text
 
 # The kernel notes the time of a terminal's last write in steps of 8 s, so that typing cannot be timed.
@@ -326,13 +326,13 @@ def failure_text(sinks: Sequence[Sink], status: int) -> str:
 def _known_error_text(tail: Iterable[bytes], status: int) -> str:
     if status == 0 or (sighting := main_reason(tail, with_unknown=True)) is None:
         return ""
-    cause, end_text = known_error_of(sighting), _end_text(os.waitstatus_to_exitcode(status))
+    cause, end = known_error_of(sighting), end_text(os.waitstatus_to_exitcode(status))
     lead = f"{ranks_text(sighting.ranks)}: " if sighting.ranks else ""
     if sighting.card.is_fallback:  # an exception of the user's own code, which only a rank makes worth a sentence
         where = f", raised in {sighting.frame}" if sighting.frame else ""
-        return f"the command failed ({end_text}): {lead}{cause.quote}{where}." if lead else ""
+        return f"the command failed ({end}): {lead}{cause.quote}{where}." if lead else ""
     waiting_text = f"It waited for {ranks_text(sighting.missing_ranks)}." if sighting.missing_ranks else ""
-    parts = (f"the command failed ({end_text}): {lead}{cause.title}.", cause.meaning, waiting_text, f"Fix: {cause.fix}")
+    parts = (f"the command failed ({end}): {lead}{cause.title}.", cause.meaning, waiting_text, f"Fix: {cause.fix}")
     return " ".join(filter(None, parts))
 
 
@@ -340,10 +340,10 @@ def _root_cause_text(tail: Iterable[bytes], status: int) -> str:
     """A sentence on the rank that torchrun saw fail first, unless that rank raised an exception, as echoes do."""
     if status == 0 or (match := _ROOT_CAUSE.search(b"".join(tail))) is None or match[2] == b"1":
         return ""
-    end, first_end = _end_text(os.waitstatus_to_exitcode(status)), _end_text(int(match[2]))
+    end, first_end = end_text(os.waitstatus_to_exitcode(status)), end_text(int(match[2]))
     return f"the command failed ({end}): rank {int(match[1])} failed first ({first_end})."
 
 
-def _end_text(code: int) -> str:
+def end_text(code: int) -> str:
     """The end of a process in words: "exit code 1" or "SIGKILL"."""
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    return f"exit code {code}" if code >= 0 else signal_name(-code)
