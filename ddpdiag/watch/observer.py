@@ -29,6 +29,7 @@ from ddpdiag.probes.host.kernel import (
 )
 from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
 from ddpdiag.runtime.supervisor.hang_evidence import MAX_MAIN_FRAMES, MAX_OTHER_FRAMES, MAX_THREADS, first_frames
+from ddpdiag.text import ranks_text
 from ddpdiag.watch.evidence import Stacks, await_dump, dump_stacks, find_py_spy, request_dump, stacks_of
 from ddpdiag.watch.look import Helper, Look, RankState, RasEvidence
 from ddpdiag.watch.pitfalls import find_pitfalls
@@ -144,6 +145,7 @@ class Observer:
         states = with_helper_stacks(states, lambda pid: dump_stacks(py_spy, pid, end) if py_spy else Stacks())
         missing = self._ranks.missing if self._all_started else ()
         states += tuple(RankState(rank=rank, pid=0) for rank in missing)
+        note = f"No process of {ranks_text(missing)} runs here: it has ended, or was never started."
         return structs.replace(
             look,
             unix_seconds=time.time(),
@@ -154,6 +156,7 @@ class Observer:
             gpus=gpus,
             why_no_gpus=why_no_gpus,
             ras=ras_evidence,
+            missing_evidence=(*look.missing_evidence, *([note] if missing else [])),
         )
 
     def _traces(self, end: float) -> Mapping[int, Witness | str]:

@@ -86,18 +86,15 @@ class RankProcesses(Struct, frozen=True):
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks that this host should have, as far as the environment of the others shows, but that do not run."""
-        first = 0
-        for rank, process in self.by_rank.items():
-            local_rank, size = (process.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-            if local_rank.isdecimal() and size.isdecimal():  # torchrun numbers the ranks of a host without a gap
-                first = rank - int(local_rank)
-            elif self.world_size is not None and process.environ.get("MASTER_ADDR") in _LOOPBACK:
-                size = str(self.world_size)
-            else:
-                return ()
-            last = first + min(int(size), _MAX_LOCAL_RANKS)
-            return tuple(other for other in range(first, last) if other not in self.by_rank)
-        return ()
+        if not self.by_rank:
+            return ()
+        rank, process = next(iter(self.by_rank.items()))
+        first, size = 0, self.world_size if process.environ.get("MASTER_ADDR") in _LOOPBACK else 0
+        local_rank, local_size = (process.environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        if local_rank.isdecimal() and local_size.isdecimal():  # torchrun numbers the ranks of a host without a gap
+            first, size = rank - int(local_rank), int(local_size)
+        expected = range(first, first + min(size or 0, _MAX_LOCAL_RANKS))
+        return tuple(other for other in expected if other not in self.by_rank)
 
 
 def read_process(pid: int, root: Path = PROC) -> Process | None:

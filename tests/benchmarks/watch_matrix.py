@@ -190,8 +190,8 @@ def run_pid(folder: Path, fault: str, victim: int, size: int) -> tuple[str, floa
             wait_until(folder / "done")
             begin = time.monotonic()
             for process in ranks:
-                process.wait(20)
-            watch.wait(30)
+                process.wait(90)
+            watch.wait(60)
             return (folder / "report").read_text(), time.monotonic() - begin
         (folder / "go").touch()
         wait_until(folder / "done")
