@@ -15,7 +15,7 @@ from typing import NamedTuple
 _BYTES_BEFORE_ANCHOR, _BYTES_AFTER_ANCHOR, _HEAD_BYTES = 1_000, 2_000, 200
 # Words with a counter (gpu1, worker1) are not hosts; gpu01 and worker-01 are, since counters have no leading 0.
 _NOT_A_HOST = r"(?!python|(?:epoch|step|iter|iteration|batch|rank|line)[-_]?\d*: |(?:gpu|cuda|worker)[-_]?(?!0\d)\d*: )"
-_DAY_AND_TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_DAY_AND_TIME = r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _LETTERS = string.ascii_lowercase
 # Patterns of prefixes, each with the characters that may begin it. Most lines begin with none, and are skipped quickly.
 _PREFIXES = tuple(
@@ -28,7 +28,10 @@ _PREFIXES = tuple(
         # Ray.
         ("(", r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?"),
         # Determined AI.
-        (string.hexdigits, r"[0-9a-f]{8} \[rank=(?P<rank>\d{1,6})\] \|\| ?"),
+        (string.hexdigits, r"[0-9a-f]{8}(?: \[rank=(?P<rank>\d{1,6})\])? \|\| ?"),
+        # vLLM, whose logger repeats its prefix on each line of a traceback; FastChat, which logs its standard error so.
+        ("EW", r"(?:ERROR|WARNING) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w/.]{1,80}\.py:\d{1,6}\] ?"),
+        (string.digits, rf"{_DAY_AND_TIME} \| [A-Z]{{4,8}} {{0,4}}\| std(?:out|err) \| ?"),
         # torch itself; torchrun's --tee.
         ("[", r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?"),
         ("[", r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?"),
