@@ -160,8 +160,10 @@ def compare(before: Look | None, now: Look) -> Look:
         return structs.replace(now, is_unsettled=not now.ranks_doing(*_FINAL))
     progress = progress_text(before, now)
     named = named_ranks(now)
-    others = [state for state in now.ranks if state.rank not in named]
-    is_settled = now.ranks_doing(*_FINAL) or all(is_still(before.by_rank.get(state.rank), state) for state in others)
+    # If all ranks are named, only those with a stack show whether they are where they were.
+    others = [state for state in now.ranks if state.rank not in named] or [s for s in now.ranks if s.stack]
+    is_still_there = bool(others) and all(is_still(before.by_rank.get(state.rank), state) for state in others)
+    is_settled = now.ranks_doing(*_FINAL) or is_still_there
     return structs.replace(
         now,
         progress=progress,

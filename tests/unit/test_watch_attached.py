@@ -173,6 +173,9 @@ PAIRS = {
         [seen(0, STEPS, gpu=True, switches=6), seen(1, SAVES, gpu=True)],
         UNKNOWN,
     ),
+    "the only process": ([seen(0, SAVES)], [seen(0, SAVES)], 1),
+    "the only process wakes up": ([seen(0, SAVES)], [seen(0, SAVES, switches=6)], UNKNOWN),
+    "the only process, with a hidden stack": ([seen(0, ())], [seen(0, ())], UNKNOWN),
     "hidden stacks, all asleep": ([seen(0, ()), seen(1, ())], [seen(0, ()), seen(1, ())], UNKNOWN),
     "hidden stacks, one woke up": ([seen(0, ()), seen(1, ())], [seen(0, ()), seen(1, (), switches=6)], UNKNOWN),
 }
