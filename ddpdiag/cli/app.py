@@ -311,7 +311,7 @@ def explain(
 @_command(
     "ddpdiag ticket nccl report.json",
     "ddpdiag ticket nccl run.jsonl --log 'ncclDebug.*' --write-bundle ticket.tar.gz",
-    "ddpdiag ticket pytorch report.json > issue.md   (gh issue create -R pytorch/pytorch -F issue.md)",
+    "ddpdiag ticket pytorch report.json > issue.md",
     "ddpdiag ticket nccl   (without a report: from this host)",
 )
 def ticket(

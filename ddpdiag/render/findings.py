@@ -255,13 +255,16 @@ def subjects(findings: Iterable[Finding], limit: int | None) -> list[tuple[str, 
 _NAMES_SHOWN, _SHORT = 24, 100
 
 
-def finding_boxes(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[Block, ...]]]:
-    """The first findings of each code with their blocks, errors first. A last block counts the others of the code."""
+def finding_boxes(findings: Iterable[Finding], *, advice: bool = True) -> list[tuple[Finding, tuple[Block, ...]]]:
+    """The first findings of each code with their blocks, errors first. A last block counts the others of the code.
+
+    Without `advice`, the blocks have only the message and the evidence.
+    """
     boxes = []
     for group in group_by_code(findings).values():
         shown = shown_count(group, SAME_SHOWN)
         for number, finding in enumerate(group[:shown], 1):
-            parts = [*finding_blocks(finding)]
+            parts = [Text(finding.message), *(_advice_blocks(finding) if advice else ()), *_evidence_blocks(finding)]
             if number == shown < len(group):
                 names = blamed_text(group, _NAMES_SHOWN)
                 parts.append(Text(f"{len(group) - shown:,} more like these{f', in all: {names}' if names else ''}."))
@@ -269,9 +272,8 @@ def finding_boxes(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[Bloc
     return boxes
 
 
-def finding_blocks(finding: Finding) -> Iterator[Block]:
-    """Yield the message of a finding, the blamed ranks, hosts, GPUs and links, the fix and the evidence."""
-    yield Text(finding.message)
+def _advice_blocks(finding: Finding) -> Iterator[Block]:
+    """Yield the blamed ranks, hosts, GPUs and links, the fix and its variables."""
     if names := blamed_text((finding,), _NAMES_SHOWN):
         yield Text(names, "About" if finding.severity is Severity.NOTE else "Blamed")
     elif _no_blame_sentence((finding,)):
@@ -280,6 +282,9 @@ def finding_blocks(finding: Finding) -> Iterator[Block]:
         yield Text(finding.fix, "Fix")
     if finding.env:
         yield Code("\n".join(shell_lines(finding.env)), "Variables")
+
+
+def _evidence_blocks(finding: Finding) -> Iterator[Block]:
     lists = {name: value for name, value in finding.evidence.items() if isinstance(value, list) and _has_lines(value)}
     figures = [(label(name), value_text(name, value)) for name, value in finding.evidence.items() if name not in lists]
     table = Table(columns=(Column("figure"), Column("value")), rows=tuple(figures), noun="figure")

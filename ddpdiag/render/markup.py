@@ -37,18 +37,26 @@ from ddpdiag.text import count
 
 # An invisible character, written in ASCII. GitHub makes no link of a name, number or address that contains it.
 _BREAK = "&#8203;"
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"})
+_ENTITIES = str.maketrans({"<": "&lt;", ">": "&gt;", "$": "&#36;"})
+_AMPERSANDS = re.compile(r"&(?=[#\w])")  # those that may begin an entity
 _MARKUP = re.compile(r"[\\`*_\[\]|~!{}]")
 _MENTIONS = re.compile(r"(?<=[@#])(?=[\w-])|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
 _SCHEME = re.compile(r"(?<=mailto|..xmpp)(?=:)", re.IGNORECASE)
 # Characters that make a line a heading, a list or a rule.
 _LINE_STARTS = re.compile(r"(?=[-+](?:[-\s]|$)|[#=]|\d{1,9}[.)](?:\s|$))")
 _BACKTICK_RUNS = re.compile(r"`+")
+_CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
-def escape(text: str) -> str:
-    """Escape a text of unknown origin and put it on one line, for any place in a document, also a table's cell."""
-    escaped = _MARKUP.sub(r"\\\g<0>", _as_html(text)).strip()
+def escape(text: str, *, has_code: bool = False) -> str:
+    """Escape a text of unknown origin and put it on one line, for any place in a document, also a table's cell.
+
+    With `has_code`, words between single backticks become code, in which nothing is markup. In a cell, "|" would be.
+    """
+    parts = _CODE.split(one_line(text)) if has_code else [text]  # those with odd numbers are code
+    escaped = "".join(
+        f"`{part}`" if number % 2 else _MARKUP.sub(r"\\\g<0>", _as_html(part)) for number, part in enumerate(parts)
+    ).strip()
     if _LINE_STARTS.match(escaped):
         escaped = _LINE_STARTS.sub(_BREAK_MARK, escaped, count=1)
     return escaped.replace(_BREAK_MARK, _BREAK)
@@ -57,7 +65,7 @@ def escape(text: str) -> str:
 def _as_html(text: str) -> str:
     """Put the text on one line, with HTML entities, and with marks that disable mentions (@name, #12) and links."""
     unlinked = _SCHEME.sub(_BREAK_MARK, _MENTIONS.sub(_BREAK_MARK, one_line(text)))
-    return unlinked.translate(_ENTITIES)
+    return _AMPERSANDS.sub("&amp;", unlinked).translate(_ENTITIES)
 
 
 # Stands for `_BREAK` while a text is escaped. The text itself has none, because `one_line` replaces it.
@@ -122,13 +130,15 @@ def fit_pieces(pieces: Iterable[Piece], max_bytes: int = MAX_BYTES) -> list[str]
     return lines
 
 
-def escape_and_cut(text: str, max_bytes: int) -> str:
-    """Escape a text of unknown origin. It is cut to about `max_bytes`, with a note on the missing characters."""
+def escape_and_cut(text: str, max_bytes: int, *, has_code: bool = False) -> str:
+    """Escape a text as `escape` does, cut to about `max_bytes`, with a note on the missing characters."""
     length = min(len(text), max_bytes)
-    while length and (used := byte_size((escape(text[:length]),))) > max_bytes:
+    while length and (used := byte_size((escape(text[:length], has_code=has_code),))) > max_bytes:
         length = length * max_bytes // used
     left = len(text) - length
-    return escape(text[:length]) + (f" ... ({count(left, 'more character')}, {_ELSEWHERE})" if left else "")
+    return escape(text[:length], has_code=has_code) + (
+        f" ... ({count(left, 'more character')}, {_ELSEWHERE})" if left else ""
+    )
 
 
 def _lines_that_fit(lines: Sequence[str], noun: str, total: int, max_bytes: int) -> tuple[list[str], list[str]]:
@@ -159,9 +169,9 @@ def draw_pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
                 )
             case Text(text=text, lead=lead):
                 strong = f"**{_cut_title(lead)}:** " if lead else ""
-                yield Piece("a sentence", [f"{strong}{escape_and_cut(text, _PARAGRAPH_BYTES)}", ""])
+                yield Piece("a sentence", [f"{strong}{escape_and_cut(text, _PARAGRAPH_BYTES, has_code=True)}", ""])
             case Items(items=items, title=title):
-                lines = [f"- {escape_and_cut(item, _CELL_BYTES)}" for item in items[:_ROWS_SHOWN]]
+                lines = [f"- {escape_and_cut(item, _CELL_BYTES, has_code=True)}" for item in items[:_ROWS_SHOWN]]
                 shown, more = _lines_that_fit(lines, "line", len(items), _LIST_BYTES)
                 lines = [*_title_lines(title), *shown, *(f"- {sentence}" for sentence in more), ""]
                 yield Piece(_cut_title(title) or "a list", lines if items else [])

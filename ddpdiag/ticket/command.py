@@ -18,7 +18,7 @@ from ddpdiag.render.markup import draw_pieces, fit_pieces
 from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.ticket import Kind, TicketArgs
 from ddpdiag.ticket.bundle import bundle
-from ddpdiag.ticket.forms import COLLECT_ENV, FORMS, NEW_ISSUE, TOOLS
+from ddpdiag.ticket.forms import COLLECT_ENV, FORMS, NEW_ISSUE, TOOLS, unanswered, warning_of
 from ddpdiag.ticket.here import host_report, machine_text, output_of
 from ddpdiag.ticket.job import Job, log_files, read_job
 
@@ -42,10 +42,15 @@ def run(kind: Kind, files: Sequence[str], args: TicketArgs) -> int:
         write(path, bundle(job, form))
     show(form, sys.stdout)
     if not args.quiet:
+        if sentence := warning_of(job, kind):
+            complain(sentence)
         complain(
-            f"paste the form into {NEW_ISSUE[kind]}. Add what only you know (the job's code), run the commands that it "
-            "calls not available, and read it first: it has names of hosts and users, addresses and paths"
+            f"paste each section into the field of its name in {NEW_ISSUE[kind]}. Add what only you know (the job's "
+            "code), and run the commands under 'Not available'. Read it first: it has names of hosts and users, "
+            "addresses and paths"
         )
+        if labels := unanswered(job, kind):
+            complain(f"required, and not answered: {', '.join(labels)}")
     return 0
 
 

@@ -32,10 +32,12 @@ _MAX_END_BYTES, _MAX_ALL_BYTES = 4 << 20, 64 << 20
 class Job(Struct, frozen=True, kw_only=True):
     """The evidence for a ticket.
 
-    `logs` has texts by name. `outputs` has the outputs of commands on this host (None: there is no such command). It
-    and `machine`, a description of this host, are empty if this host is not one of the job's hosts.
+    `files` are names of reports and recordings. `logs` has texts by name. `outputs` has the outputs of commands on
+    this host (None: there is no such command). It and `machine`, a description of this host, are empty if this host is
+    not one of the job's hosts.
     """
 
+    files: tuple[str, ...] = ()
     reports: tuple[Report, ...] = ()  # those that say UNFIT are first
     recordings: tuple[Recording, ...] = ()
     logs: dict[str, str] = {}
@@ -85,6 +87,7 @@ def read_job(files: Sequence[str], logs: Sequence[str]) -> Job:
             one, other = (fold_hosts(names, limit=4) for names in (hosts, all_hosts))
             raise UsageError(f"{name} ({one}) and {largest} ({other}) are of different jobs; give the files of one job")
     return Job(
+        files=tuple(map(os.path.basename, contents)),
         reports=tuple(
             msgspec.convert(hidden(msgspec.to_builtins(report)), Report)
             for report in sorted(reports.values(), key=lambda report: report.verdict is not Verdict.UNFIT)

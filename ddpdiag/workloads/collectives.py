@@ -68,7 +68,7 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[
     label = f"all_reduce {size} B"
     ctx.step(f"{label}: agree on the number of calls")
     warmup, timed_calls = minima_over_ranks(calls, device)
-    ctx.step(f"{label}: {warmup} + {timed_calls} calls")
+    ctx.step(f"{label}: {warmup} warm-up and {timed_calls} timed calls")
     tensor = torch.zeros(max(1, size // 4), device=device)
     for _ in range(warmup):
         dist.all_reduce(tensor)

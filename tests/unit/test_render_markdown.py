@@ -110,6 +110,19 @@ def test_the_verdict_says_that_the_job_is_degraded() -> None:
     assert markdown.render(report()).startswith("**FIT:** ")
 
 
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("read `a_b | <c> @d` & e_f", r"read `a_b | <c> @d` & e\_f"),
+        ("``a`` `b", r"\`\`a\`\` \`b"),
+        (r"\`a\` &lt;", r"\\`a\` &amp;lt;"),
+    ],
+)
+def test_words_between_single_backticks_are_code(text, escaped) -> None:
+    assert escape(text, has_code=True) == escaped
+    is_harmless(escaped)
+
+
 def test_a_summary_is_html() -> None:
     assert fold_lines("all_reduce over gloo", ["x"])[1] == "<summary>all_reduce over gloo</summary>"
     assert "\\" not in fold_lines("a_b*c|d`e`[f]~!{g}", ["x"])[1]

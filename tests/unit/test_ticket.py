@@ -19,13 +19,15 @@ from ddpdiag.model.report import HostKind, Matrix
 from ddpdiag.render.markup import draw_pieces
 from ddpdiag.ticket import Kind, TicketArgs, command
 from ddpdiag.ticket.bundle import bundle
-from ddpdiag.ticket.forms import impact_of, nccl_form, nccl_version
+from ddpdiag.ticket.forms import impact_of, nccl_form, nccl_version, pytorch_form, unanswered, warning_of
 from ddpdiag.ticket.here import machine_text, output_of
 from ddpdiag.ticket.job import Job, log_files, read_job
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 HANG, P2P = RECORDINGS / "hang-4-ranks.jsonl", RECORDINGS / "p2p-broken-2-ranks.jsonl"
 CRASH = RECORDINGS / "failures" / "rank_segfaults.jsonl"
+SLEEP = RECORDINGS / "process_groups" / "nccl-sleep.jsonl"
+HEALTHY = RECORDINGS / "healthy-2-ranks.jsonl"
 LOGS = Path(__file__).parent / "nccl_logs"
 NCCL_LABELS = [
     "How is this issue impacting you?",
@@ -33,7 +35,7 @@ NCCL_LABELS = [
     "Steps to Reproduce the Issue",
     "NCCL Version",
     "Your platform details",
-    "Error Message &amp; Behavior",
+    "Error Message & Behavior",
 ]
 SECRET = "hunter2hunter2"
 
@@ -56,14 +58,14 @@ def written(path: Path, report: Report) -> Path:
     return path
 
 
-def form_of(report: Report) -> list[str]:
-    """The lines of NCCL's form about a report."""
-    pieces = draw_pieces(nccl_form(Job(reports=(report,)), ""))
+def form_of(*reports: Report, fill=nccl_form, attached="", **evidence: object) -> list[str]:
+    """The lines of a form about reports and other evidence."""
+    pieces = draw_pieces(fill(Job(reports=reports, **evidence), attached))
     return [line for piece in pieces for line in piece.lines]
 
 
 @pytest.mark.parametrize("kind", ["nccl", "pytorch"])
-@pytest.mark.parametrize("run", [HANG, P2P, CRASH], ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", [SLEEP, P2P, CRASH], ids=lambda path: path.stem)
 def test_the_form_of_a_recording(golden, kind, run):
     golden(form(kind, run))
 
@@ -85,12 +87,85 @@ def test_the_sections_are_the_fields_of_the_form(kind, labels):
         (CRASH, "Application crash"),
         (RECORDINGS / "failures" / "values_corrupt.jsonl", "Data corruption"),
         (RECORDINGS / "slow-host-3-ranks.jsonl", "Lower performance than expected"),
-        (RECORDINGS / "healthy-2-ranks.jsonl", None),
+        (HEALTHY, None),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else "",
 )
 def test_the_impact_is_that_of_the_findings(recording, impact):
     assert impact_of(read_job([str(recording)], [])) == impact
+
+
+@pytest.mark.parametrize(
+    ("recording", "end"),
+    [
+        (SLEEP, ""),
+        (HANG, "the run used gloo."),
+        (RECORDINGS / "eight-gpus.jsonl", "it has HST001.oversubscribed, HST002.short."),
+        (HEALTHY, "ddpdiag found no problem, so there is nothing to report."),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else "",
+)
+def test_a_form_of_nccl_warns_if_no_finding_involves_nccl(recording, end):
+    job = read_job([str(recording)], [])
+    sentence = warning_of(job, Kind.NCCL)
+    assert sentence == (f"No finding of this run involves NCCL; {end}" if end else "")
+    assert warning_of(job, Kind.PYTORCH) == ""
+    assert warning_of(structs.replace(job, logs={"a": "n0:1:1 [0] NCCL WARN x"}), Kind.NCCL) == ""
+    done = CliRunner().invoke(app, ["ticket", "nccl", str(recording)])
+    assert sentence in done.stderr
+    assert done.stdout.startswith(sentence or "**Title:** `[Issue]: rank 1")
+    assert "required, and not answered: " in done.stderr
+
+
+def test_required_fields_without_an_answer_are_listed():
+    job = read_job([str(SLEEP)], [])
+    assert unanswered(job, Kind.NCCL) == ["NCCL Version"]
+    assert unanswered(job, Kind.PYTORCH) == ["Versions"]
+    assert unanswered(Job(), Kind.NCCL) == ["Title", "How is this issue impacting you?", "NCCL Version"]
+
+
+@pytest.mark.parametrize(
+    ("recording", "sentences"),
+    [
+        (SLEEP, ["COL001: 1 of 1 trial over NCCL failed (hung on ranks 0-1); gloo passed (1 trial)."]),
+        (CRASH, ["COL001: 1 of 1 trial over gloo failed (died on rank 2; raised on ranks 0-1,3)."]),
+        (RECORDINGS / "failures" / "host_missing.jsonl", []),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else "",
+)
+def test_failed_trials_are_counted_for_each_backend(recording, sentences):
+    lead = "**Intermittency:** "
+    lines = [line for line in form("nccl", recording).splitlines() if line.startswith(lead)]
+    assert lines == [lead + sentence for sentence in sentences]
+
+
+def test_checks_of_the_run_are_not_selected():
+    steps = next(
+        line for line in form("nccl", RECORDINGS / "failures" / "host_missing.jsonl").splitlines() if "-m" in line
+    )
+    assert "--select" not in steps
+
+
+@pytest.mark.parametrize(
+    ("output", "source"),
+    [("killed by SIGSEGV", "rank-1.txt"), ("Fatal Python error: x", "rank-3.txt")],
+    ids=["of a peer", "of the blamed rank"],
+)
+def test_the_first_traceback_is_shown(output, source):
+    logs = {"rank-1.txt": "Traceback (most recent call last):\nx", "rank-3.txt": output}
+    died = structs.replace(Job(reports=(unfit(),)).findings[0], code="RUN003.died")
+    lines = form_of(unfit(findings=(died,)), fill=pytorch_form, logs=logs)
+    assert f"**First Traceback (in {source}):**" in lines
+    assert any("PYTHONFAULTHANDLER=1" in line for line in lines) == (source == "rank-1.txt")
+
+
+def test_what_is_attached_is_said():
+    logs = {"ncclSystem.txt": '<system version="1">', "rank-0.txt": "x"}
+    lines = form_of(fit(), attached="t.tar.gz", logs=logs, outputs={"ibstatus": None, "nvidia-smi": "x"})
+    contents = "1 ddpdiag report, 1 log, 1 topology file, 1 output of a command; no NCCL log"
+    assert f"**Attached:** t.tar.gz ({contents})" in lines
+    assert "- ncclSystem.txt: topology (NCCL\\_TOPO\\_DUMP\\_FILE)" in lines
+    assert "; no NCCL log" not in "".join(form_of(attached="t", logs={"a": "NCCL INFO x"}))
 
 
 def test_a_json_report_fills_in_the_form(golden, tmp_path):

@@ -166,7 +166,7 @@ class _SweepRun:
             return None
         if calls < bench.iters:
             self._reduced_calls[size_bytes] = min(calls, self._reduced_calls.get(size_bytes, calls))
-        context.announce_step(f"{label}: {warmup} + {calls} calls")
+        context.announce_step(f"{label}: {warmup} warm-up and {calls} timed calls")
         time_calls(operation.call, warmup, context.device)
         # The extremes over all ranks have whole nanoseconds as well, and are compared with these times.
         times = [round(each * 1e9) / 1e9 for each in time_calls(operation.call, calls, context.device)]
