@@ -25,8 +25,11 @@ _PREFIXES = tuple(
         (" " + string.digits, r" {0,5}(?P<task>\d{1,6}): "),
         # Open MPI's --tag-output, to which SageMaker adds more than the rank.
         ("[", r"\[(?:\d{1,6},)?(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err|diag)>:\s?"),
-        # Ray.
-        ("(", r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?"),
+        # Ray; SkyPilot.
+        (
+            "(",
+            r"\([A-Za-z]\w{0,60}(?:, rank=(?P<rank>\d{1,6}),)? pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?",
+        ),
         # Determined AI.
         (string.hexdigits, r"[0-9a-f]{8}(?: \[rank=(?P<rank>\d{1,6})\])? \|\| ?"),
         # vLLM, whose logger repeats its prefix on each line of a traceback; FastChat, which logs its standard error so.

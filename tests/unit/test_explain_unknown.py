@@ -76,6 +76,7 @@ def test_an_unknown_text_is_quoted_under_its_subsystem(line: str, name: str) -> 
         ("ERROR 12-25 01:10:28 multiproc_worker_utils.py:229] ", ()),
         ("2025-07-17 17:00:39 | ERROR | stderr | ", ()),
         ("2023/10/26 12:12:06 ", ()),
+        ("(worker1, rank=3, pid=2455, ip=10.0.0.9) ", (3,)),
         ("[rank3]:", (3,)),
         ("[default3]:", (3,)),
         ("2024-05-01T10:00:00.123456789Z stderr F ", ()),
