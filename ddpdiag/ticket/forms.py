@@ -5,7 +5,7 @@ GitHub turns an answered form into such sections. Labels and order are those of 
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from shlex import join
 from typing import NamedTuple
@@ -195,14 +195,9 @@ def _log_kind(text: str) -> str:
 
 def _attached(job: Job, attached: str) -> Iterator[Part]:
     """Yield the name of the bundle and what is in it."""
-    kinds = [_log_kind(text) for text in job.logs.values()]
-    numbers = {
-        "ddpdiag report": len(job.reports),
-        "recording": len(job.recordings),
-        "log": len(kinds) - kinds.count(_TOPOLOGY),
-        "topology file": kinds.count(_TOPOLOGY),
-        "output of a command": sum(output is not None for output in job.outputs.values()),
-    }
+    nouns = ["topology file" if _log_kind(text) == _TOPOLOGY else "log" for text in job.logs.values()]
+    nouns += ["command output" for output in job.outputs.values() if output is not None]
+    numbers = {"ddpdiag report": len(job.reports), "recording": len(job.recordings), **Counter(nouns)}
     parts = ", ".join(count(number, noun) for noun, number in numbers.items() if number)
     missing = "" if any(map(_NCCL_LINE.search, job.logs.values())) else "; no NCCL log"
     if attached:
@@ -291,30 +286,25 @@ def _failed_trials(recording: Recording) -> Iterator[str]:
     statuses: defaultdict[int, dict[int, Status]] = defaultdict(dict)
     for outcome in recording.outcomes:
         statuses[outcome.trial][outcome.rank] = Status.SKIPPED if outcome.interrupted else outcome.status
-    trials: defaultdict[tuple[str, str], list[dict[int, Status]]] = defaultdict(list)
+    trials: defaultdict[str, defaultdict[str, list[dict[int, Status]]]] = defaultdict(lambda: defaultdict(list))
     for trial in recording.trials:
-        values = statuses[trial.number].values()
-        is_counted = {*values} == {Status.DONE} or not {*values}.isdisjoint(_FAILED)
-        if is_counted and "backend" in trial.params and not trial.env and not trial.may_fail:
-            trials[trial.code, str(trial.params["backend"])].append(statuses[trial.number])
-    sentences = {key: _trials_text(key[1], of_backend) for key, of_backend in trials.items()}
-    for code in dict.fromkeys(code for code, _ in sentences):
-        parts = sorted(text for (of_code, _), text in sentences.items() if of_code == code)
-        if any(" failed (" in part for part in parts):
-            yield f"{code}: {'; '.join(parts)}."
+        if "backend" in trial.params and not trial.env and not trial.may_fail:
+            trials[trial.code][str(trial.params["backend"]).replace("nccl", "NCCL")].append(statuses[trial.number])
+    for code, by_backend in trials.items():
+        texts = [text for name, of_backend in by_backend.items() if (text := _trials_text(name, of_backend))]
+        if any(" failed (" in text for text in texts):
+            yield f"{code}: {'; '.join(sorted(texts))}."
 
 
 def _trials_text(backend: str, trials: list[dict[int, Status]]) -> str:
-    """Describe the trials over a backend: "1 of 1 trial over NCCL failed (hung on ranks 0-1)"."""
+    """Describe the trials over a backend that ended: "1 of 1 trial over NCCL failed (hung on ranks 0-1)"."""
     failed = [statuses for statuses in trials if not {*statuses.values()}.isdisjoint(_FAILED)]
-    name = backend.replace("nccl", "NCCL")
+    done = [statuses for statuses in trials if {*statuses.values()} == {Status.DONE}]
     if not failed:
-        return f"{name} passed ({count(len(trials), 'trial')})"
-    parts = []
-    for status in _FAILED:
-        if ranks := {rank for statuses in failed for rank in statuses if statuses[rank] is status}:
-            parts.append(f"{status.value} on {'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks, limit=8)}")
-    return f"{len(failed)} of {count(len(trials), 'trial')} over {name} failed ({'; '.join(parts)})"
+        return f"{backend} passed ({count(len(done), 'trial')})" if done else ""
+    ranks = {status: {r for each in failed for r in each if each[r] is status} for status in _FAILED}
+    words = (f"{s.value} on rank{'s' * (len(ranks[s]) > 1)} {fold_ranks(ranks[s], limit=8)}" for s in ranks if ranks[s])
+    return f"{len(failed)} of {count(len(failed + done), 'trial')} over {backend} failed ({'; '.join(words)})"
 
 
 def _platform(job: Job) -> Iterator[Part]:

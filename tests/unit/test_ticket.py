@@ -161,8 +161,8 @@ def test_the_first_traceback_is_shown(output, source):
 
 def test_what_is_attached_is_said():
     logs = {"ncclSystem.txt": '<system version="1">', "rank-0.txt": "x"}
-    lines = form_of(fit(), attached="t.tar.gz", logs=logs, outputs={"ibstatus": None, "nvidia-smi": "x"})
-    contents = "1 ddpdiag report, 1 log, 1 topology file, 1 output of a command; no NCCL log"
+    lines = form_of(fit(), attached="t.tar.gz", logs=logs, outputs={"a": None, "b": "x", "c": "y"})
+    contents = "1 ddpdiag report, 1 topology file, 1 log, 2 command outputs; no NCCL log"
     assert f"**Attached:** t.tar.gz ({contents})" in lines
     assert "- ncclSystem.txt: topology (NCCL\\_TOPO\\_DUMP\\_FILE)" in lines
     assert "; no NCCL log" not in "".join(form_of(attached="t", logs={"a": "NCCL INFO x"}))
