@@ -38,9 +38,10 @@ _STACK_FIX = (
 _GPU_FIX = (
     "Look at the GPU of {0} (`dmesg -T | grep Xid`, `nvidia-smi -q -d ECC`), and run `ddpdiag host` on the host of {0}."
 )
+# With DETAIL, a DistributedDataParallel on the CPU ends by SIGSEGV in its constructor (seen with torch 2.13 and 2.15).
 MISMATCH_FIX = (
-    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
+    "Look for what differs between the ranks: data, shapes, a branch or an exception on some ranks only. "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective, but crashes DistributedDataParallel on the CPU."
 )
 
 

@@ -35,7 +35,8 @@ class NotStarted(UserError):
     """Error: the command could not be started. Its exit code is that of env and nohup."""
 
     def __init__(self, command: str, error: OSError) -> None:
-        super().__init__(f"{command}: {error.strerror or error}")
+        hint = f"; --pid {command} looks at a job that runs already" if command.isdecimal() else ""
+        super().__init__(f"{command}: {error.strerror or error}{hint}")
         self.exit_code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_INVOKE
 
 

@@ -30,7 +30,7 @@ from ddpdiag.watch.processes import LAUNCHERS
 # NVML shows 100 % for a GPU with an NCCL kernel that waits.
 _BUSY_GPU_SHARE, _IDLE_GPU_SHARE = 0.9, 0.05
 _MAX_STACKS = 4
-_ELSEWHERE_FIX = "Look at its stack: the other ranks only wait for it."
+_ELSEWHERE_FIX = "Find out why it is there (its stack, data and children): the other ranks only wait for it."
 _WAIT_NAME = re.compile(r"wait|poll|sync|barrier|lock|recv|receive", re.IGNORECASE)
 # A rank passes these collectives only after all ranks of the process group have entered them.
 _JOINT_CALL = re.compile(r"all_(reduce|gather|to_all)\w*|reduce_scatter\w*|barrier|_engine_run_backward")

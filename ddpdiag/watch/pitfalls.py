@@ -79,5 +79,7 @@ def _ranks_at(states: Sequence[RankState], names: Mapping[str, str], evidence: M
 
 def _with_ranks(finding: Finding, ranks: Sequence[int]) -> Finding:
     place = f"{os.path.basename(str(finding.evidence['path']))}:{finding.evidence['line']}"
-    title = f"`ddpdiag lint` reports {finding.code} at {place}, where {subject(ranks, 'is', 'are')}"
+    title = (
+        f"{subject(ranks, 'waits', 'wait')} at {place}, which only some ranks reach ({finding.code} of `ddpdiag lint`)"
+    )
     return structs.replace(finding, title=title, message=begun(finding.message) + ".", severity=Severity.WARNING)

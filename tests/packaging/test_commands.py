@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from dists import ROOT
 
-TRY = "python -m pip install -c constraints.txt . && ddpdiag check"
+TRY = "python -m pip install -c constraints.txt '.[watch]' && ddpdiag check"
 TEST = "python -m pip install -c constraints.txt -e '.[test]' && python -m pytest -n 3 --dist loadfile"
 CI = ROOT / ".ci" / "run"
 

@@ -11,6 +11,7 @@ from ddpdiag.checks.blame import Blame, is_echo, missing_backend_errors, usual_s
 from ddpdiag.checks.failure_evidence import crash_line, failure_evidence, state_evidence, state_text, waiting_text
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, subject_text
 from ddpdiag.checks.known_errors import KnownError, cause_in, explained_text
+from ddpdiag.evidence.attribution import MISMATCH_FIX
 from ddpdiag.model import Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import is_first_use
 from ddpdiag.text import begun, count
@@ -18,8 +19,7 @@ from ddpdiag.text import begun, count
 _VERBS = {Status.UNHEARD: "sent no result", Status.DIED: "died", Status.RAISED: "failed", Status.HUNG: "hung"}
 _MISMATCH_FIX = (
     "Check that all ranks run the same ddpdiag and torch (`pip list | grep -i -E 'ddpdiag|torch'`). If the job itself "
-    "does this, find why a rank takes another branch or has data of another shape: with "
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares every collective before it runs."
+    f"does this: {MISMATCH_FIX}"
 )
 _SHARED_CAUSE = (
     "The cause is something that the ranks share. Run `ddpdiag check --stage rendezvous,fabric`, which tests the "
