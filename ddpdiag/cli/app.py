@@ -175,7 +175,7 @@ def train(
     "ddpdiag watch --output 'logs/**/*.log' -- torchrun --log-dir logs --redirects 3 train.py",
     "kill -USR1 PID   (report now)",
     "ddpdiag watch --pid 4711   (a job that runs already: the pid of torchrun, or of a rank)",
-    "srun --overlap --jobid 812 --ntasks-per-node 1 ddpdiag watch --attach   (all hosts of a job of Slurm)",
+    "srun --overlap --jobid 812 -N 4 -n 4 ddpdiag watch --attach   (all 4 hosts of a job of Slurm)",
     allow_interspersed_args=False,  # what follows the command's name is the command's own
 )
 def watch(

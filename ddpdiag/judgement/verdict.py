@@ -122,7 +122,7 @@ def _fit(
     is_partial = bool(options.stages or options.skip_stages or options.select or options.ignore)
     if samples_per_s is None:
         stages = ", ".join(tested_stages(recording, judgements))
-        text = f"{world_text(world)}: no problems found in the stages that ran ({stages})"
+        text = f"{world_text(world)}: no {'errors' if warnings else 'problems'} found in the stages that ran ({stages})"
     else:
         speed_text = f", {samples_per_s:,.0f} samples/s" if isinstance(samples_per_s, int | float) else ""
         busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s", figures.get("fallback.busbw_bytes_per_s"))

@@ -49,7 +49,7 @@ class WatchArgs(DisplayArgs):
     attach: bool = option(
         False,
         "Look at the job of this user that runs on this host, or on all hosts of a job of Slurm: "
-        "`srun --overlap --jobid JOB ddpdiag watch --attach`.",
+        "`srun --overlap --jobid JOB -N 4 -n 4 ddpdiag watch --attach`.",
         panel=RUNNING,
         variable=False,
     )

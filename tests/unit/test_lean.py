@@ -53,7 +53,7 @@ def test_the_block_blocks(blocked, module):
         (["check", "--help"], "--nproc-per-node"),
         (["train", "--help"], "--strategy"),
         (["watch", "--help"], "--stall"),
-        (["watch", "--", "echo", "watched"], "watched"),
+        (["watch", "-q", "--", "echo", "watched"], "watched"),
         (["host", "--help"], "--expect-gpus"),
         (["explain", "COL001"], "COL001"),
         (["explain", "Duplicate GPU"], "GPU002"),
