@@ -168,7 +168,7 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?::(?: |
 _CHAINED_MARKERS = ("During handling of the above exception", "direct cause of the following exception")
 # Python prints this while a process ends or frees memory, also in healthy jobs.
 _IGNORED_MARKER = "Exception ignored in"
-_LIBRARY_FILE = re.compile(
+LIBRARY_FILE = re.compile(
     r"^<|/(?:site|dist)-packages/|/lib(?:64)?/python\d|/importlib/|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
 
@@ -262,7 +262,7 @@ def _find_exception(lines: Iterable[tuple[int, str]], indent: int) -> tuple[int,
         if frame := _FRAME.match(text):
             function = f" in {frame['function']}" if frame["function"] else ""
             frames.append(f"{frame['file']}, line {frame['line']},{function}".rstrip(","))
-            if not _LIBRARY_FILE.search(frame["file"]):
+            if not LIBRARY_FILE.search(frame["file"]):
                 user_frames.append(frames[-1])
         elif len(text) - len(text.lstrip()) <= indent:
             text = text.strip()

@@ -194,7 +194,7 @@ class _Matcher:
                 tally = self._begin_tally(card, key, place._replace(values=groups))
             if tally is not None:
                 self._relate_to_earlier(key, tally, origin, traceback)
-                tally.add(number, origin, groups)
+                tally.add(number, origin, groups, traceback.frame if traceback is not None else "")
             return
 
     def _complete_origin(self, origin: Origin, before: bytes, card: Card) -> Origin:

@@ -11,6 +11,7 @@ from ddpdiag.model import Finding, Report, Severity
 from ddpdiag.render.blocks import Block, Fold, Items, Mark, Text
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
+from ddpdiag.stats import OddRanks, find_odd_ranks
 from ddpdiag.text import count, fold_hosts, fold_ranks, listed, ranks_text
 
 _MARKS = {
@@ -34,7 +35,7 @@ _NO_KNOWN_ERROR = (
 _ONLY_ECHOES = (
     "These lines only show that another process failed. The first failure is not in this text, or it is not a known "
     "error. Look at the output of the ranks and hosts that are not named here, at the kernel's log (dmesg -T) and at "
-    "sacct -j JOB -o JobID,State,ExitCode."
+    "the scheduler's record of the job."
 )
 _ONLY_NOTES = (
     "No failure found in this {}. Healthy jobs print such lines, too. If the job failed, look at the output of its "
@@ -116,13 +117,15 @@ def _echoes_text(first: Sighting, echoes: Sequence[Sighting], is_one_log: bool) 
     subject = f"{count(number, 'other rank' if ranks else 'line')} {'reports' if number == 1 else 'report'}"
     lost = _ranks_text(lost_ranks) if len(lost_ranks) == 1 else "another process"
     names = listed([f"{echo.card.name} ({_lines_text(echo, is_one_log)})" for echo in echoes], _FULL_SHOWN)
-    return f"{subject} the loss of {lost}: {names}"
+    end = "the end of the job" if first.card.code == "RUN004.told" else f"the loss of {lost}"
+    return f"{subject} {end}: {names}"
 
 
 def card_blocks(query: str, cards: Sequence[Card], *, is_found: bool) -> Iterator[Block]:
     """Yield the card that has all words of the query in full (`is_found`), and what the other cards mean."""
     cards = [card.with_values({}) for card in cards]
-    subject, others = f'"{one_line(query)}"', cards[is_found:]
+    no_file = "" if " " in query else " (there is no such file or folder)"
+    subject, others = f'"{one_line(query)}"{no_file}', cards[is_found:]
     if not cards:
         yield Text(f"{subject} is not a code, not the name of a check, and has no words of a known error text.")
         yield Text(_NO_KNOWN_ERROR)
@@ -169,7 +172,8 @@ def _details(sighting: Sighting, explanation: Explanation) -> Iterator[str]:
     if not explanation.is_pasted:
         yield f'"{one_line(sighting.first.excerpt)}"'
     if sighting.frame:
-        yield f"Raised in: {one_line(sighting.frame)}"
+        odd_ranks = find_odd_ranks(sighting.frame_by_rank)
+        yield f"Raised in: {one_line(sighting.frame) if odd_ranks is None else _places_text(odd_ranks)}"
     meaning, *instructions = _card_lines(card)
     yield meaning
     if sighting.missing_ranks:
@@ -238,32 +242,56 @@ def _closing_sentence(explanation: Explanation) -> str:
         return ""
     if first.card.is_fallback:
         return f"No known text explains this {kind}. {start.replace('with', 'with its first unknown failure:', 1)}."
-    waits = [sighting for sighting in explanation.sightings if sighting.card.role is Role.WAIT]
-    suspicion = next(filter(None, map(_suspicion, waits if first.card.role is Role.WAIT else [first])), "")
+    suspicion = _suspicion(explanation)
     if first.card.role is Role.WAIT:
-        only_waited = "" if suspicion else f"{start}: it only waited, so look at the rank for which it waited. "
+        path = " A rank that itself took another path waits, too." if first.card.code == "RUN003.hung" else ""
+        undecided = f"{start}: no line shows for which rank it waited.{path} "
         return (
-            f"{suspicion or only_waited}`ddpdiag watch` shows the rank and its line when the job hangs again; "
+            f"{suspicion or undecided}`ddpdiag watch` shows the rank and its line when the job hangs again; "
             "`ddpdiag check` tests the hosts and the network."
         )
     return f"{suspicion or f'{start}; '}`ddpdiag explain {first.card.code}` is its page."
 
 
-def _suspicion(sighting: Sighting) -> str:
-    """The sentence that names the ranks for which others wait, if the lines say so; else empty."""
+def _suspicion(explanation: Explanation) -> str:
+    """The sentence that names the ranks for which others wait, if the lines show them; else empty."""
+    first = explanation.sightings[0]
+    is_wait = first.card.role is Role.WAIT
+    waits = [one for one in explanation.sightings if one.card.role is Role.WAIT] if is_wait else [first]
+    suspects, reason = next(filter(None, map(_suspects, waits)), ((), ""))
+    if is_wait and not suspects and (suspects := explanation.silent_ranks):
+        reason = "every other rank reports that it waited or lost a rank"
+    elif is_wait and not suspects and (odd_ranks := find_odd_ranks(explanation.waiting_places)) is not None:
+        suspects, places = odd_ranks.ranks, _places_text(odd_ranks)
+        if not suspects:
+            return f"The ranks waited at different lines, and no line shows which took another path: {places}. "
+        subject = "it" if len(suspects) == 1 else "they"
+        reason = f"most ranks waited at another line, so {subject} probably took another path in the code: {places}"
+    ended = {rank for one in explanation.sightings if one.card.name == "worker-terminated" for rank in one.ranks}
+    # torchrun ended these ranks after the first failure that it observed, which it calls the root cause.
+    remark = "torchrun's `Root Cause` is another rank: the first that exited. " if ended.issuperset(suspects) else ""
+    return f"Start with {_ranks_text(suspects)}: {reason}. {remark}" if suspects else ""
+
+
+def _suspects(sighting: Sighting) -> tuple[tuple[int, ...], str] | None:
+    """The ranks for which others wait, and the reason, if the lines of a text show them."""
     if ranks := sighting.odd_callers:
-        reason = f"collective number {sighting.differing_work} is another one there than on most ranks"
-    elif ranks := sighting.ranks_behind:
+        return ranks, f"collective number {sighting.differing_work} is another one there than on most ranks"
+    if ranks := sighting.ranks_behind:
         lowest, *_, highest = sighting.ranks_by_work
-        reason = f"the last collective there is number {lowest}, on other ranks {highest}"
-    elif ranks := sighting.missing_ranks:
+        return ranks, f"the last collective there is number {lowest}, on other ranks {highest}"
+    if ranks := sighting.missing_ranks:
         waiting = _ranks_text(sighting.ranks) if sighting.ranks else "other ranks"
-        reason = f"{waiting} waited for {'it' if len(ranks) == 1 else 'them'} in vain"
-    elif reporter := sighting.first.values.get("reporter"):
-        return f"Start with the log of rank {reporter}, which reported the time-out first. "
-    else:
-        return ""
-    return f"Start with {_ranks_text(ranks)}: {reason}. "
+        return ranks, f"{waiting} waited for {'it' if len(ranks) == 1 else 'them'} in vain"
+    if reporter := sighting.first.values.get("reporter"):
+        return (int(reporter),), "it reported the time-out first"
+    return None
+
+
+def _places_text(odd_ranks: OddRanks) -> str:
+    """The places in the user's code, each with its ranks, the fewest ranks first."""
+    sides = sorted(odd_ranks.by_value.items(), key=lambda side: (len(side[1]), side[1]))
+    return listed([f"{one_line(str(frame))} ({_ranks_text(ranks)})" for frame, ranks in sides], _FULL_SHOWN)
 
 
 def _location(first: Sighting, is_one_log: bool) -> str:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from ddpdiag.explain.card import Card, Role
-from ddpdiag.explain.lines import UNKNOWN_ORIGIN, Origin
+from ddpdiag.explain.lines import LIBRARY_FILE, UNKNOWN_ORIGIN, Origin
+from ddpdiag.explain.log_files import origins_of_paths
 from ddpdiag.stats import find_odd_ranks
 
 # The name of a log that is read from standard input.
@@ -56,7 +57,8 @@ class Sighting(Struct, frozen=True, kw_only=True):
     `local_ranks` (in torchrun's prefix), `tasks` (of `srun -l`) and `hosts` are named in the lines. `missing_ranks` are
     ranks that others waited for. `ranks_by_work` maps the number of a collective to the ranks whose last collective it
     was. `differing_calls` are the different collectives that ranks name under the number `differing_work`, the most
-    common one last, each with its ranks. `frame` is the place in the user's code that raised an exception.
+    common one last, each with its ranks. `frame` is the place in the user's code that first raised an exception, and
+    `frame_by_rank` that of each rank.
     """
 
     card: Card
@@ -73,6 +75,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     differing_work: int | None = None
     differing_calls: tuple[tuple[Call, tuple[int, ...]], ...] = ()
     frame: str = ""
+    frame_by_rank: dict[int, str] = {}
 
     @property
     def odd_callers(self) -> tuple[int, ...]:
@@ -115,6 +118,26 @@ class Explanation(Struct, frozen=True, kw_only=True):
         """Whether any sighting shows a failure or a wait. Healthy jobs print hints and notes, too."""
         return any(sighting.card.role not in (Role.HINT, Role.NOTE) for sighting in self.sightings)
 
+    @property
+    def silent_ranks(self) -> tuple[int, ...]:
+        """The ranks that print no failure and no wait, unless they are more than the other ranks.
+
+        torchrun's table and the names of logs show that a rank exists. So does a higher rank, if there is only one log.
+        """
+        failures = [one for one in self.sightings if one.card.role not in (Role.HINT, Role.NOTE)]
+        heard = {rank for one in failures if not one.card.in_table for rank in one.ranks}
+        known = {origin.rank for origin in origins_of_paths([*self.line_counts]).values() if origin.rank is not None}
+        known |= {rank for one in self.sightings for rank in one.ranks}
+        if len(self.line_counts) == 1 and known:
+            known |= {*range(min(known), max(known))}
+        return tuple(sorted(known - heard)) if len(known - heard) < len(heard) else ()
+
+    @property
+    def waiting_places(self) -> dict[int, str]:
+        """The place in the user's code at which each rank waited, or lost a rank for which it waited."""
+        waits = [one for one in self.sightings if one.card.role in (Role.WAIT, Role.ECHO)]
+        return {rank: frame for one in reversed(waits) for rank, frame in one.frame_by_rank.items()}
+
 
 @dataclass
 class Tally:
@@ -135,6 +158,7 @@ class Tally:
     work_by_rank: dict[tuple[str, int], int] = field(default_factory=dict)
     calls_by_work: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
     frame: str = ""
+    frame_by_rank: dict[int, str] = field(default_factory=dict)
     # Of an unknown text: how many lines follow from no other text. If each follows from one, `follower_role` counts.
     independent_count: int = 0
     follower_role: Role = Role.NOTE
@@ -145,7 +169,7 @@ class Tally:
         if first.is_before(self.first):
             self.first, self.frame = first, ""
 
-    def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
+    def add(self, line: int, origin: Origin, groups: Mapping[str, str], frame: str = "") -> None:
         """Count one more line. A rank or host in the `groups` of the match is preferred to that of the `origin`."""
         self.count += 1
         self.last_line = line
@@ -155,6 +179,9 @@ class Tally:
         for number, names in (rank, self.ranks), (origin.local_rank, self.local_ranks), (origin.task, self.tasks):
             if number is not None and len(names) < _MAX_NAMES:
                 names.add(number)
+        # A frame in a library does not show at which line of the script a rank was.
+        if rank is not None and frame and not LIBRARY_FILE.search(frame) and len(self.frame_by_rank) < _MAX_NAMES:
+            self.frame_by_rank.setdefault(rank, frame)
         if host is not None and len(self.hosts) < _MAX_NAMES:
             self.hosts[host] = None
         self.missing_ranks.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
@@ -198,6 +225,7 @@ class Tally:
             differing_calls=calls,
             card=card,
             frame=self.frame,
+            frame_by_rank=self.frame_by_rank,
             count=self.count,
             first=self.first,
             last_line=self.last_line,

@@ -1,6 +1,7 @@
 """Logs of one job: the first failure in time, its rank and host, and short queries that find a card."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ddpdiag.explain.query import find_cards
 from ddpdiag.explain.render import log_blocks, render
 from ddpdiag.judgement.reading import read_report
 
+HANGS = tomllib.loads((Path(__file__).parent.parent / "data" / "hanging_jobs.toml").read_text("utf-8"))
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 PEER = "RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
 LAST = (
@@ -127,7 +129,56 @@ def test_the_rank_that_reported_the_time_out_is_named_in_the_log_of_another_one(
     )
     found = job(rank0=f"[rank0]:[E804 23:05:54.8 a.cpp:1914] [PG ID 0 PG GUID 0(default_pg) Rank 0] {line}\n")
     assert found.sightings[0].ranks == (0,)
-    assert "\nStart with the log of rank 13, which reported the time-out first." in page(found)
+    assert "\nStart with rank 13: it reported the time-out first." in page(found)
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_the_page_of_a_hang_names_the_rank_to_start_with_if_the_log_shows_it(name: str, golden) -> None:
+    golden(page(job(job=HANGS[name])))
+
+
+def lines_of(name: str, *ranks: int) -> str:
+    prefixes = tuple(f"[rank{rank}]" for rank in ranks)
+    return "".join(line for line in HANGS[name].splitlines(keepends=True) if line.startswith(prefixes))
+
+
+@pytest.mark.parametrize(
+    ("log", "silent", "places", "sentence"),
+    [
+        # Without torchrun's table, rank 3 shows that there is a rank 2.
+        (lines_of("silent-rank", 0, 1, 3), (2,), 1, "Start with rank 2: every other rank reports that it waited"),
+        (lines_of("silent-rank", 0, 3), (), 1, "no line shows for which rank it waited"),
+        (lines_of("another-path", 0, 1, 2), (), 2, "Start with rank 0: most ranks waited at another line"),
+        (lines_of("another-path", 0, 1), (), 2, "The ranks waited at different lines, and no line shows which took"),
+        (lines_of("another-path", 1, 2), (), 1, "no line shows for which rank it waited"),
+    ],
+)
+def test_a_rank_is_named_only_if_most_ranks_differ_from_it(log: str, silent, places: int, sentence: str) -> None:
+    found = job(job=log)
+    assert (found.silent_ranks, len({*found.waiting_places.values()})) == (silent, places)
+    assert sentence in page(found).replace("\n", " ")
+
+
+def test_logs_of_ranks_show_who_is_silent() -> None:
+    logs = {f"rank{rank}": lines_of("silent-rank", rank) or "step 3\n" for rank in range(4)}
+    assert job(**logs).silent_ranks == (2,)
+    del logs["rank2"]
+    assert job(**logs).silent_ranks == ()  # its log was not given
+
+
+def test_a_failure_before_ctrl_c_leads() -> None:
+    found = job(job=raised("ValueError: bad batch") + HANGS["ctrl-c"])
+    assert [one.card.name for one in found.sightings][:2] == ["exception", "ended-by-sigint"]
+    waited = job(job=lines_of("silent-rank", 0) + HANGS["ctrl-c"])
+    assert waited.sightings[0].card.name == "gloo-operation-timeout"
+
+
+def test_an_internal_check_of_torch_is_not_blamed_on_the_script() -> None:
+    text = (
+        'RuntimeError: x INTERNAL ASSERT FAILED at "/pytorch/a.cpp":12, please report a bug to PyTorch. x is empty.\n'
+    )
+    first = job(job=raised(text)).sightings[0]
+    assert (first.card.name, "ddpdiag ticket pytorch" in first.card.fix) == ("internal-assert", True)
 
 
 WATCHDOG = "[E a.cpp:1] {group}Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={work}, "
