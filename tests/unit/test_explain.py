@@ -38,7 +38,7 @@ INNOCENT = (
     "[rank0]: RelativeError: -1.25e-3",
     "3: [rank7]: MeanAbsoluteError: 12.5 ",
     "Mean of RelativeError",
-    "ERROR: ld.so: object '/x/libjemalloc.so' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.",
+    "ERROR: ld.so: object '/x/libx.so' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.",
     "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed.",
     "epoch 3 mean ERROR 0.1234",
     "socket read: Resource temporarily unavailable, will try again",
