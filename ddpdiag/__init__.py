@@ -4,16 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdiag.api import check, explain_text, judge
-    from ddpdiag.errors import UsageError
+    from ddpdiag.api import check, explain_text, judge, preflight
+    from ddpdiag.errors import UnfitError, UsageError
     from ddpdiag.model import Finding, Report, Severity, Verdict
 
 __version__ = "0.1.0"
-__all__ = ["Finding", "Report", "Severity", "UsageError", "Verdict", "__version__", "check", "explain_text", "judge"]
+__all__ = [
+    "Finding",
+    "Report",
+    "Severity",
+    "UnfitError",
+    "UsageError",
+    "Verdict",
+    "__version__",
+    "check",
+    "explain_text",
+    "judge",
+    "preflight",
+]
 _MODULE_OF = {
-    **dict.fromkeys(("check", "explain_text", "judge"), "ddpdiag.api"),
+    **dict.fromkeys(("check", "explain_text", "judge", "preflight"), "ddpdiag.api"),
     **dict.fromkeys(("Finding", "Report", "Severity", "Verdict"), "ddpdiag.model"),
-    "UsageError": "ddpdiag.errors",
+    **dict.fromkeys(("UnfitError", "UsageError"), "ddpdiag.errors"),
 }
 
 

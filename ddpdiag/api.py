@@ -1,8 +1,9 @@
-"""The Python API of ddpdiag, for notebooks and launch scripts.
+"""The Python API of ddpdiag, for training scripts, notebooks and launch scripts.
 
     import ddpdiag
 
-    report = ddpdiag.check(nproc_per_node=2)        # as `ddpdiag check --nproc-per-node 2`
+    ddpdiag.preflight()                              # in every rank, before the training: go on, or UnfitError
+    report = ddpdiag.check(nproc_per_node=2)         # as `ddpdiag check --nproc-per-node 2`
     print(report)                                    # the verdict and its sentence
     report.verdict, report.findings
     ddpdiag.judge("run.jsonl")                       # as `ddpdiag judge`
@@ -11,40 +12,247 @@
 This module does not import torch.
 """
 
+import contextlib
+import dataclasses
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
+import ddpdiag
 from ddpdiag.cli.options import option_name
 from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
-from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.errors import ExitCode, UnfitError, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.judgement.reading import read_report
-from ddpdiag.model import Report
-from ddpdiag.probes.host.programs import python_command, with_package_path
+from ddpdiag.model import Report, Verdict
+from ddpdiag.model.launch import LaunchArgs
+from ddpdiag.model.report import WorldSummary
+from ddpdiag.probes.host.programs import ERROR_FILE, python_command, with_package_path
+from ddpdiag.runtime.launchers import read_own_launch
+from ddpdiag.runtime.launchers.launch import Launch
+
+Option = int | str | float | bool | Sequence[str] | None
 
 
-def check(*, nproc_per_node: int | str | None = None, **options: str | float | bool | Sequence[str] | None) -> Report:
+def check(*, nproc_per_node: int | str | None = None, **options: Option) -> Report:
     """Run `ddpdiag check` in a subprocess, for this host or as one rank of a launcher, and return the report.
 
     The options are those of `ddpdiag check`: `check(stage=["rendezvous", "collective"], budget=30, strict=True)`.
     Raises UsageError for wrong options. Raises RuntimeError with the subprocess's standard error if there is no report,
     as on all ranks of a launcher but rank 0.
     """
+    run = _run_check({"nproc_per_node": nproc_per_node, **options})
+    if run.report is None:
+        stderr_text = readable(run.stderr_text.strip())
+        raise RuntimeError(f"ddpdiag check exited with {run.exit_code} and wrote no report: {stderr_text}")
+    return run.report
+
+
+def preflight(
+    *, budget: float | None = None, on_unknown: Literal["raise", "go"] = "raise", **options: Option
+) -> Report:
+    """Check, from inside the training script, whether the job can train. Return the report, or raise UnfitError.
+
+    Every rank of the job calls it, best as the first line:
+
+        import ddpdiag
+
+        ddpdiag.preflight(budget=60)
+        torch.distributed.init_process_group()
+
+    The check runs in processes of its own, with the launcher's variables of this process (torchrun, srun, mpirun,
+    accelerate, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT). It imports no torch here, and uses no GPU in this
+    process. When the call returns, its processes have ended, and the job's store and environment are unchanged.
+
+    Where only the script knows the rank, as under `torch.multiprocessing.spawn`, give it:
+    `preflight(rank=rank, world_size=2, master_addr="localhost", master_port=29500)`. Without any launcher the job is
+    one process, and so is the check; `nproc_per_node=8` checks 8 ranks, which a notebook may start later.
+
+    The other options are those of `ddpdiag check`, for example `skip_stage="training"`, `select=["RDZ", "COL"]`,
+    `strict=True` or `html="preflight.html"`. After init_process_group, the checks of MASTER_PORT and of the rendezvous
+    (RDZ001, RDZ005) are left out, because the job itself uses the port.
+
+    All ranks go on, or all raise UnfitError: for UNFIT, for a run that a signal ended, and for UNKNOWN, unless
+    `on_unknown` is "go". A rank that could not take part in the check raises in any case. Rank 0 has the full report;
+    the report of every other rank has the verdict and rank 0's sentence, if it sent one. UsageError: wrong options, or
+    missing variables; nothing was run on this rank.
+    """
+    if on_unknown not in ("raise", "go"):
+        raise UsageError(f"preflight(on_unknown={on_unknown!r}): expected 'raise' or 'go'")
+    options = {**options, "budget": budget}
+    launch = _launch_of(options)
+    joined_ranks = _process_group_size()
+    if all(options.get(name) is None for name in ("rank", "nproc_per_node", "node_rank")):
+        _require_rank(launch, joined_ranks)
+    begin = time.monotonic()
+    run = _run_check(_job_options(options, launch, is_initialized=joined_ranks > 0))
+    report = run.report
+    if report is None or report.exit_code != run.exit_code:
+        report = _verdict_only(run, launch, time.monotonic() - begin)
+    if run.exit_code == ExitCode.FIT or (run.exit_code == ExitCode.UNKNOWN and on_unknown == "go" and not run.is_lost):
+        return report
+    error = UnfitError(report)
+    if report.findings:
+        error.add_note(_findings_text(report))
+    elif not run.is_lost:
+        # A launcher kills the other ranks when one fails, and only rank 0's error has the findings.
+        time.sleep(RANK_0_FIRST_SECONDS)
+    raise error
+
+
+def judge(path: str | Path) -> Report:
+    """Judge a recording (of `--record`), or read a JSON report (of `--json`). Raises UsageError for another file."""
+    return read_report(str(path))
+
+
+def explain_text(text: str) -> Explanation:
+    """Explain an error text or a log. The result's `sightings` are its known errors, the first cause first."""
+    return explain_log([text.encode("utf-8", "surrogateescape")], "")
+
+
+# The job of a training script ----------------------------------------------------------------------------------------
+
+# Scripts read data before the check, so their ranks are further apart than those that a launcher starts.
+_JOIN_SECONDS = 60.0
+_CHECKS_OF_MASTER_PORT = ("RDZ001", "RDZ005")
+RANK_0_FIRST_SECONDS = 2.0  # to import the renderer and to write the error on busy cores
+
+
+def _launch_of(options: Mapping[str, Option]) -> Launch | None:
+    """How this process was launched. None if an option or a variable is wrong: the check then says which one."""
+    names = {field.name for field in dataclasses.fields(LaunchArgs)} & options.keys()
+    with contextlib.suppress(UsageError, TypeError):
+        return read_own_launch(LaunchArgs(**{name: options[name] for name in names}))  # type: ignore[arg-type]
+    return None
+
+
+def _process_group_size() -> int:
+    """The number of ranks of the default process group, 0 before init_process_group. torch is not imported."""
+    dist = sys.modules.get("torch.distributed")
+    return int(dist.get_world_size()) if dist is not None and dist.is_available() and dist.is_initialized() else 0
+
+
+def _require_rank(launch: Launch | None, joined_ranks: int) -> None:
+    """UsageError if this process is one of several of its job, although no variable gives its rank."""
+    if joined_ranks > 1:
+        reason = f"the process group has {joined_ranks} ranks"
+    elif multiprocessing.parent_process() is not None:
+        reason = "multiprocessing started this process"
+    else:
+        return
+    if launch.starts_all_ranks if launch is not None else "RANK" not in os.environ:
+        raise UsageError(
+            f"preflight(): {reason}, but RANK is not set: expected RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in "
+            "os.environ, or preflight(rank=..., world_size=..., master_addr=..., master_port=...)"
+        )
+
+
+def _job_options(options: Mapping[str, Option], launch: Launch | None, *, is_initialized: bool) -> dict[str, Option]:
+    """The options of the check: those of the call, and defaults that suit a process of a training."""
+    defaults: dict[str, Option] = {"join_timeout": _JOIN_SECONDS}
+    if launch is not None and launch.ranks:
+        defaults["nproc_per_node"] = 1  # a process of a training is one rank, and starts none for the other GPUs
+    unset = {name: value for name, value in defaults.items() if f"DDPDIAG_{name.upper()}" not in os.environ}
+    merged = unset | {name: value for name, value in options.items() if value is not None}
+    if is_initialized:
+        ignored = merged.get("ignore", ())
+        merged["ignore"] = [
+            *(ignored if isinstance(ignored, list | tuple) else [str(ignored)]),
+            *_CHECKS_OF_MASTER_PORT,
+        ]
+    return merged
+
+
+def _verdict_only(run: "_CheckRun", launch: Launch | None, seconds: float) -> Report:
+    """The report of a rank that has no other: the verdict, and the sentence of rank 0 or of this rank's check."""
+    verdicts: dict[int, Verdict] = {ExitCode.FIT: Verdict.FIT, ExitCode.UNFIT: Verdict.UNFIT}
+    who = "this process" if launch is None else f"rank {launch.place.rank} of {launch.place.world_size}"
+    default = "rank 0 has the report" if run.exit_code == ExitCode.FIT else f"the check exited with {run.exit_code}"
+    return Report(
+        verdict=verdicts.get(run.exit_code, Verdict.UNKNOWN),
+        sentence=(run.last_line if run.is_lost else run.sentence or run.last_line) or default,
+        exit_code=run.exit_code,
+        seconds=seconds,
+        budget_seconds=0.0,
+        run_id="" if launch is None else launch.run_id,
+        world=WorldSummary(size=0, hosts=(), launcher="", backend=""),
+        ranks=(),
+        stages=(),
+        checks=(),
+        findings=(),
+        recording_problems=(f"This is the report of {who}: it has the verdict only; rank 0 has the findings.",),
+        version=ddpdiag.__version__,
+    )
+
+
+def _findings_text(report: Report) -> str:
+    """The errors and warnings with their fixes, as `ddpdiag check --quiet` shows them."""
+    from ddpdiag.render.findings import SEVERITIES, write_findings
+    from ddpdiag.render.page import Page
+
+    page = Page(color=False, width=80)
+    write_findings(page, report.findings, details=False, severities=SEVERITIES[:2])
+    return page.text().rstrip()
+
+
+# The subprocess ------------------------------------------------------------------------------------------------------
+
+
+class _ErrorMessage(Struct):
+    message: str
+
+
+class _ErrorFile(Struct):
+    """The file in which a process of torchrun leaves its error: probes.host.programs.write_error_file."""
+
+    message: _ErrorMessage
+
+
+class _CheckRun(NamedTuple):
+    """The end of `ddpdiag check` on this rank. `sentence` is the reason for an exit code other than 0, or empty."""
+
+    exit_code: int
+    stderr_text: str
+    report: Report | None
+    sentence: str
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this rank left the run before its end: it then prints the reason. Others only get rank 0's."""
+        return bool(self.sentence) and self.sentence in self.stderr_text
+
+    @property
+    def last_line(self) -> str:
+        lines = readable(self.stderr_text).strip().splitlines()
+        return lines[-1].removeprefix("ddpdiag: ") if lines else ""
+
+
+def _run_check(options: Mapping[str, Option]) -> _CheckRun:
+    """Run `ddpdiag check` with these options. UsageError if it refuses them. No file stays but those of the options."""
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
-        settings = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
-        report_path = Path(str(settings["json"]))
+        settings = {"json": str(Path(folder, "report.json")), **options}
+        report_path, error_path = Path(str(settings["json"])), Path(folder, "error.json")
         arguments = [word for name, value in settings.items() for word in _option_arguments(option_name(name), value)]
-        command = python_command("ddpdiag", "check", "--quiet", *arguments)
-        code, stderr_text = _run_to_end(command)
+        command = python_command("ddpdiag.child", str(os.getpid()), folder, "check", "--quiet", *arguments)
+        # The check writes its error to this file of torchrun, which else shows it as the error of the training.
+        code, stderr_text = _run_to_end(command, {**os.environ, ERROR_FILE: str(error_path)})
+        report = sentence = None
         if report_path.exists():
-            return decode(report_path.read_bytes(), Report, min_magnitude=SMALLEST_NUMBER)
-    if code == ExitCode.USAGE:
-        raise UsageError(stderr_text.strip().removeprefix("ddpdiag: "))
-    raise RuntimeError(f"ddpdiag check exited with {code} and wrote no report: {readable(stderr_text.strip())}")
+            report = decode(report_path.read_bytes(), Report, min_magnitude=SMALLEST_NUMBER)
+        if error_path.exists():
+            sentence = decode(error_path.read_bytes(), _ErrorFile).message.message
+    if report is None and code == ExitCode.USAGE:
+        raise UsageError(readable(stderr_text.strip().removeprefix("ddpdiag: ")))
+    return _CheckRun(code, stderr_text, report, sentence or "")
 
 
 def _option_arguments(option: str, value: object) -> list[str]:
@@ -58,24 +266,22 @@ def _option_arguments(option: str, value: object) -> list[str]:
     return [f"{option}={value}"]
 
 
-def _run_to_end(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command to its end. Returns its exit code and standard error. Ctrl-C also interrupts the command."""
-    null, env = subprocess.DEVNULL, with_package_path(os.environ)
-    with subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, text=True, env=env) as process:
+def _run_to_end(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command to its end. Returns its exit code and standard error. An exception here also ends the command."""
+    null = subprocess.DEVNULL
+    with subprocess.Popen(
+        command,
+        stdin=null,
+        stdout=null,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=with_package_path(env),
+    ) as process:
         try:
             stderr_text = process.communicate()[1]
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
+        except BaseException as error:  # Ctrl-C, or what a signal handler of the script raises
+            process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
             process.communicate()
             raise
         return process.returncode, stderr_text
-
-
-def judge(path: str | Path) -> Report:
-    """Judge a recording (of `--record`), or read a JSON report (of `--json`). Raises UsageError for another file."""
-    return read_report(str(path))
-
-
-def explain_text(text: str) -> Explanation:
-    """Explain an error text or a log. The result's `sightings` are its known errors, the first cause first."""
-    return explain_log([text.encode("utf-8", "surrogateescape")], "")

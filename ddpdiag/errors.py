@@ -5,6 +5,7 @@
     +-- OutputNotWritten     the verdict's code, but 3 for FIT: the run was judged, and an output could not be written
     +-- RunLost              3: this rank could not take part, or lost its connection to rank 0
 
+UnfitError is part of the Python API: `ddpdiag.preflight()` raises it on every rank of a job that must not start.
 Every other exception that reaches the CLI is a bug of ddpdiag and ends it with exit code 4.
 """
 
@@ -12,6 +13,10 @@ import signal
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdiag.model import Report
 
 
 class ExitCode(IntEnum):
@@ -59,6 +64,17 @@ class RunLost(UserError):
     def __init__(self, sentence: str, exit_code: int = ExitCode.UNKNOWN) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
+
+
+class UnfitError(Exception):
+    """The job must not start. `str(error)` is the verdict and its sentence; `report` says what is at fault."""
+
+    def __init__(self, report: "Report") -> None:
+        super().__init__(report)  # the only argument, so that the exception can be pickled
+        self.report = report
+
+    def __str__(self) -> str:
+        return str(self.report)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from ddpdiag.probes.gpu.visibility import visible_gpu_count
 from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.files import Display, display_of
 from ddpdiag.render.progress import SilentListener, listener
-from ddpdiag.runtime.launchers import read_launch
+from ddpdiag.runtime.launchers import read_own_launch
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import cut_budget, job_left_seconds, read_topology
 from ddpdiag.runtime.run import Run, follow, lead, prepare, start_ranks
@@ -114,18 +113,6 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
         # The code must not be 0, because a script may need the file.
         return report.exit_code or int(ExitCode.UNKNOWN), report.sentence
     return with_signal(report, late_signal()).exit_code, report.sentence
-
-
-def read_own_launch(args: LaunchArgs) -> Launch:
-    """Return how this process was launched, from the command line or, without it, from the launcher's variables."""
-    return read_launch(
-        os.environ,
-        args,
-        host=readable(socket.gethostname()),
-        gpus=visible_gpu_count(os.environ, proc_root(os.environ)),
-        cores=os.cpu_count() or 1,
-        unique_id=secrets.token_hex(6),
-    )
 
 
 def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs, outputs: Outputs) -> RunOptions:

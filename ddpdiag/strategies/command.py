@@ -18,6 +18,7 @@ from ddpdiag.model.train import TrainRequest
 from ddpdiag.render import files
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
+from ddpdiag.runtime.launchers import read_own_launch
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.strategies.blocks import launcher_blocks
@@ -41,7 +42,7 @@ _MIN_BUDGET_SECONDS = 60.0
 
 def compare_launchers(launch_args: LaunchArgs, train: TrainRequest, options: CheckArgs, outputs: Outputs) -> int:
     """Start one training by each launcher, show the table, and write JSON if requested. Returns the exit code."""
-    launch = check.read_own_launch(launch_args)
+    launch = read_own_launch(launch_args)
     refuse_launched(launch)
     training = training_to_compare(train, options, len(launch.ranks))
     json = outputs.json

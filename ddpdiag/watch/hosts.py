@@ -14,7 +14,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from ddpdiag.cli.check import read_own_launch
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import RunOptions
 from ddpdiag.model.launch import LaunchArgs
@@ -22,7 +21,7 @@ from ddpdiag.runtime.control.client import ControlClient
 from ddpdiag.runtime.control.join import join
 from ddpdiag.runtime.control.messages import Hello, HelloAck, PartialData, Pong, Shutdown
 from ddpdiag.runtime.control.server import ControlServer
-from ddpdiag.runtime.launchers import own_arrival
+from ddpdiag.runtime.launchers import own_arrival, read_own_launch
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.run import Run, prepare
 from ddpdiag.text import fold_hosts, ranks_text

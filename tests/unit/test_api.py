@@ -54,7 +54,7 @@ def test_the_api_is_imported_at_its_first_use_and_without_torch():
         "import ddpdiag, sys; assert 'ddpdiag.api' not in sys.modules; ddpdiag.check; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert {"Report", "check", "explain_text", "judge"} <= {*dir(ddpdiag)} == {*ddpdiag.__all__}
+    assert {"Report", "check", "explain_text", "judge", "preflight"} <= {*dir(ddpdiag)} == {*ddpdiag.__all__}
     assert all(hasattr(ddpdiag, name) for name in ddpdiag.__all__)
 
 

@@ -7,9 +7,11 @@ missing rank is an error, never 0. An empty variable counts as missing, as in to
 
 import os
 import secrets
+import socket
 
 from msgspec import structs
 
+from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Place
 from ddpdiag.model.launch import LaunchArgs
@@ -75,6 +77,18 @@ def read_launch(env: Environ, args: LaunchArgs, *, host: str, gpus: int, cores: 
     if args.node_rank is not None or args.nnodes not in (None, 1):
         return _host_launch(env, args, this_host)
     return _standalone_launch(env, args, this_host)
+
+
+def read_own_launch(args: LaunchArgs) -> Launch:
+    """Return how this process was launched, from the command line or, without it, from the launcher's variables."""
+    return read_launch(
+        os.environ,
+        args,
+        host=readable(socket.gethostname()),
+        gpus=visible_gpu_count(os.environ, proc_root(os.environ)),
+        cores=os.cpu_count() or 1,
+        unique_id=secrets.token_hex(6),
+    )
 
 
 def own_arrival(place: Place) -> Arrival:

@@ -1,0 +1,38 @@
+"""`python -m ddpdiag.child PID FOLDER ...`: the command line, for a call of the Python API in the process PID.
+
+Launchers may kill a training process alone. The kernel then sends SIGTERM to this process, which ends the command. It
+also removes FOLDER, the temporary folder of the call.
+"""
+
+import os
+import shutil
+import signal
+import sys
+
+from ddpdiag.cli import main
+from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, die_with_parent
+
+
+def _run_command_line() -> int:
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _run_and_clean(parent: int, folder: str) -> int:
+    """Run the command line in a forked process, because `ddpdiag check` ends its process with os._exit."""
+    die_with_parent(parent, signal.SIGTERM)
+    children = ForkedChildren(Signals(children=True))
+    children.fork(_run_command_line)
+    while children.running:
+        children.wait(0.5)
+    if os.getppid() != parent:
+        shutil.rmtree(folder, ignore_errors=True)
+    code = children.exit_codes[0]
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(_run_and_clean(int(sys.argv.pop(1)), sys.argv.pop(1)))
