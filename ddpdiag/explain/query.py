@@ -21,12 +21,12 @@ def find_cards(query: str, limit: int = 3) -> tuple[list[Card], bool]:
     weights_by_card, card_counts, cards = _weights_by_card(), _card_counts(), all_cards()
     words = {word for word in _words(query) if card_counts[word] <= _MAX_COMMON_SHARE * len(cards)}
 
-    def score(card: Card) -> tuple[bool, int, float]:
+    def score(card: Card) -> tuple[bool, int, bool, float]:
         weights = weights_by_card[card.name]
         shared = words & weights.keys()
         rarity = sum(weights[word] * math.log(len(cards) / card_counts[word]) for word in shared)
         # Of two cards with the same words, the one with fewer other words fits better.
-        return card.name == query.strip(), len(shared), rarity - 0.01 * len(weights)
+        return card.name == query.strip(), len(shared), not card.is_fallback, rarity - 0.01 * len(weights)
 
     if not 0 < len(words) <= _MAX_QUERY_WORDS:
         return [], False

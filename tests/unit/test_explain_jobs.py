@@ -230,6 +230,8 @@ def test_torchruns_folder_is_one_job(tmp_path: Path, monkeypatch, capsys, golden
         ("CUDA oom", "cuda-memory"),
         ("duplicate-gpu", "duplicate-gpu"),
         ("permission denied", "file-store-denied"),
+        ("KV cache", "engine-cache-length"),
+        ("vLLM engine dead", "engine-failed"),
     ],
 )
 def test_a_short_query_finds_its_card(query: str, name: str) -> None:
