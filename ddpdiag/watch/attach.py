@@ -175,31 +175,46 @@ def compare(before: Look | None, now: Look) -> Look:
 
 def is_still(before: RankState | None, now: RankState) -> bool:
     """Whether a rank is where it was, in the same process and stack, without having woken up."""
-    if before is None or (before.pid, before.stack) != (now.pid, now.stack):
+    if before is None or before.pid != now.pid or _has_other_stack(before, now):
         return False
-    # A rank of a GPU job wakes up while it waits for a kernel that does not end.
-    return now.activity is Activity.MAY_WAIT or before.switches == now.switches
+    return before.switches == now.switches or _may_poll(now)
+
+
+def _may_poll(state: RankState) -> bool:
+    """Whether a rank may wake up again and again in one wait: for a kernel of a GPU, or for a store, while ranks join.
+
+    gloo's collectives sleep until they end. torch's functions that wait for a store have names such as
+    _create_c10d_store and _store_based_barrier.
+    """
+    if state.activity is Activity.WAITING:
+        return state.call.startswith("_") and state.call != "_engine_run_backward"
+    return state.activity is Activity.MAY_WAIT
 
 
 def progress_text(before: Look, now: Look) -> str:
     """A sentence on what shows that the job made progress between two looks; empty if nothing does."""
     if now.ranks_doing(Activity.ENDED, Activity.STOPPED, Activity.STUCK):
         return ""
-    moved = [state.rank for state in now.ranks if not is_still(before.by_rank.get(state.rank), state)]
+    if {state.rank: state.pid for state in before.ranks} != {state.rank: state.pid for state in now.ranks}:
+        return ""  # ranks were started meanwhile
+    moved = [state.rank for state in now.ranks if not is_still(before.by_rank[state.rank], state)]
     woken = [rank for rank in before.ranks_doing(Activity.WAITING) if rank in moved]
     within = f"within {now.unix_seconds - before.unix_seconds:.1f} s"
     if woken:
         return f"{begun(subject(woken, 'has', 'have'))} left {before.calls_text(woken)} {within}."
     if not moved or len(moved) < len(now.ranks):
         return ""
-    if all(state.stack and state.stack != before.by_rank[state.rank].stack for state in now.ranks):
+    if all(_has_other_stack(before.by_rank[state.rank], state) for state in now.ranks):
         return f"Every rank has moved to other code {within}."
     writing = [state.rank for state in now.ranks if _has_written(before.by_rank[state.rank], state)]
-    return (
-        f"{begun(subject(writing, 'has', 'have'))} written output, and every rank was active {within}."
-        if writing
-        else ""
-    )
+    if not writing:
+        return ""
+    return f"{begun(subject(writing, 'has', 'have'))} written output, and every rank was active {within}."
+
+
+def _has_other_stack(before: RankState, now: RankState) -> bool:
+    """Whether both stacks are known, and differ."""
+    return bool(before.stack and now.stack) and before.stack != now.stack
 
 
 def _has_written(before: RankState, now: RankState) -> bool:

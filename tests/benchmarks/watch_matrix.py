@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -208,30 +208,30 @@ def row(mode: str, fault: str, victim: int, size: int) -> Row:
     return Row(",".join(map(str, sorted(named))) or "-", named == {victim}, len(named - {victim}), seconds, text)
 
 
+def processor_seconds(pids: Iterable[int]) -> float:
+    """The processor time of these processes, with that of their children that have ended."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(sum(map(int, fields[11:15])) for fields in stats) / os.sysconf("SC_CLK_TCK")
+
+
 def cost(size: int = 8) -> None:
     """Print the seconds to the first answer of --pid on a job that trains, and its share of the processor time."""
-    ticks = os.sysconf("SC_CLK_TCK")
     with tempfile.TemporaryDirectory() as name, job(Path(name), "sleep", 0, size, "torchrun") as (torchrun,):
         begin = time.monotonic()
         subprocess.run([*WATCH, "--pid", str(torchrun.pid)], capture_output=True, check=False)
         print(f"first answer on {size} ranks: {time.monotonic() - begin:.1f} s (bar: 5 s)")
-
-        def job_seconds() -> float:
-            pids = subprocess.run(["pgrep", "-f", name], capture_output=True, text=True, check=False).stdout.split()
-            stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-            return sum(int(fields[11]) + int(fields[12]) for fields in stats) / ticks
-
-        before = job_seconds()
-        watch = subprocess.Popen(
-            [*WATCH, "--pid", str(torchrun.pid), "--every", "30"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        time.sleep(95)
-        used = job_seconds() - before
+        found = subprocess.run(["pgrep", "-f", name], capture_output=True, text=True, check=False)
+        ranks = [*map(int, found.stdout.split())]
+        command = [*WATCH, "--pid", str(torchrun.pid), "--every", "30"]
+        watch = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(15)  # it has started, and shown its first report
+        start, before = processor_seconds([watch.pid]), processor_seconds(ranks)
+        time.sleep(90)
+        own, used = processor_seconds([watch.pid]) - start, processor_seconds(ranks) - before
         watch.terminate()
-        print(watch.stdout.read().decode())
-        _, _, usage = os.wait4(watch.pid, 0)
-        own = usage.ru_utime + usage.ru_stime
-        print(f"processor time in 95 s: job {used:.1f} s, watch {own:.2f} s: {own / used:.2%} (bar: 1 %)")
+        watch.wait()
+        print(f"processor time up to the first report: {start:.2f} s")
+        print(f"in the next 90 s: {own:.2f} s, the job {used:.1f} s: {own / used:.2%} of the job's (bar: 1 %)")
 
 
 def main() -> None:

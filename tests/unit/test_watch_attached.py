@@ -19,6 +19,7 @@ from ddpdiag.watch.look import Look, RankState
 from ddpdiag.watch.processes import KnownProcesses, descendants, find_ranks, read_process
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:25)")
+JOINS = ("_create_c10d_store (rendezvous.py:180)", "init_process_group (distributed_c10d.py:1700)")
 SAVES = ("save (serialization.py:90)", "<module> (train.py:40)")
 STEPS = ("spin (train.py:7)", "<module> (train.py:14)")
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -173,6 +174,18 @@ PAIRS = {
         [seen(0, STEPS, gpu=True, switches=6), seen(1, SAVES, gpu=True)],
         UNKNOWN,
     ),
+    "a store polls while ranks join": (
+        [seen(0, JOINS), seen(1, JOINS)],
+        [seen(0, JOINS, switches=600), seen(1, JOINS)],
+        UNKNOWN,
+    ),
+    "a rank that is not in the store": (
+        [seen(0, JOINS), seen(1, SAVES)],
+        [seen(0, JOINS, switches=600), seen(1, SAVES)],
+        1,
+    ),
+    "a stack is not read": ([seen(0), seen(1, SAVES)], [seen(0, ()), seen(1, SAVES)], UNKNOWN),
+    "a rank is started": ([seen(0, STEPS)], [seen(0, SAVES), seen(1, STEPS)], UNKNOWN),
     "the only process": ([seen(0, SAVES)], [seen(0, SAVES)], 1),
     "the only process wakes up": ([seen(0, SAVES)], [seen(0, SAVES, switches=6)], UNKNOWN),
     "the only process, with a hidden stack": ([seen(0, ())], [seen(0, ())], UNKNOWN),
