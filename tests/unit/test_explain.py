@@ -328,6 +328,12 @@ def test_the_rank_that_lags_behind_is_read_off_the_watchdogs_lines(golden) -> No
     golden(render(log_blocks(found), width=80, color=False))
 
 
+def test_the_watchdog_of_another_group_shows_that_the_global_rank_waited() -> None:
+    line = b"Exception (either an error or timeout) detected by watchdog at work: 8, last enqueued NCCL work: 9\n"
+    found = explained(b"[rank3]:[E321 02:07:08.465224069 ProcessGroupNCCL.cpp:1664] [PG 1 Rank 1] " + line)
+    assert [(one.card.name, one.ranks) for one in found.sightings] == [("last-work-group", (3,))]
+
+
 def test_colours_progress_bars_and_broken_utf8_hide_nothing() -> None:
     found = explained(b"\xff\xfe 10%|#   |\r 20%|##  |\r\x1b[31mTCPStore\x1b[0m: address already \x1b[1min use\xff\n")
     assert names(found) == ["port-taken"]
