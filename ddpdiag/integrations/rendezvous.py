@@ -7,24 +7,28 @@ host leaves and keeps the rendezvous open, so the others meet again and train.
 
 Keys in the store of a round (its prefix changes with each round): `ddpdiag/ranks/N` is the number of ranks that agent N
 starts, `ddpdiag/plan` is a `_Plan`, `ddpdiag/verdict` is a `WorldVerdict`, `ddpdiag/read/N` says that agent N has read
-why the job stops. In the store of all rounds: `ddpdiag/reason` is the sentence with which the rendezvous was closed,
-`ddpdiag/left` counts the hosts that left.
+why the job stops. Keys for all rounds: `reason` is the sentence of the last host that left or closed the rendezvous,
+`left` counts the hosts that left, `left/HOST` how often that host left, `started` says that training has started once,
+and `lost` counts the hosts that left at a restart.
 """
 
 import os
 import secrets
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 from msgspec import Struct
-from torch.distributed import Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -32,6 +36,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -58,7 +63,7 @@ from ddpdiag.integrations.admission import (
 )
 from ddpdiag.model import Report
 from ddpdiag.probes.host.kernel import PROC, open_files, tcp_sockets
-from ddpdiag.probes.host.programs import python_command, run_until, with_package_path
+from ddpdiag.probes.host.programs import python_command, with_package_path
 from ddpdiag.runtime.launchers.launch import LAUNCHERS
 from ddpdiag.sanitize import printable
 
@@ -69,14 +74,18 @@ _SLACK = 30.0
 # For all agents to read a message in the store. Agents poll it, and one may still start its processes.
 _MESSAGE_WAIT = 15.0
 _POLL = 1.0
+_MAX_TEXT = 4096
 # With these, the check would take this process for a rank of another launch.
-_LAUNCHER_VARIABLES = {"MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID", "SLURM_STEPID", "DDPDIAG_TOKEN"}
+_LAUNCHER_VARIABLES = {"MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID", "SLURM_STEPID"}
 for _names in LAUNCHERS:
     _LAUNCHER_VARIABLES |= {_names.rank, *_names.world_size, *_names.local_rank, *_names.local_world_size}
 
 
 class _Plan(Struct, frozen=True):
-    """What all hosts need to start the check of the world. `token` is the secret of its control channel."""
+    """What all hosts need to start the check of the world.
+
+    `token` is the secret of its control channel. DDPDIAG_TOKEN in the environment of the hosts replaces it.
+    """
 
     address: str
     port: int
@@ -90,7 +99,10 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
         settings = read_settings(parameters.config)
     except UsageError as error:
         raise ValueError(str(error)) from None
-    backend, store = create_backend(parameters)
+    try:
+        backend, store = create_backend(parameters)
+    except RendezvousConnectionError:
+        raise _lost_store(parameters) from None
     return GuardedRendezvous(create_handler(store, backend, parameters), store, parameters, settings)
 
 
@@ -102,11 +114,15 @@ class GuardedRendezvous(RendezvousHandler):
     ) -> None:
         self._inner = inner
         self._store = store
+        # Jobs with other run ids may use the same store.
+        self._notes = PrefixStore(f"ddpdiag/{parameters.run_id}", store)
         self._parameters = parameters
         self._settings = settings
         self._host = readable(socket.gethostname())
         self._ranks_per_host = _configured_ranks()
         self._has_left = False
+        self._trains = False
+        self._lost_count = 0
 
     def get_backend(self) -> str:
         return self._parameters.backend
@@ -123,7 +139,11 @@ class GuardedRendezvous(RendezvousHandler):
             self._inner.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        return self._inner.num_nodes_waiting()
+        """The number of hosts for which torchrun must restart the ranks: hosts that wait, and hosts that were lost."""
+        lost = 0
+        with suppress(RuntimeError):  # the next call explains a lost store
+            lost = self._notes.add("lost", 0) - self._lost_count
+        return max(lost, self._inner.num_nodes_waiting())
 
     def get_run_id(self) -> str:
         return self._inner.get_run_id()
@@ -134,12 +154,20 @@ class GuardedRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Check this host, meet the others, check the world, and repeat without the hosts that leave."""
+        try:
+            return self._admitted()
+        except SystemExit:  # a signal ends this agent; torchrun does not close the rendezvous then
+            self._has_left = True
+            raise
+
+    def _admitted(self) -> RendezvousInfo:
         if self._settings.check is not Scope.NONE:
             self._check_host()
+        self._trains = False
         while True:
             info = self._meet()
             if self._settings.check in (Scope.NONE, Scope.HOST):
-                return info
+                return self._start(info)
             verdict = self._check_world(info)
             action, reason = decide(
                 verdict,
@@ -152,11 +180,18 @@ class GuardedRendezvous(RendezvousHandler):
                 complain(reason)
             match action:
                 case Action.GO:
-                    return info
+                    return self._start(info)
                 case Action.LEAVE:
                     self._leave(f"{self._host} leaves the job: {reason}")
                 case Action.STOP:
                     self._stop(info, reason)
+
+    def _start(self, info: RendezvousInfo) -> RendezvousInfo:
+        """Remember that training starts, which changes what the leaving of a host means."""
+        self._notes.set("started", "")
+        self._lost_count = self._notes.add("lost", 0)
+        self._trains = True
+        return info
 
     def _meet(self) -> RendezvousInfo:
         """Join the next round of the rendezvous. A RendezvousError says why another host closed it."""
@@ -166,21 +201,17 @@ class GuardedRendezvous(RendezvousHandler):
                 setattr(self._inner, name, None)
         try:
             return self._inner.next_rendezvous()
-        except RendezvousClosedError:
+        except (RendezvousClosedError, RendezvousTimeoutError):
             if reason := self._reason():
                 raise RendezvousError(reason) from None
             raise
-        except RendezvousConnectionError as error:
-            endpoint = readable(self._parameters.endpoint)
-            raise RendezvousError(
-                f"{self._host} lost the store of the rendezvous at {endpoint}: its torchrun has ended, or the network "
-                "does not reach it; start the job again with --rdzv-endpoint on another host"
-            ) from error
+        except RendezvousConnectionError:
+            raise _lost_store(self._parameters) from None
 
     def _reason(self) -> str:
         with suppress(RuntimeError):
-            if self._store.check(["ddpdiag/reason"]):
-                return printable(self._store.get("ddpdiag/reason").decode(errors="replace"))
+            if self._notes.check(["reason"]):
+                return printable(self._notes.get("reason").decode(errors="replace"))
         return ""
 
     # The checks -------------------------------------------------------------------------------------------------------
@@ -188,13 +219,12 @@ class GuardedRendezvous(RendezvousHandler):
     def _check_host(self) -> None:
         """Check this host alone. It leaves if it is UNFIT or UNKNOWN, as the settings say."""
         report = _report_of(("host", "--budget", f"{_HOST_BUDGET:g}"), os.environ, _HOST_BUDGET)
-        if report is None:
-            complain(f"{self._host}: `ddpdiag host` made no report within {_HOST_BUDGET + _SLACK:g} s")
+        if report is not None and report.exit_code == ExitCode.FIT:
             return
-        if report.exit_code == ExitCode.FIT:
-            return
-        is_unfit = report.exit_code == ExitCode.UNFIT
-        sentence = f"{self._host}: {printable(report.sentence)}"
+        is_unfit = report is not None and report.exit_code == ExitCode.UNFIT
+        sentence = f"{self._host}: `ddpdiag host` made no report within {_HOST_BUDGET + _SLACK:g} s"
+        if report is not None:
+            sentence = f"{self._host}: {printable(report.sentence)}"
         if self._settings.on_unfit is OnUnfit.WARN if is_unfit else self._settings.on_unknown is OnUnknown.GO:
             complain(sentence)
             return
@@ -215,7 +245,7 @@ class GuardedRendezvous(RendezvousHandler):
                 if report is not None:
                     verdict = world_verdict(report, plan.ranks_per_host)
                 info.store.set("ddpdiag/verdict", encode(verdict).decode())
-            return decode(_message(info.store, "ddpdiag/verdict", _SLACK), WorldVerdict)
+            return decode(_message(info.store, "ddpdiag/verdict", self._settings.budget + 2 * _SLACK), WorldVerdict)
         except (RuntimeError, ValueError):
             rank_0 = readable(_rank_0_address(info))
             return WorldVerdict(ExitCode.UNKNOWN, f"{self._host} got no verdict from {rank_0}, the host of rank 0")
@@ -241,7 +271,7 @@ class GuardedRendezvous(RendezvousHandler):
         }
         env = {name: value for name, value in os.environ.items() if name not in _LAUNCHER_VARIABLES}
         options = (f"{name}={value}" for name, value in words.items())
-        return _report_of(("check", *options), {**env, "DDPDIAG_TOKEN": plan.token}, budget)
+        return _report_of(("check", *options), {"DDPDIAG_TOKEN": plan.token, **env}, budget)
 
     # The end ----------------------------------------------------------------------------------------------------------
 
@@ -255,16 +285,35 @@ class GuardedRendezvous(RendezvousHandler):
         with suppress(RendezvousError):
             self._inner._op_executor.run(_RendezvousExitOp(), time.monotonic() + _MESSAGE_WAIT)
         with suppress(RuntimeError):
-            left = self._parameters.max_nodes - self._store.add("ddpdiag/left", 1)
-            if left < self._parameters.min_nodes:
-                self._close(f"{sentence} Without it, {too_few_text(left, self._parameters.min_nodes)}")
+            self._announce(sentence)
         if _listens_here(self._store):
             complain(f"{sentence} This host holds the store of the rendezvous and keeps it until the job ends.")
-            with suppress(RendezvousError):
-                while not self._inner.is_closed():
-                    time.sleep(_POLL)
-            time.sleep(2 * _POLL)  # the others read why it was closed
+            self._keep_store()
         raise RendezvousError(sentence) from None
+
+    def _announce(self, sentence: str) -> None:
+        """Tell the others that this host leaves. Close the rendezvous if it then has too few hosts for a first start.
+
+        After a first start, another host may take the place, so the others wait for their time-out.
+        """
+        self._notes.set("reason", sentence)
+        self._notes.add("lost", int(self._trains))
+        is_first = self._notes.add(f"left/{self._host}", 1) == 1
+        left = self._parameters.max_nodes - self._notes.add("left", int(is_first))
+        if left < self._parameters.min_nodes and not self._notes.check(["started"]):
+            self._close(f"{sentence} Without it, {too_few_text(left, self._parameters.min_nodes)}")
+
+    def _keep_store(self) -> None:
+        """Wait until the rendezvous is closed, or has had no hosts for the time in which they must join."""
+        idle_since = time.monotonic()
+        with suppress(RendezvousError):
+            while not self._inner.is_closed():
+                if self._inner._state_holder.state.participants:
+                    idle_since = time.monotonic()
+                if time.monotonic() - idle_since > self._inner.settings.timeout.join.total_seconds():
+                    return
+                time.sleep(_POLL)
+        time.sleep(2 * _POLL)  # the others read why it was closed
 
     def _stop(self, info: RendezvousInfo, sentence: str) -> NoReturn:
         """Close the rendezvous and raise RendezvousError. The host of the store waits for the other hosts."""
@@ -279,8 +328,16 @@ class GuardedRendezvous(RendezvousHandler):
     def _close(self, sentence: str) -> None:
         """Close the rendezvous, with the reason for hosts that wait or join later."""
         with suppress(RuntimeError, RendezvousError):
-            self._store.set("ddpdiag/reason", sentence)
+            self._notes.set("reason", sentence)
             self._inner.set_closed()
+
+
+def _lost_store(parameters: RendezvousParameters) -> RendezvousError:
+    host, endpoint = readable(socket.gethostname()), readable(parameters.endpoint)
+    return RendezvousError(
+        f"{host} does not reach the store of the rendezvous at {endpoint}: the torchrun of that host has ended, or its "
+        "name, port or firewall is wrong; correct that, or start the job again with another --rdzv-endpoint"
+    )
 
 
 def _configured_ranks() -> int:
@@ -317,10 +374,40 @@ def _message(store: Store, key: str, seconds: float) -> bytes:
 
 def _report_of(arguments: tuple[str, ...], env: Mapping[str, str], budget: float) -> Report | None:
     """Run ddpdiag in a process of its own. Returns its report, or None if it wrote none, as on ranks other than 0."""
-    with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
+    null = subprocess.DEVNULL
+    with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder, _exit_on_sigterm():
         path = Path(folder, "report.json")
         command = python_command("ddpdiag", arguments[0], "--quiet", f"--json={path}", *arguments[1:])
-        run_until(command, time.monotonic() + budget + _SLACK, env=with_package_path(env))
+        with (
+            Path(folder, "stderr").open("w+b") as stderr,
+            subprocess.Popen(command, stdin=null, stdout=null, stderr=stderr, env=with_package_path(env)) as process,
+        ):
+            try:
+                process.wait(budget + _SLACK)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            except BaseException:  # torch raises an exception for a signal; the ranks of the check end with it
+                process.terminate()
+                raise
+            if process.returncode in (ExitCode.USAGE, ExitCode.BUG):
+                stderr.seek(0)
+                complain(
+                    f"`ddpdiag {arguments[0]}` failed: {printable(stderr.read(_MAX_TEXT).decode(errors='replace'))}"
+                )
         with suppress(OSError, ValueError):
             return decode(path.read_bytes(), Report)
     return None
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM raise SystemExit. torchrun handles signals only after it has started the ranks once."""
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
