@@ -237,6 +237,8 @@ class GuardedRendezvous(RendezvousHandler):
         info.store.set(f"ddpdiag/ranks/{info.rank}", str(self._ranks_per_host))
         try:
             if info.rank == 0:
+                hosts = "1 host" if info.world_size == 1 else f"{info.world_size} hosts"
+                complain(f"{hosts} met; the check of the world takes at most {self._settings.budget:g} s")
                 info.store.set("ddpdiag/plan", encode(self._make_plan(info)).decode())
             plan = decode(_message(info.store, "ddpdiag/plan", 2 * _MESSAGE_WAIT), _Plan)
             report = self._run_check(info, plan)
