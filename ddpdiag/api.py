@@ -103,7 +103,7 @@ def preflight(
     error = UnfitError(report)
     if report.findings:
         error.add_note(_findings_text(report))
-    elif not run.is_lost:
+    elif launch is not None and launch.place.rank != 0 and not run.is_lost:
         # A launcher kills the other ranks when one fails, and only rank 0's error has the findings.
         time.sleep(RANK_0_FIRST_SECONDS)
     raise error
@@ -165,10 +165,8 @@ def _job_options(options: Mapping[str, Option], launch: Launch | None, *, is_ini
     merged = unset | {name: value for name, value in options.items() if value is not None}
     if is_initialized:
         ignored = merged.get("ignore", ())
-        merged["ignore"] = [
-            *(ignored if isinstance(ignored, list | tuple) else [str(ignored)]),
-            *_CHECKS_OF_MASTER_PORT,
-        ]
+        ignored = ignored if isinstance(ignored, list | tuple) else [str(ignored)]
+        merged["ignore"] = [*ignored, *_CHECKS_OF_MASTER_PORT]
     return merged
 
 
@@ -243,16 +241,25 @@ def _run_check(options: Mapping[str, Option]) -> _CheckRun:
         report_path, error_path = Path(str(settings["json"])), Path(folder, "error.json")
         arguments = [word for name, value in settings.items() for word in _option_arguments(option_name(name), value)]
         command = python_command("ddpdiag.child", str(os.getpid()), folder, "check", "--quiet", *arguments)
+        old_version = _version_of(report_path)
         # The check writes its error to this file of torchrun, which else shows it as the error of the training.
-        code, stderr_text = _run_to_end(command, {**os.environ, ERROR_FILE: str(error_path)})
+        code = _run_to_end(command, {**os.environ, ERROR_FILE: str(error_path)}, Path(folder, "stderr"))
+        stderr_text = Path(folder, "stderr").read_text(errors="replace")
         report = sentence = None
-        if report_path.exists():
+        if _version_of(report_path) != old_version:
             report = decode(report_path.read_bytes(), Report, min_magnitude=SMALLEST_NUMBER)
         if error_path.exists():
             sentence = decode(error_path.read_bytes(), _ErrorFile).message.message
     if report is None and code == ExitCode.USAGE:
         raise UsageError(readable(stderr_text.strip().removeprefix("ddpdiag: ")))
     return _CheckRun(code, stderr_text, report, sentence or "")
+
+
+def _version_of(path: Path) -> tuple[int, int] | None:
+    """A value that changes when the file is replaced: with `json="run.json"` an earlier run may have left a report."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_ino, path.stat().st_mtime_ns
+    return None
 
 
 def _option_arguments(option: str, value: object) -> list[str]:
@@ -266,22 +273,17 @@ def _option_arguments(option: str, value: object) -> list[str]:
     return [f"{option}={value}"]
 
 
-def _run_to_end(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, str]:
-    """Run a command to its end. Returns its exit code and standard error. An exception here also ends the command."""
-    null = subprocess.DEVNULL
-    with subprocess.Popen(
-        command,
-        stdin=null,
-        stdout=null,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=with_package_path(env),
-    ) as process:
+def _run_to_end(command: Sequence[str], env: Mapping[str, str], stderr_path: Path) -> int:
+    """Run a command to its end, and return its exit code. An exception here, such as Ctrl-C, also ends the command."""
+    null, env = subprocess.DEVNULL, with_package_path(env)
+    # A file, not a pipe: a pipe does not end while a worker that is stuck in the kernel holds it open.
+    with (
+        stderr_path.open("wb") as stderr,
+        subprocess.Popen(command, stdin=null, stdout=null, stderr=stderr, env=env) as process,
+    ):
         try:
-            stderr_text = process.communicate()[1]
-        except BaseException as error:  # Ctrl-C, or what a signal handler of the script raises
+            return process.wait()
+        except BaseException as error:
             process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-            process.communicate()
+            process.wait()
             raise
-        return process.returncode, stderr_text

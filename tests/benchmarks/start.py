@@ -14,6 +14,8 @@ whatever else the machine does at the time falls on both:
     with a secret / without  two ranks started by hand that meet at this host's own address: with DDPDIAG_TOKEN, so that
                              the control channel is encrypted (CURVE), and without. At most 1.1. Left out on a host
                              that has no other address than loopback.
+    preflight / its check    two ranks of torchrun that call `ddpdiag.preflight()`, and `torchrun -m ddpdiag check`:
+                             what a call from a script adds. At most 1.1. `--only preflight` runs this pair alone.
     now / before             `ddpdiag check` of this checkout and of the one given with --before. At most 1.05.
 
 Then `ddpdiag --help` and `ddpdiag explain COL001`, each within 0.3 s and without torch.
@@ -62,6 +64,10 @@ mixed_precision: 'no'
 use_cpu: false
 """
 OVER_GLOO = ("Num processes: 2", "DistributedType.MULTI_CPU  Backend: gloo")
+
+PREFLIGHT = (
+    "import os, ddpdiag; print(ddpdiag.preflight() if os.environ['RANK'] == '0' else ddpdiag.preflight().verdict)\n"
+)
 
 SHORT_SECONDS = 0.3
 LEAN = """\
@@ -155,6 +161,16 @@ def against_torchrun(ranks: int, folder: Path) -> list[Pair]:
     return [Pair(check, torchrun, 1.0, below=True), Pair(untrained, torchrun, 1.0, below=True)]
 
 
+def against_its_check(folder: Path) -> Pair:
+    """Two ranks that call preflight(), and the same check started by torchrun itself."""
+    (folder / "preflight.py").write_text(PREFLIGHT)
+    start = [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2"]
+    by_script = Command("preflight", [*start, str(folder / "preflight.py")], ("2 ranks on 1 host",))
+    return Pair(
+        by_script, Command("its check", [*start, "-m", "ddpdiag", "check"], ("2 ranks on 1 host",)), 1.1, below=False
+    )
+
+
 def pairs(folder: Path, ranks: Sequence[int], before: Path | None) -> list[Pair]:
     """What is compared here; the scripts that it takes are written to `folder`."""
     (folder / "meet.py").write_text(MEET)
@@ -166,6 +182,7 @@ def pairs(folder: Path, ranks: Sequence[int], before: Path | None) -> list[Pair]
         found.append(Pair(check, Command("accelerate test", test, OVER_GLOO, patience=6), 1.0, below=True))
     else:
         print("accelerate is not installed: nothing is compared with `accelerate test`\n")
+    found.append(against_its_check(folder))
     address = own_address()
     if address is not None:
         with_secret = Command("with a secret", by_hand(address, "DDPDIAG_TOKEN=secret"), FIT)
@@ -255,12 +272,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="how often each pair runs, at least 2 (default: 10)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="sizes to compare with torchrun (default: 2)")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="compare with the code of another checkout")
+    parser.add_argument("--only", metavar="NAME", help="run only the pair whose first command has this name")
     arguments = parser.parse_args()
     rounds = max(2, arguments.rounds)
     print(describe())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = pairs(folder, arguments.ranks, arguments.before)
+        found = [pair for pair in found if arguments.only in (None, pair.ours.name)]
         try:
             for pair in found:
                 pair.seconds((pair.ours, pair.theirs), folder)  # unmeasured: fills the page cache, compiles modules

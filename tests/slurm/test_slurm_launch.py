@@ -170,3 +170,29 @@ def test_the_node_of_a_task_that_never_came_is_named(cluster, tmp_path):
     four.wait_for_output(job, "RUN001.absent")  # the job itself ends once Slurm misses the node
     (finding,) = (f for f in report_of(four)["findings"] if f["code"] == "RUN001.absent")
     assert (finding["ranks"], finding["hosts"]) == ([3], ["h3"])
+
+
+PREFLIGHT = """\
+import os, sys
+import ddpdiag
+
+if os.environ["SLURM_PROCID"] in sys.argv:
+    os.environ["GLOO_SOCKET_IFNAME"] = "nonexistent"
+try:
+    print("one task:", ddpdiag.preflight(budget=60, select=["LCH001", "RDZ001", "COL001"]))
+except ddpdiag.UnfitError as error:
+    print("one task raised", error)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("shape", [("-N2", "-n4"), ("-N2", "--ntasks-per-node=1")], ids=["4 tasks", "2 tasks"])
+def test_a_script_under_srun_checks_its_step(cluster, shape):
+    two = cluster(2)
+    (two.shared / "train.py").write_text(PREFLIGHT)
+    fit = two.srun(*shape, sys.executable, "train.py")
+    sick = two.srun(*shape, sys.executable, "train.py", "1")
+    tasks = 4 if "-n4" in shape else 2
+    assert fit.stdout.count("one task: FIT: ") == tasks, fit.stdout + fit.stderr
+    assert f"FIT: {tasks} ranks on 2 hosts" in fit.stdout
+    assert sick.stdout.count(f"raised UNFIT: {tasks} ranks on 2 hosts cannot train: rank 1 on ") == tasks, sick.stdout

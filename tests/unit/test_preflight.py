@@ -134,6 +134,16 @@ def test_a_job_that_must_not_start_gets_an_error(check_ends, monkeypatch, end, o
     assert ("error RUN003.hung" in "".join(getattr(caught.value, "__notes__", ""))) == has_errors
 
 
+def test_the_report_of_an_earlier_run_is_not_returned(check_ends, monkeypatch, tmp_path):
+    [monkeypatch.setenv(name, value) for name, value in RANK_1.items()]
+    path = tmp_path / "run.json"
+    path.write_bytes(encode(HEALTHY))
+    check_ends()
+    assert ddpdiag.preflight(json=str(path)).sentence == "rank 0 has the report"
+    check_ends(report=structs.replace(HEALTHY, sentence="of this run"))
+    assert ddpdiag.preflight(json=str(path)).sentence == "of this run"
+
+
 def test_the_rendezvous_of_a_job_that_has_met_is_left_out(check_ends, monkeypatch):
     class Dist:
         is_available = is_initialized = staticmethod(lambda: True)
