@@ -2,6 +2,7 @@
 
 import json
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -79,9 +80,14 @@ def test_the_licence_covers_code_and_digits(built):
     assert sorted(files) == ["LICENSE", "ddpdiag/data/mnist/LICENSE", "ddpdiag/data/mnist/NOTICE"]
 
 
-def test_the_command_is_ddpdiag(built):
-    words = built.in_wheel(".dist-info/entry_points.txt").split()
-    assert words == ["[console_scripts]", "ddpdiag", "=", "ddpdiag.cli:main"]
+def test_the_command_and_the_plug_ins_of_torchrun_are_ddpdiag(built):
+    points = ConfigParser()
+    points.read_string(built.in_wheel(".dist-info/entry_points.txt"))
+    assert points["console_scripts"]["ddpdiag"] == "ddpdiag.cli:main"
+    assert [(section, *points[section]) for section in points.sections()[1:]] == [
+        ("torchrun.handlers", "ddpdiag"),
+        ("torchrun.logs_specs", "ddpdiag"),
+    ]
 
 
 def test_python_3_11_and_all_later_ones_will_do(built):
