@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from msgspec import Struct
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -159,6 +159,8 @@ class GuardedRendezvous(RendezvousHandler):
         except SystemExit:  # a signal ends this agent; torchrun does not close the rendezvous then
             self._has_left = True
             raise
+        except DistError:
+            raise _lost_store(self._parameters) from None
 
     def _admitted(self) -> RendezvousInfo:
         if self._settings.check is not Scope.NONE:

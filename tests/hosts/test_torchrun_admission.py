@@ -1,8 +1,10 @@
 """torchrun --rdzv-backend ddpdiag on three hosts: a host at fault leaves, and the others train what they would have."""
 
+import signal
 from pathlib import Path
 
 import pytest
+from jobs import processes
 from launch import Launched
 
 pytestmark = [pytest.mark.hosts, pytest.mark.deep]
@@ -74,3 +76,15 @@ def test_a_host_that_turns_sick_leaves_at_the_restart(start, tmp_path):
     assert codes(run) == [0, 0, 1], run.told()
     assert [TRAINED in job.stdout for job in run.jobs.values()] == [True, True, False]
     assert "RendezvousError: h2: " in run.jobs["h2"].stderr
+
+
+def test_the_death_of_the_host_of_the_store_is_named(start):
+    _, run = start()
+    dying = run.jobs["h0"]
+    dying.wait_until(lambda: "3 hosts met" in dying.stderr, 120)
+    for process in processes(run.mark):
+        if process.environ["TMPDIR"] == str(dying.temporary):
+            process.kill(signal.SIGKILL)
+    assert codes(run)[1:] == [1, 1], run.told()
+    for name in ("h1", "h2"):
+        assert "does not reach the store of the rendezvous at h0:29400" in run.jobs[name].stderr
