@@ -1,6 +1,7 @@
 """ddpdiag.preflight() in a training: real ranks under torchrun, by hand and under multiprocessing."""
 
 import re
+import shutil
 import signal
 
 import pytest
@@ -48,6 +49,8 @@ def work(rank, port):
 if __name__ == "__main__":
     torch.multiprocessing.spawn(work, args=(int(sys.argv[1]),), nprocs=2)
 """
+CALL = "import ddpdiag; print(ddpdiag.preflight(select='RDZ001,COL001'))"
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 LOSS = re.compile(r"loss \d 0x\S+")
 
 
@@ -101,6 +104,26 @@ def test_ranks_of_multiprocessing_pass_their_place(start, tmp_path):
     assert job.wait(120) == 0, job.told()
     assert job.stdout.count("FIT: ") == 2
     job.check_left_nothing()
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
+def test_ranks_of_open_mpi_are_one_world(start):
+    job = start("-c", CALL, prefix=MPIRUN)
+    assert job.wait(120) == 0, job.told()
+    assert job.stdout.count("FIT: ") == 2
+    assert "FIT: 2 ranks on 1 host" in job.stdout
+
+
+@pytest.mark.deep
+def test_the_port_of_a_job_that_has_met_is_not_called_taken(start, script):
+    port = str(free_port())
+    jobs = [
+        start(script, "--again", RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port) for rank in "01"
+    ]
+    for job in jobs:
+        assert job.wait(120) == 0, job.told()
+        assert "FIT: " in job.stdout
 
 
 @pytest.mark.deep
