@@ -118,6 +118,8 @@ def _echoes_text(first: Sighting, echoes: Sequence[Sighting], is_one_log: bool) 
     lost = _ranks_text(lost_ranks) if len(lost_ranks) == 1 else "another process"
     names = listed([f"{echo.card.name} ({_lines_text(echo, is_one_log)})" for echo in echoes], _FULL_SHOWN)
     end = "the end of the job" if first.card.code == "RUN004.told" else f"the loss of {lost}"
+    if lost_ranks and not ranks:  # only the failed rank itself, or ranks that no line names, printed them
+        return f"{count(number, 'line')} {'follows' if number == 1 else 'follow'} from it: {names}"
     return f"{subject} {end}: {names}"
 
 

@@ -101,6 +101,18 @@ def test_without_times_the_lowest_rank_leads() -> None:
     assert found.sightings[0].ranks == (2, 10)
 
 
+def test_echoes_of_the_failed_rank_itself_are_no_reports_of_other_ranks() -> None:
+    rank_6 = "[rank6]:[E624 x ProcessGroupNCCL.cpp:684] "
+    lines = (
+        "n1:47:69 [0] NCCL INFO misc/socket.cc:829 -> 3",
+        f"{rank_6}[Rank 6] To avoid data inconsistency, we are taking the entire process down.",
+        f"{rank_6}[PG ID 1 Rank 6] Process group watchdog thread terminated with exception: CUDA error",
+    )
+    text = page(job(train="\n".join(lines)))
+    assert "follow from it" in text
+    assert "report the loss" not in text
+
+
 def test_a_failure_of_one_rank_comes_before_the_waits_of_others() -> None:
     found = job(rank0=LAST.format(rank=0, work=811), rank1=raised("ValueError: x", "2026-11-17 13:00:00"))
     assert [one.card.name for one in found.sightings] == ["exception", "last-work"]
