@@ -170,7 +170,11 @@ for batch in DataLoader(Slow(), num_workers=2):
 
 @pytest.mark.deep
 @needs_py_spy
-def test_a_worker_that_sleeps_is_shown_and_a_log_dir_is_output(start, tmp_path):
+def test_a_worker_sleeps(start, tmp_path):
+    """The worker is shown, and files in torchrun's --log-dir are output.
+
+    The name is short, because a folder of this name has sockets, whose paths have at most 107 characters.
+    """
     script = tmp_path / "train.py"
     script.write_text(LOADING)
     command = (sys.executable, *torchrun(2, "--log-dir", str(tmp_path / "logs"), "--redirects", "3", str(script)))
