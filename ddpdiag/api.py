@@ -128,7 +128,7 @@ RANK_0_FIRST_SECONDS = 2.0  # to import the renderer and to write the error on b
 
 
 def _launch_of(options: Mapping[str, Option]) -> Launch | None:
-    """How this process was launched. None if an option or a variable is wrong: the check then says which one."""
+    """The launch of this process. None if an option or a variable is wrong: the check then says which one."""
     names = {field.name for field in dataclasses.fields(LaunchArgs)} & options.keys()
     with contextlib.suppress(UsageError, TypeError):
         return read_own_launch(LaunchArgs(**{name: options[name] for name in names}))  # type: ignore[arg-type]

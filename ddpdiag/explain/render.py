@@ -110,7 +110,7 @@ def _lines_text(sighting: Sighting, is_one_log: bool) -> str:
 
 
 def _echoes_text(first: Sighting, echoes: Sequence[Sighting], is_one_log: bool) -> str:
-    """How many other ranks report only that another process failed, and the names of the echoes."""
+    """Count the other ranks that report only that another process failed, and name the echoes."""
     lost_ranks = first.ranks if first.card.role in (Role.CAUSE, Role.FAILURE) else ()
     ranks = {rank for echo in echoes for rank in echo.ranks}.difference(lost_ranks) if lost_ranks else set()
     number = len(ranks) or sum(echo.count for echo in echoes)

@@ -82,7 +82,7 @@ for _names in LAUNCHERS:
 
 
 class _Plan(Struct, frozen=True):
-    """What all hosts need to start the check of the world.
+    """Settings with which all hosts start the check of the world.
 
     `token` is the secret of its control channel. DDPDIAG_TOKEN in the environment of the hosts replaces it.
     """

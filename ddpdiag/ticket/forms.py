@@ -187,7 +187,7 @@ def _logs(job: Job, attached: str) -> Iterator[Part]:
 
 
 def _log_kind(text: str) -> str:
-    """What a log without NCCL WARN is."""
+    """The kind of a log without NCCL WARN."""
     if "<system version" in text[:1000]:
         return _TOPOLOGY
     return "log of NCCL without NCCL WARN" if _NCCL_LINE.search(text) else "no log of NCCL"

@@ -354,7 +354,7 @@ def _judge_idle_gpus(look: Look) -> Finding | None:
 
 
 def _gpu_shares(look: Look, ranks: Sequence[int]) -> Mapping[int, float | None]:
-    """How busy the GPU of each of `ranks` is (None: not known)."""
+    """The share of time in which the GPU of each of `ranks` is busy (None: not known)."""
     shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
     return {rank: shares.get(look.by_rank[rank].pid) for rank in ranks}
 

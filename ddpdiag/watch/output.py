@@ -310,12 +310,10 @@ def failure_text(sinks: Sequence[Sink], status: int) -> str:
     """Sentences on why a command with this wait status failed; empty if its output shows no known error in time."""
     texts: list[str] = []
 
-    def tail() -> Iterator[bytes]:
-        # A report on an earlier silence, which a file of the command may hold, is not the command's own text.
-        return (piece.replace(_REPORT_HEAD, b"") for sink in sinks for piece in sink.tail())
-
     def read() -> None:
-        texts.append(_known_error_text(tail(), status) or _root_cause_text(tail(), status))
+        # A report on an earlier silence, which a file of the command may hold, is not the command's own text.
+        tail = b"".join(piece.replace(_REPORT_HEAD, b"") for sink in sinks for piece in sink.tail())
+        texts.append(_known_error_text(tail, status) or _root_cause_text(tail, status))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -323,8 +321,15 @@ def failure_text(sinks: Sequence[Sink], status: int) -> str:
     return texts[0] if texts else ""
 
 
-def _known_error_text(tail: Iterable[bytes], status: int) -> str:
-    if status == 0 or (sighting := main_reason(tail, with_unknown=True)) is None:
+def _known_error_text(tail: bytes, status: int) -> str:
+    if status == 0 or (sighting := main_reason([tail], with_unknown=True)) is None:
+        return ""
+    # The end of another rank than torchrun's root cause may be an effect of it, such as SIGABRT by gloo.
+    if (
+        sighting.card.shows_only == "process"
+        and (first := _ROOT_CAUSE.search(tail))
+        and int(first[1]) not in sighting.ranks
+    ):
         return ""
     cause, end = known_error_of(sighting), end_text(os.waitstatus_to_exitcode(status))
     lead = f"{ranks_text(sighting.ranks)}: " if sighting.ranks else ""
@@ -336,9 +341,9 @@ def _known_error_text(tail: Iterable[bytes], status: int) -> str:
     return " ".join(filter(None, parts))
 
 
-def _root_cause_text(tail: Iterable[bytes], status: int) -> str:
+def _root_cause_text(tail: bytes, status: int) -> str:
     """A sentence on the rank that torchrun saw fail first, unless that rank raised an exception, as echoes do."""
-    if status == 0 or (match := _ROOT_CAUSE.search(b"".join(tail))) is None or match[2] == b"1":
+    if status == 0 or (match := _ROOT_CAUSE.search(tail)) is None or match[2] == b"1":
         return ""
     end, first_end = end_text(os.waitstatus_to_exitcode(status)), end_text(int(match[2]))
     return f"the command failed ({end}): rank {int(match[1])} failed first ({first_end})."

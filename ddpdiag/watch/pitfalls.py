@@ -54,7 +54,7 @@ def _findings(states: Sequence[RankState]) -> Iterator[Finding]:
 
 @lru_cache(maxsize=8)
 def _lint(files: tuple[str, ...]) -> tuple[Finding, ...]:
-    """What lint reports of `files`. TimeoutError, msgspec.DecodeError or another OSError if it reports nothing."""
+    """The findings of lint on `files`. Raises TimeoutError, another OSError or msgspec.DecodeError if it has none."""
     command = python_command("ddpdiag", "lint", "--json", "-", "--select", _RULES, *files)
     completed = run_until(command, time.monotonic() + _LINT_SECONDS, env=with_package_path(os.environ))
     if completed is None:

@@ -22,6 +22,8 @@ Root Cause (first observed failure):
   rank      : 2 (local_rank: 2)
   exitcode  : %s (pid: 25760)  (SIGINT)
 """
+TERMINATED = b"E api.py:1002] failed (exitcode: -15) local_rank: 2 (pid: 7516) of binary: /venv/bin/python\n"
+ABORTED = b"  rank      : 1 (local_rank: 1)\n  exitcode  : -6 (pid: 7517)  (SIGABRT)\n"
 BARRIER = b"[rank0]: RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms\n"
 
 
@@ -46,6 +48,8 @@ class Written:
         ((CLOSED, ROOT_CAUSE % b"-2"), EXITED, ("(exit code 1): rank 2 failed first (SIGINT)",)),
         ((CLOSED, ROOT_CAUSE % b"7"), EXITED, ("rank 2 failed first (exit code 7)",)),
         ((CLOSED, ROOT_CAUSE % b"1"), EXITED, None),  # it may have raised because another rank closed the connection
+        ((TERMINATED, ABORTED, ROOT_CAUSE % b"-15"), EXITED, ("rank 2 failed first (SIGTERM)",)),
+        ((ABORTED, ROOT_CAUSE % b"-9"), EXITED, ("rank 2 failed first (SIGKILL)",)),
         ((b"ValueError: mine\n",), EXITED, None),
         (((LOGS / "rank_raises.log").read_bytes(),), EXITED, ("rank 1: ", "RuntimeError", "raised in", "line ")),
     ],
