@@ -82,9 +82,9 @@ def preflight(
     (RDZ001, RDZ005) are left out, because the job itself uses the port.
 
     All ranks go on, or all raise UnfitError: for UNFIT, for a run that a signal ended, and for UNKNOWN, unless
-    `on_unknown` is "go". A rank that could not take part in the check raises in any case. Rank 0 has the full report;
-    the report of every other rank has the verdict and rank 0's sentence, if it sent one. UsageError: wrong options, or
-    missing variables; nothing was run on this rank.
+    `on_unknown` is "go". A launcher may end the others as soon as rank 0 has raised. A rank that could not take part in
+    the check raises in any case. Rank 0 has the full report; the report of every other rank has the verdict and rank
+    0's sentence, if it sent one. UsageError: wrong options, or missing variables; nothing was run on this rank.
     """
     if on_unknown not in ("raise", "go"):
         raise UsageError(f"preflight(on_unknown={on_unknown!r}): expected 'raise' or 'go'")

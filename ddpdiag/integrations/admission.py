@@ -15,7 +15,7 @@ from ddpdiag.text import listed
 
 E = TypeVar("E", bound=Enum)
 
-# The settings of torch's c10d rendezvous, which may stand beside ours (dynamic_rendezvous.create_handler and
+# The settings of torch's c10d rendezvous, which --rdzv-conf may have as well (dynamic_rendezvous.create_handler and
 # c10d_rendezvous_backend.create_backend of torch 2.6 to 2.15).
 _TORCH_SETTINGS = (
     *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval"),
