@@ -13,6 +13,7 @@ from ddpdiag.cli.edge import exit_at_once, guarded
 from ddpdiag.cli.options import CheckArgs, ExplainArgs, HostArgs, codes_and_names, completion
 from ddpdiag.cli.outputs import CompareOutputs, JudgeOutputs, LintArgs, Outputs, show
 from ddpdiag.cli.parsing import command, declared_name, examples
+from ddpdiag.history import HistoryArgs
 from ddpdiag.model.bench import BenchRequest
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import TrainRequest
@@ -332,6 +333,33 @@ def ticket(
     from ddpdiag.ticket import command
 
     raise typer.Exit(command.run(kind, files or (), args))
+
+
+@_command(
+    "ddpdiag history reports/",
+    "ddpdiag history '/shared/reports/**/*.json' --index history.db --days 90",
+    "ddpdiag history reports/ --host n17",
+    "ddpdiag history reports/ -q --write-failing-hosts hosts.txt --html history.html",
+)
+def history(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR|GLOB...",
+            help="JSON reports (--json) and recordings (--record) of many runs; of a directory, every *.json and "
+            "*.jsonl below it.",
+        ),
+    ],
+    args: HistoryArgs,
+) -> None:
+    """Show which hosts, GPUs and pairs of hosts fail again and again, which hosts get slower, and which findings are
+    new, from the reports of many runs.
+
+    Exit code: 0 nothing recurs, 1 something does, 2 no report, 3 too few runs to judge any host.
+    """
+    from ddpdiag.history import command
+
+    raise typer.Exit(command.run(words, args))
 
 
 @_command("ddpdiag manual")

@@ -8,7 +8,7 @@ matrices of pairs, which grow with the square of the ranks and are in the JSON r
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -29,22 +29,27 @@ _UNIT_SUFFIXES = (("_per_s", "_per_second"), ("_share", "_ratio"))
 
 def render(report: Report) -> bytes:
     """The metrics of the report as UTF-8 text."""
+    return render_samples(_samples(report))
+
+
+def render_samples(samples: Iterable[Sample]) -> bytes:
+    """Metrics as UTF-8 text. Their names get the prefix "ddpdiag_"."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ReportCollector(report))
+    registry.register(_SampleCollector(tuple(samples)))
     return generate_latest(registry)
 
 
-class _ReportCollector(Collector):
-    """Gives the metrics of one report to `prometheus_client`."""
+class _SampleCollector(Collector):
+    """Gives metrics to `prometheus_client`."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples = samples
 
     def collect(self) -> Iterator[Metric]:
         """Yield a family of gauges for each name. Of two samples with the same name and labels only the first is kept,
         because the textfile collector refuses a file with both."""
         families: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
-        for sample in _samples(self._report):
+        for sample in self._samples:
             labels = tuple((name, _label_text(value)) for name, value in sample.labels.items())
             families.setdefault("ddpdiag_" + re.sub(r"[^a-zA-Z0-9_]", "_", sample.name), {}).setdefault(labels, sample)
         for name, samples in families.items():

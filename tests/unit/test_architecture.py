@@ -8,7 +8,7 @@ import pytest
 import ddpdiag
 
 # Packages that a reader of the core need not know. Each is looked at from the day on which it exists.
-FEATURES = {"bench", "compare", "integrations", "lint", "simulate", "strategies", "ticket", "watch"}
+FEATURES = {"bench", "compare", "history", "integrations", "lint", "simulate", "strategies", "ticket", "watch"}
 PRESENT = sorted(FEATURES & {module.name for module in pkgutil.iter_modules(ddpdiag.__path__) if module.ispkg})
 # Modules of cli that offer a feature's command, its manual pages, or its sections of a report.
 

@@ -41,7 +41,10 @@ class FindingBox(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The data of the page. `head` is the browser's title, `commands` are lines to paste, and `foot` ends the page."""
+    """The data of the page. `head` is the browser's title, `commands` are lines to paste, and `foot` ends the page.
+
+    A page without `findings` (None) has no part for them and for `file_problems`.
+    """
 
     verdict: str
     verdict_text: str
@@ -49,7 +52,7 @@ class Page(NamedTuple):
     head: str
     facts: tuple[Fact, ...]
     commands: tuple[Fact, ...]
-    findings: tuple[FindingBox, ...]
+    findings: tuple[FindingBox, ...] | None
     sections: tuple[Section, ...]
     file_problems: tuple[str, ...]
     foot: str
@@ -64,7 +67,11 @@ def check_available() -> None:
 def render(report: Report, features: Sequence[Feature] = ()) -> str:
     """The report as HTML. Raises UsageError if Jinja2 is not installed."""
     check_available()
-    page = page_of(report, features)
+    return render_page(page_of(report, features))
+
+
+def render_page(page: Page) -> str:
+    """Any page as HTML."""
     script = _asset("script.js")
     # The policy allows only this script, even if another got into the page.
     policy = b64encode(sha256(script.encode()).digest()).decode()

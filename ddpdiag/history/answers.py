@@ -1,0 +1,151 @@
+"""The answers to the questions of `ddpdiag history`, made from the rows of many runs by pure functions."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+from ddpdiag.errors import ExitCode
+from ddpdiag.history.drift import Drift, drift
+from ddpdiag.history.recurrence import MIN_RUNS, Recurrence, Recurring, gpu_trials, host_trials, recurrence
+from ddpdiag.history.rows import Run, State
+from ddpdiag.history.since import Appearance, appearances
+from ddpdiag.text import count, fold_hosts, share_text
+
+SCHEMA = "ddpdiag.history/1"
+_DAY_SECONDS = 86_400
+_NAMES_SHOWN = 6
+# Programs read the list of failing hosts; another name could mean several hosts to them ("n[1-9]").
+_HOST_NAME = re.compile(r"\w[\w.:-]*")
+
+
+class HostDays(Struct, frozen=True, kw_only=True):
+    """A host by day: for each day of the window its failing runs and its runs with a known state."""
+
+    host: str
+    failing: tuple[int, ...]
+    runs: tuple[int, ...]
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """The answers. `since` and `until` are the window (UTC, ISO 8601).
+
+    `exit_code` is 1 if a host, GPU or pair recurs or a host gets slower, 3 if no host could be judged, else 0.
+    `problems` are sentences about files and runs that do not count. `host_runs` counts hosts over all runs. `days` has
+    the hosts that are named anywhere, and `day_names` its days.
+    """
+
+    schema: str = SCHEMA
+    sentence: str
+    exit_code: int
+    since: str
+    until: str
+    runs: int
+    hosts: int
+    host_runs: int
+    failing_hosts: tuple[str, ...]
+    recurring_hosts: Recurrence
+    recurring_gpus: Recurrence
+    drifts: tuple[Drift, ...]
+    drift_series_judged: int
+    drift_series_unjudged: int
+    appearances: tuple[Appearance, ...]
+    day_names: tuple[str, ...]
+    days: tuple[HostDays, ...]
+    problems: tuple[str, ...] = ()
+
+
+def answer(runs: Sequence[Run], *, since_seconds: float, until_seconds: float, problems: Sequence[str] = ()) -> History:
+    """Answer all questions about the runs of a window, which are in order of time."""
+    hosts_of_gpu = _hosts_of_blamed_gpus(runs)
+    gpus = recurrence(gpu_trials(runs), hosts_of_gpu)
+    moved = frozenset(gpu.name for gpu in gpus.recurring if len(gpu.hosts) > 1)
+    hosts = recurrence(host_trials(runs, moved))
+    slower = drift(runs)
+    names = dict.fromkeys(
+        [*(each.name for each in (*hosts.recurring, *hosts.recovered)), *(each.host for each in slower.drifts)]
+    )
+    all_hosts = {row.host for run in runs for row in run.hosts}
+    is_found = bool(hosts.recurring or gpus.recurring or hosts.pairs or slower.drifts)
+    exit_code = ExitCode.UNFIT if is_found else ExitCode.FIT if hosts.judged else ExitCode.UNKNOWN
+    first_day = int(since_seconds // _DAY_SECONDS)
+    day_count = int((until_seconds - 1) // _DAY_SECONDS) - first_day + 1
+    return History(
+        sentence=_sentence(hosts, gpus, slower.drifts, len(runs), len(all_hosts)),
+        exit_code=exit_code,
+        since=time_text(since_seconds),
+        until=time_text(until_seconds),
+        runs=len(runs),
+        hosts=len(all_hosts),
+        host_runs=sum(len(run.hosts) for run in runs),
+        failing_hosts=tuple(each.name for each in hosts.recurring if _HOST_NAME.fullmatch(each.name)),
+        recurring_hosts=hosts,
+        recurring_gpus=gpus,
+        drifts=slower.drifts,
+        drift_series_judged=slower.judged,
+        drift_series_unjudged=slower.unjudged,
+        appearances=appearances(runs),
+        day_names=tuple(time_text((first_day + number) * _DAY_SECONDS)[:10] for number in range(day_count)),
+        days=_host_days(runs, list(names), first_day, day_count),
+        problems=tuple(problems),
+    )
+
+
+def time_text(seconds: float) -> str:
+    """A time in seconds since 1970 as "2026-05-31T12:00Z"."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%MZ")
+
+
+def _hosts_of_blamed_gpus(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+    """For each blamed GPU, the hosts on which it was blamed, in order of time."""
+    hosts: dict[str, dict[str, None]] = {}
+    for run in runs:
+        blamed = {gpu for blame in run.blames for gpu in blame.gpus}
+        for row in run.hosts if blamed else ():
+            for gpu in blamed.intersection(row.gpus):
+                hosts.setdefault(gpu, {})[row.host] = None
+    return {gpu: tuple(names) for gpu, names in hosts.items()}
+
+
+def _host_days(runs: Sequence[Run], names: Sequence[str], first_day: int, day_count: int) -> tuple[HostDays, ...]:
+    failing: dict[str, list[int]] = {name: [0] * day_count for name in names}
+    known: dict[str, list[int]] = {name: [0] * day_count for name in names}
+    for run in runs:
+        day = int(run.begin_seconds // _DAY_SECONDS) - first_day
+        for row in run.hosts:
+            if row.host in known and row.state is not State.UNKNOWN:
+                known[row.host][day] += 1
+                failing[row.host][day] += row.state is not State.HEALTHY
+    return tuple(HostDays(host=name, failing=tuple(failing[name]), runs=tuple(known[name])) for name in names)
+
+
+def _sentence(hosts: Recurrence, gpus: Recurrence, drifts: Sequence[Drift], runs: int, host_count: int) -> str:
+    if not runs:
+        return "No run in this time, so no host is known to be healthy."
+    parts = []
+    if hosts.recurring:
+        parts.append(f"{_named(hosts.recurring, 'host')} {_verb(hosts.recurring, 'fail')} again and again")
+    if gpus.recurring:
+        parts.append(f"{_named(gpus.recurring, 'GPU')} {_verb(gpus.recurring, 'fail')} again and again")
+    if number := len(hosts.pairs):
+        parts.append(f"{count(number, 'pair')} of hosts {'fails' if number == 1 else 'fail'} together")
+    if slower := list(dict.fromkeys(each.host for each in drifts)):
+        names = fold_hosts(slower, limit=_NAMES_SHOWN)
+        parts.append(f"{count(len(slower), 'host')} ({names}) {_verb(slower, 'get')} slower")
+    judged = f"{hosts.judged:,} of {count(host_count, 'host')} had {MIN_RUNS} or more runs"
+    if parts:
+        return f"{'; '.join(parts)}. {judged}."
+    if not hosts.judged:
+        return f"Too few runs to judge any of {count(host_count, 'host')}: expected {MIN_RUNS} or more of a host."
+    limit = hosts.detectable_share
+    found = f" A host that fails in {share_text(limit)} of its runs would be found." if limit is not None else ""
+    return f"No host fails more often than the others. {judged}.{found}"
+
+
+def _named(each: Sequence[Recurring], noun: str) -> str:
+    return f"{count(len(each), noun)} ({fold_hosts((one.name for one in each), limit=_NAMES_SHOWN)})"
+
+
+def _verb(subjects: Sequence[object], verb: str) -> str:
+    return f"{verb}s" if len(subjects) == 1 else verb

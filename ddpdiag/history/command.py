@@ -1,0 +1,146 @@
+"""`ddpdiag history`: read the reports of many runs, answer, and write the files that options name."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from ddpdiag.cli.outputs import is_one_file, progress_line, show, terminal_style
+from ddpdiag.codec import indented_json, readable
+from ddpdiag.errors import ExitCode, UsageError, did_you_mean
+from ddpdiag.history import HistoryArgs
+from ddpdiag.history.answers import History, answer, time_text
+from ddpdiag.history.blocks import host_sections, samples, sections
+from ddpdiag.history.rows import Run
+from ddpdiag.history.store import ReadSummary, Store, find_sources
+from ddpdiag.render import html, prometheus
+from ddpdiag.render.blocks import Mark, Section, Text
+from ddpdiag.render.files import check_writable, write
+from ddpdiag.render.html.views import Fact, cut_line
+from ddpdiag.render.markup import draw_pieces, fit_pieces
+from ddpdiag.render.page import Page
+from ddpdiag.render.painter import paint
+from ddpdiag.text import count
+
+_DAY_SECONDS = 86_400.0
+# Clocks of hosts differ by seconds; a run that begins an hour ahead has a wrong clock.
+_MAX_AHEAD_SECONDS = 3_600.0
+_OUTPUTS = ("json", "html", "markdown", "prometheus", "write_failing_hosts")
+_VERDICTS = {
+    ExitCode.FIT: ("fit", Mark.GOOD),
+    ExitCode.UNFIT: ("unfit", Mark.ERROR),
+    ExitCode.UNKNOWN: ("unknown", Mark.WARNING),
+}
+_WORDS = {ExitCode.FIT: "NOTHING RECURS", ExitCode.UNFIT: "RECURRING", ExitCode.UNKNOWN: "UNKNOWN"}
+
+
+def run(words: Sequence[str], args: HistoryArgs) -> int:
+    """Read the reports that `words` name, show the answers, and return the exit code: 1 if anything recurs."""
+    _check_outputs(args)
+    now = time.time()
+    until = args.until if args.until is not None else now
+    since = until - args.days * _DAY_SECONDS
+    store = Store(args.index)
+    try:
+        with progress_line(quiet=args.quiet) as progress:
+            summary = store.read(find_sources(words), progress.tell)
+            if not summary.files:
+                raise UsageError(f"{readable(words[0])}: no report (*.json) and no recording (*.jsonl) in it")
+            progress.tell("judging ...")
+            # Runs that seem to begin after now do not count, even if the window ends later.
+            runs = store.runs(since, min(until, now + _MAX_AHEAD_SECONDS))
+            problems = _problems(store, summary, runs, since, now + _MAX_AHEAD_SECONDS)
+            history = answer(runs, since_seconds=since, until_seconds=until, problems=problems)
+    finally:
+        store.close()
+    shown = _sections(history, runs, args.host)
+    _write_files(args, history, shown, until)
+    stream = sys.stderr if "-" in (getattr(args, name) for name in _OUTPUTS) else sys.stdout
+    width, color = terminal_style(stream, args.color)
+    page = Page(color=color, width=width)
+    verdict = _verdict(history)
+    paint(page, (verdict,) if args.quiet else (*shown, verdict), details=args.details)
+    show(page.text().rstrip() + "\n", stream)
+    return history.exit_code
+
+
+def _check_outputs(args: HistoryArgs) -> None:
+    if args.html is not None:
+        html.check_available()
+    option_of: dict[str, str] = {}
+    for name in _OUTPUTS:
+        path, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if path is None:
+            continue
+        if args.index is not None and is_one_file(path, args.index):
+            raise UsageError(f"{option} {readable(path)} would overwrite the index; give it another file")
+        if (other := option_of.setdefault(path if path == "-" else os.path.realpath(path), option)) != option:
+            raise UsageError(f"{other} and {option} both name {readable(path)}; give each its own file")
+        check_writable(path)
+
+
+def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], since: float, ahead: float) -> list[str]:
+    """Sentences about files and runs that do not count."""
+    problems = [f"skipped: {problem}" for _path, problem in summary.problems]
+    if summary.duplicates:
+        problems.append(f"{count(summary.duplicates, 'file')} of runs that other files also hold")
+    number, last, later = store.bounds(ahead)
+    for path, run_id, begin in later:
+        problems.append(
+            f"{path}: run {run_id} begins in the future ({time_text(begin)}): the clock of its host was wrong"
+        )
+    if not runs and number > len(later):
+        outside = f", the last at {time_text(last)}" if last is not None else ""
+        problems.append(f"{count(number - len(later), 'run')} outside of this time{outside} (--days, --until)")
+    return problems
+
+
+def _sections(history: History, runs: Sequence[Run], host: str | None) -> tuple[Section, ...]:
+    if host is None:
+        return tuple(sections(history))
+    own = tuple(host_sections(runs, host))
+    if not own:
+        known = {row.host for run in runs for row in run.hosts}
+        raise UsageError(f"--host {readable(host)}: no run of it since {history.since}{did_you_mean(host, known)}")
+    return own
+
+
+def _verdict(history: History) -> Text:
+    code = ExitCode(history.exit_code)
+    return Text(history.sentence, _WORDS[code], _VERDICTS[code][1])
+
+
+def _write_files(args: HistoryArgs, history: History, shown: Sequence[Section], until: float) -> None:
+    contents: dict[str, Callable[[], str | bytes]] = {
+        "json": lambda: indented_json(history),
+        "html": lambda: html.render_page(_html_page(history, shown)),
+        "markdown": lambda: "\n".join(fit_pieces(draw_pieces((_verdict(history), *shown)))).rstrip() + "\n",
+        "prometheus": lambda: prometheus.render_samples(samples(history, until)),
+        "write_failing_hosts": lambda: "".join(f"{host}\n" for host in history.failing_hosts),
+    }
+    for name, content in contents.items():
+        if (path := getattr(args, name)) is not None:
+            write(path, content())
+
+
+def _html_page(history: History, shown: Sequence[Section]) -> html.Page:
+    code = ExitCode(history.exit_code)
+    facts = (
+        ("runs", f"{history.runs:,}"),
+        ("hosts", f"{history.hosts:,}"),
+        ("from", history.since),
+        ("to", history.until),
+    )
+    failing = ",".join(history.failing_hosts)
+    return html.Page(
+        verdict=_VERDICTS[code][0],
+        verdict_text=_WORDS[code],
+        sentence=cut_line(history.sentence),
+        head=cut_line(f"History of {count(history.hosts, 'host')}"),
+        facts=tuple(Fact(*fact) for fact in facts),
+        commands=(Fact("Leave these hosts out:", f"sbatch -x {failing} ..."),) if failing else (),
+        findings=None,
+        sections=tuple(shown),
+        file_problems=(),
+        foot=cut_line(f"ddpdiag history, {history.until}"),
+    )

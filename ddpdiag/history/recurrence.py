@@ -1,0 +1,420 @@
+"""Hosts and GPUs that fail more often than the fleet, and pairs of hosts that fail only together.
+
+Counts. A host's runs are those that name it as healthy, failing or blamed by a warning; other runs say nothing about
+it. Failures that follow each other within a day, without a healthy run between, are one incident: a job that is
+retried on a broken host five times shows one fault. A finding with several hosts is shared out among
+them by how often each is blamed alone.
+
+Test. The number of incidents is compared with what the other hosts' rate makes likely, under a beta-binomial
+distribution, because healthy hosts differ from each other as well. Its spread is estimated from the fleet without the
+hosts that are already established. Each host is tested for all failures together and for each check; Benjamini and
+Hochberg's procedure keeps the share of false ones among all that are named at `MAX_FALSE_SHARE`.
+
+Company. A finding about a link blames both ends, as one with two hosts does. An incident that a finding blames on
+several hosts is explained by an established host among them, and no longer counts for the others. A host that is not
+remarkable without the incidents that it shares with its most frequent partner is not named; the pair is.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ddpdiag.history.distributions import (
+    beta_binomial_tail,
+    beta_cdf,
+    binomial_tail,
+    false_discovery_limit,
+    rate_interval,
+)
+from ddpdiag.history.rows import Blame, HostRow, Run, State
+from ddpdiag.stats import quantile
+
+# At most this share of the named hosts is expected to be there by chance.
+MAX_FALSE_SHARE = 0.05
+# A host with fewer runs, and few incidents, is not judged: with 10 healthy runs, a host that fails in every fourth run
+# is still not excluded with 95 % confidence (the rule of three: 3 / 10).
+MIN_RUNS = 10
+# Two incidents on different days are the least that can recur.
+MIN_INCIDENTS = 2
+# A host has recovered if a series of healthy runs as long as its last one has this probability at its earlier rate.
+RECOVERED_PROBABILITY = 0.01
+_INCIDENT_SECONDS = 86_400.0
+_ALL = ""  # the test of all codes together
+_SHOWN_CODES = 3
+# A beta distribution with this a + b is as narrow as a single rate.
+_ALIKE = 1e6
+# A host passes the test of all hosts first. Whether it or the pair with its partner is named is one more question about
+# this host alone, so its limit is not divided by the number of hosts.
+_MAX_P_ALONE = 0.01
+# The accepted subjects are usually the same from the third repetition on.
+_MAX_REPETITIONS = 10
+
+
+class Recurring(Struct, frozen=True, kw_only=True):
+    """A host or GPU that fails again and again.
+
+    `incidents` of `runs` runs; `low_share` and `high_share` are the limits of the rate (95 %), and `fleet_share` is the
+    rate of the others. `alone` incidents blame no other host. `codes` counts incidents by finding, the most frequent
+    first. `first_seconds` and `last_seconds` are the times of the first and last incident, and `healthy_since` counts
+    the healthy runs after the last. `has_recovered`: so many healthy runs are unlikely at the earlier rate. `hosts` are
+    the hosts on which a GPU was blamed.
+    """
+
+    name: str
+    incidents: int
+    runs: int
+    low_share: float
+    high_share: float
+    fleet_share: float
+    p_value: float
+    alone: int
+    codes: dict[str, int]
+    first_seconds: float
+    last_seconds: float
+    healthy_since: int
+    has_recovered: bool
+    hosts: tuple[str, ...] = ()
+
+
+class RecurringPair(Struct, frozen=True, kw_only=True):
+    """Two hosts that are blamed together on `days` days, and not often enough without each other.
+
+    `runs` counts the runs of the window in which both took part.
+    """
+
+    hosts: tuple[str, str]
+    days: int
+    runs: int
+    codes: dict[str, int]
+
+
+class Recurrence(Struct, frozen=True, kw_only=True):
+    """The answer for hosts or for GPUs. `judged` subjects had enough runs, `unjudged` are the names of the others.
+
+    `fleet_share` is the rate of incidents of the fleet without the established ones. A host with the median number of
+    runs, `median_runs`, is found with a probability of 80 % if it fails in `detectable_share` of its runs (None: no
+    host was judged).
+    """
+
+    recurring: tuple[Recurring, ...]
+    recovered: tuple[Recurring, ...]
+    pairs: tuple[RecurringPair, ...]
+    judged: int
+    unjudged: tuple[str, ...]
+    fleet_share: float
+    median_runs: int
+    detectable_share: float | None
+
+
+class Incident(NamedTuple):
+    """Failures of a subject within a day. `company`: the smallest set of others that one finding blamed with it."""
+
+    seconds: float
+    codes: frozenset[str]
+    company: frozenset[str]
+
+
+class Subject(NamedTuple):
+    """The record of a host or GPU: its incidents, its healthy runs, and for each set of checks the runs with them."""
+
+    incidents: tuple[Incident, ...]
+    healthy: int
+    healthy_since: int
+    runs_by_codes: Mapping[frozenset[str], int]
+
+    @property
+    def alone(self) -> int:
+        """The number of incidents that blame no other."""
+        return sum(not incident.company for incident in self.incidents)
+
+
+class Trial(NamedTuple):
+    """A run of a subject in which it is known whether it was at fault. A healthy one has no `failures`."""
+
+    seconds: float
+    codes: frozenset[str]  # the checks of the run
+    failures: frozenset[str] = frozenset()
+    company: frozenset[str] = frozenset()
+
+
+def host_trials(runs: Iterable[Run], moved_gpus: frozenset[str] = frozenset()) -> dict[str, list[Trial]]:
+    """The trials of each host, in order of time. Failures of `moved_gpus` are not the host's: they follow the GPU."""
+    return _trials(runs, lambda row: (row.host,), lambda blame: blame.hosts, moved_gpus)
+
+
+def gpu_trials(runs: Iterable[Run]) -> dict[str, list[Trial]]:
+    """The trials of each GPU, by UUID, in order of time."""
+    return _trials(runs, lambda row: row.gpus, lambda blame: blame.gpus)
+
+
+def _trials(
+    runs: Iterable[Run],
+    present: Callable[[HostRow], Sequence[str]],
+    blamed: Callable[[Blame], Sequence[str]],
+    ignored_gpus: frozenset[str] = frozenset(),
+) -> dict[str, list[Trial]]:
+    trials: dict[str, list[Trial]] = defaultdict(list)
+    for run in runs:
+        codes: dict[str, set[str]] = defaultdict(set)
+        company: dict[str, frozenset[str]] = {}
+        for blame in run.blames:
+            if not (blame.gpus and ignored_gpus.issuperset(blame.gpus)):
+                together = frozenset(blamed(blame))
+                for name in together:
+                    codes[name].add(blame.code)
+                    company[name] = min(company.get(name, together), together, key=len)
+        healthy = Trial(run.begin_seconds, run.codes)  # one for all healthy hosts of the run
+        for row in run.hosts:
+            for name in present(row):
+                if name in codes:
+                    others = company[name] - {name}
+                    trials[name].append(Trial(run.begin_seconds, run.codes, frozenset(codes[name]), others))
+                elif row.state is State.HEALTHY:
+                    trials[name].append(healthy)
+                else:
+                    trials.setdefault(name, [])  # it is known, but this run says nothing about it
+    return trials
+
+
+def subject_of(trials: Sequence[Trial]) -> Subject:
+    """Join the failures of `trials`, which are in order of time, to incidents."""
+    incidents: list[Incident] = []
+    healthy = healthy_since = 0
+    for trial in trials:
+        if not trial.failures:
+            healthy, healthy_since = healthy + 1, healthy_since + 1
+            continue
+        last = incidents[-1] if incidents and not healthy_since else None
+        if last is not None and trial.seconds - last.seconds <= _INCIDENT_SECONDS:
+            company = min(last.company, trial.company, key=len)
+            incidents[-1] = last._replace(codes=last.codes | trial.failures, company=company)
+        else:
+            incidents.append(Incident(trial.seconds, trial.failures, trial.company))
+            healthy_since = 0
+    return Subject(tuple(incidents), healthy, healthy_since, Counter(trial.codes for trial in trials))
+
+
+class _Score(NamedTuple):
+    name: str
+    p_value: float
+
+
+class _Counts(NamedTuple):
+    """For one test: the incidents of the subjects that have any, and the runs of all subjects."""
+
+    incidents: dict[str, float]
+    runs: dict[str, int]
+
+
+def recurrence(
+    trials: Mapping[str, Sequence[Trial]], hosts_of: Mapping[str, Sequence[str]] | None = None
+) -> Recurrence:
+    """Find the subjects of `trials` that fail more often than the others. `hosts_of` gives the hosts of each GPU."""
+    subjects = {name: subject_of(rows) for name, rows in trials.items()}
+    established: dict[str, float] = {}
+    pairs: dict[tuple[str, str], list[Incident]] = {}
+    while scores := _accepted_scores(subjects, established):
+        added: dict[str, float] = {}
+        for score in scores:
+            incidents = _unexplained(subjects[score.name], established)
+            if any(incident.company & added.keys() for incident in incidents):
+                continue  # the next round sees which of these incidents are explained
+            partner = _most_frequent_partner(incidents)
+            if partner and not _stands_without(partner, score.name, subjects, established):
+                first, second = sorted((score.name, partner))
+                pairs[first, second] = [incident for incident in incidents if partner in incident.company]
+                continue
+            added[score.name] = score.p_value
+        if not added:
+            break
+        established |= added
+    pairs = {pair: shared for pair, shared in pairs.items() if established.keys().isdisjoint(pair)}
+    rate = _fleet_rate(_counts(subjects, established, _ALL))
+    named = [
+        _recurring(name, subjects[name], p, rate, (hosts_of or {}).get(name, ())) for name, p in established.items()
+    ]
+    named.sort(key=lambda each: (-each.low_share, each.name))
+    runs = {name: subject.healthy + len(subject.incidents) for name, subject in subjects.items()}
+    judged = sorted(number for number in runs.values() if number >= MIN_RUNS)
+    middle = int(quantile(judged, 0.5)) if judged else 0
+    return Recurrence(
+        recurring=tuple(each for each in named if not each.has_recovered),
+        recovered=tuple(each for each in named if each.has_recovered),
+        pairs=tuple(_pair(pair, shared, trials) for pair, shared in sorted(pairs.items())),
+        judged=len(judged),
+        unjudged=tuple(sorted(name for name, n in runs.items() if n < MIN_RUNS and name not in established)),
+        fleet_share=rate,
+        median_runs=middle,
+        detectable_share=_detectable_share(middle, rate, MAX_FALSE_SHARE / max(1, len(subjects))) if judged else None,
+    )
+
+
+def _unexplained(subject: Subject, established: Mapping[str, float]) -> list[Incident]:
+    return [incident for incident in subject.incidents if incident.company.isdisjoint(established)]
+
+
+def _counts(subjects: Mapping[str, Subject], established: Mapping[str, float], check: str) -> _Counts:
+    """Count the incidents and runs of all subjects that are not established, for one check or for all (`_ALL`)."""
+    incidents: dict[str, float] = {}
+    runs: dict[str, int] = {}
+    for name, subject in subjects.items():
+        if name in established:
+            continue
+        own = _unexplained(subject, established) if subject.incidents else []
+        if check is not _ALL:
+            own = [incident for incident in own if any(code.partition(".")[0] == check for code in incident.codes)]
+            share = sum(number for codes, number in subject.runs_by_codes.items() if check in codes)
+            # Trials that one incident joined count once, as they do in the test of all codes.
+            share -= sum(subject.runs_by_codes.values()) - subject.healthy - len(subject.incidents)
+            runs[name] = max(len(own), share)
+        else:
+            runs[name] = subject.healthy + len(own)
+        if own:
+            incidents[name] = _weight(name, own, subjects)
+    return _Counts(incidents, {name: number for name, number in runs.items() if number})
+
+
+def _weight(name: str, incidents: Iterable[Incident], subjects: Mapping[str, Subject]) -> float:
+    """The number of incidents of a subject. One that blames several is shared out by how often each is blamed alone."""
+    total, own = 0.0, subjects[name].alone + 0.5
+    for incident in incidents:
+        total += own / (own + sum(subjects[other].alone + 0.5 for other in incident.company if other in subjects))
+    return total
+
+
+def _fleet_rate(counts: _Counts) -> float:
+    return sum(counts.incidents.values()) / max(1, sum(counts.runs.values()))
+
+
+def _accepted_scores(subjects: Mapping[str, Subject], established: Mapping[str, float]) -> list[_Score]:
+    """Test all subjects that are not established. Returns the accepted ones, the clearest first."""
+    checks = {
+        code.partition(".")[0] for subject in subjects.values() for each in subject.incidents for code in each.codes
+    }
+    # With one check, the test of all codes is its test.
+    tests = [_ALL, *(sorted(checks) if len(checks) > 1 else ())]
+    best: dict[str, float] = {}
+    p_values: list[float] = []
+    number = 0
+    for check in tests:
+        counts = _counts(subjects, established, check)
+        number += len(counts.runs)
+        for name, p_value in _p_values(counts).items():
+            p_values.append(p_value)
+            best[name] = min(p_value, best.get(name, 1.0))
+    # Established subjects count as accepted tests, as they would if all were judged at once.
+    p_values += [0.0] * len(established)
+    limit = false_discovery_limit(p_values, max(1, number + len(established)), MAX_FALSE_SHARE)
+    scores = [_Score(name, p) for name, p in best.items() if p <= limit]
+    return sorted(scores, key=lambda score: (score.p_value, score.name))
+
+
+def _p_values(counts: _Counts) -> dict[str, float]:
+    """The p-value of each subject with enough incidents: the probability of as many or more at the others' rate.
+
+    The rate and the spread are those of the subjects that are not accepted themselves. They are found by repetition,
+    beginning with the subjects that a binomial distribution does not accept.
+    """
+    candidates = {name: weight for name, weight in counts.incidents.items() if weight >= MIN_INCIDENTS}
+    total, runs = sum(counts.incidents.values()), sum(counts.runs.values())
+    p_values: dict[str, float] = {}
+    accepted: set[str] = set()
+    concentration = _ALIKE
+    for _ in range(_MAX_REPETITIONS):
+        for name, weight in candidates.items():
+            others = accepted | {name}
+            other_weight = total - sum(counts.incidents[other] for other in others)
+            other_runs = runs - sum(counts.runs[other] for other in others)
+            # Half an incident and one run more: without incidents of others their rate is small, but not 0.
+            rate = min(0.999, (other_weight + 0.5) / (other_runs + 1))
+            a, b = rate * concentration, (1 - rate) * concentration
+            p_values[name] = beta_binomial_tail(int(weight + 1e-9), counts.runs[name], a, b)
+        limit = false_discovery_limit([*p_values.values()], len(counts.runs), MAX_FALSE_SHARE)
+        before, accepted = accepted, {name for name, p_value in p_values.items() if p_value <= limit}
+        if accepted == before:
+            break
+        concentration = _concentration(counts, accepted)
+    return p_values
+
+
+def _concentration(counts: _Counts, left_out: Collection[str]) -> float:
+    """a + b of the beta distribution of the rates, by moments: small where subjects differ, `_ALIKE` where not."""
+    names = [name for name in counts.runs if name not in left_out]
+    runs = sum(counts.runs[name] for name in names)
+    rate = sum(counts.incidents.get(name, 0.0) for name in names) / max(1, runs)
+    squares = sum((counts.incidents.get(name, 0.0) - counts.runs[name] * rate) ** 2 for name in names)
+    spread = sum(counts.runs[name] * (counts.runs[name] - 1) for name in names) * rate * (1 - rate)
+    # Var(k) = n p (1 - p) (1 + (n - 1) rho), with rho = 1 / (a + b + 1).
+    rho = (squares - runs * rate * (1 - rate)) / spread if spread > 0 else 0.0
+    return min(_ALIKE, max(2.0, 1 / rho - 1)) if rho > 0 else _ALIKE
+
+
+def _most_frequent_partner(incidents: Sequence[Incident]) -> str | None:
+    partners = Counter(other for incident in incidents for other in sorted(incident.company))
+    return partners.most_common(1)[0][0] if partners else None
+
+
+def _stands_without(partner: str, name: str, subjects: Mapping[str, Subject], established: Mapping[str, float]) -> bool:
+    """Whether the subject is still remarkable without the incidents that it shares with `partner`."""
+    counts = _counts(subjects, established, _ALL)
+    own = [each for each in _unexplained(subjects[name], established) if partner not in each.company]
+    incidents = {**counts.incidents, name: _weight(name, own, subjects)}
+    runs = {**counts.runs, name: max(1, subjects[name].healthy + len(own))}
+    # If the partner is at fault, its incidents say nothing about the fleet.
+    incidents.pop(partner, None)
+    runs.pop(partner, None)
+    return _p_values(_Counts(incidents, runs)).get(name, 1.0) <= _MAX_P_ALONE
+
+
+def _recurring(name: str, subject: Subject, p_value: float, rate: float, hosts: Sequence[str]) -> Recurring:
+    incidents, runs = len(subject.incidents), subject.healthy + len(subject.incidents)
+    low, high = rate_interval(incidents, runs)
+    earlier_runs = runs - subject.healthy_since
+    codes = Counter(code for incident in subject.incidents for code in sorted(incident.codes))
+    return Recurring(
+        name=name,
+        incidents=incidents,
+        runs=runs,
+        low_share=low,
+        high_share=high,
+        fleet_share=rate,
+        p_value=p_value,
+        alone=subject.alone,
+        codes=dict(codes.most_common(_SHOWN_CODES)),
+        first_seconds=subject.incidents[0].seconds,
+        last_seconds=subject.incidents[-1].seconds,
+        healthy_since=subject.healthy_since,
+        has_recovered=_probability_of_silence(incidents, earlier_runs, subject.healthy_since) < RECOVERED_PROBABILITY,
+        hosts=tuple(hosts),
+    )
+
+
+def _probability_of_silence(incidents: int, runs: int, healthy: int) -> float:
+    """The probability of `healthy` runs without an incident, after `incidents` in `runs` (uniform prior)."""
+    a, b = incidents + 1.0, runs - incidents + 1.0
+    return math.exp(math.lgamma(a + b) - math.lgamma(b) + math.lgamma(b + healthy) - math.lgamma(a + b + healthy))
+
+
+def _pair(pair: tuple[str, str], shared: Sequence[Incident], trials: Mapping[str, Sequence[Trial]]) -> RecurringPair:
+    first, second = ({trial.seconds for trial in trials[name]} for name in pair)
+    return RecurringPair(
+        hosts=pair,
+        days=len({int(incident.seconds // 86_400) for incident in shared}),
+        runs=len(first & second),
+        codes=dict(Counter(code for incident in shared for code in sorted(incident.codes)).most_common(_SHOWN_CODES)),
+    )
+
+
+def _detectable_share(runs: int, rate: float, limit: float) -> float | None:
+    """The rate at which a host with `runs` runs is found with a probability of 80 %. None if it never is."""
+    least = next((k for k in range(MIN_INCIDENTS, runs + 1) if binomial_tail(k, runs, max(rate, 1e-9)) <= limit), None)
+    if least is None:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beta_cdf(middle, least, runs - least + 1) < 0.8 else (low, middle)
+    return high

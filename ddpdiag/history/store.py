@@ -1,0 +1,301 @@
+"""The index of many reports: an SQLite database with the rows of each run.
+
+Reading is incremental: a file whose size and time of change are known is not read again. A run counts once, by its run
+id, whatever its files are called; a file that changed replaces its run. Runs stay in the index if their files are
+deleted. SQLite is in Python's standard library; docs/history.md compares it with DuckDB.
+"""
+
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from glob import glob, has_magic
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdiag.codec import readable
+from ddpdiag.errors import UsageError
+from ddpdiag.history.rows import Blame, Figure, HostRow, Run, State, row_of
+from ddpdiag.judgement.reading import read_report
+
+# In the file's header, so that no other program's database is changed. Any number that no other program uses.
+_APPLICATION_ID = 0x64647068
+# A higher number for each change of the tables. An index is made again from the reports, so no old one is converted.
+_VERSION = 1
+_MEMORY = ":memory:"
+_LOCK_SECONDS = 30.0
+# A signal or a full disk loses at most so many files' work.
+_FILES_PER_COMMIT = 500
+_SUFFIXES = (".json", ".jsonl")
+# The recordings that the ranks of one run leave in a folder (--shared-dir).
+_PART = re.compile(r"(run|rank-\d+)\.jsonl")
+
+# Texts that many rows share are stored once, in `names`.
+_TABLES = """
+CREATE TABLE names (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
+CREATE TABLE files (path TEXT PRIMARY KEY, size INTEGER, changed_ns INTEGER, run_id TEXT, problem TEXT) WITHOUT ROWID;
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, run_id TEXT NOT NULL UNIQUE, begin_seconds REAL NOT NULL, verdict INTEGER, sentence TEXT,
+    ranks INTEGER, codes INTEGER, path TEXT
+);
+CREATE INDEX runs_by_time ON runs (begin_seconds);
+CREATE TABLE hosts (
+    run INTEGER, host INTEGER, state INTEGER, gpus INTEGER, facts INTEGER, PRIMARY KEY (run, host)
+) WITHOUT ROWID;
+CREATE TABLE blames (
+    run INTEGER, number INTEGER, code INTEGER, title INTEGER, hosts INTEGER, gpus INTEGER,
+    PRIMARY KEY (run, number)
+) WITHOUT ROWID;
+CREATE TABLE figures (
+    run INTEGER, host INTEGER, name INTEGER, value REAL, PRIMARY KEY (run, host, name)
+) WITHOUT ROWID;
+"""
+_SEPARATOR = "\n"
+
+
+class ReadSummary(NamedTuple):
+    """The result of reading: numbers of files, and the files that hold no run, each with the reason."""
+
+    files: int
+    read: int
+    duplicates: int
+    problems: tuple[tuple[str, str], ...]
+
+
+class Source(NamedTuple):
+    """A file, or a folder with the parts of one recording. `size` and `changed_ns` show whether it changed."""
+
+    path: str
+    size: int
+    changed_ns: int
+
+
+class Store:
+    """An index in the file `path`, or in memory if it is None. UsageError if the file is no index."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
+        if path is not None and os.path.exists(path) and not os.path.isfile(path):
+            raise UsageError(f"--index {readable(path)}: expected a file")
+        try:
+            self._database = sqlite3.connect(path or _MEMORY, timeout=_LOCK_SECONDS, isolation_level=None)
+            self._open()
+            self._ids: dict[str, int] = dict(self._database.execute("SELECT text, id FROM names"))
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def _open(self) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+        (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (application,) = self._database.execute("PRAGMA application_id").fetchone()
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if not tables and not application:
+            self._database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            self._database.execute(f"PRAGMA user_version = {_VERSION}")
+            for statement in filter(str.strip, _TABLES.split(";")):
+                self._database.execute(statement)
+        elif application != _APPLICATION_ID or version != _VERSION:
+            raise UsageError(f"--index {readable(str(self._path))}: not an index of this version; give a new file")
+        self._database.execute("COMMIT")
+
+    def _unusable(self, error: sqlite3.Error) -> UsageError:
+        return UsageError(f"--index {readable(self._path or _MEMORY)}: cannot be used: {error}")
+
+    def close(self) -> None:
+        self._database.close()
+
+    # Reading ---------------------------------------------------------------------------------------------------------
+
+    def read(self, sources: Sequence[Source], announce: Callable[[str], None] = lambda _text: None) -> ReadSummary:
+        """Read the sources that are new or changed. UsageError if the index cannot be written."""
+        known = {
+            path: (size, changed, run_id, problem)
+            for path, size, changed, run_id, problem in self._database.execute("SELECT * FROM files")
+        }
+        problems: list[tuple[str, str]] = []
+        paths_by_run: dict[str, set[str]] = {}
+        read = 0
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            for source in sources:
+                size, changed_ns, run_id, problem = known.get(source.path, (None, None, None, None))
+                if (size, changed_ns) != (source.size, source.changed_ns):
+                    read += 1
+                    run_id, problem = self._read_source(source)
+                    if read % _FILES_PER_COMMIT == 0:
+                        self._database.execute("COMMIT")
+                        self._database.execute("BEGIN IMMEDIATE")
+                    announce(f"reading reports: {read:,} of at most {len(sources):,} ...")
+                if problem is not None:
+                    problems.append((source.path, problem))
+                else:
+                    paths_by_run.setdefault(str(run_id), set()).add(source.path)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        duplicates = sum(len(paths) - 1 for paths in paths_by_run.values())
+        return ReadSummary(len(sources), read, duplicates, tuple(problems))
+
+    def _read_source(self, source: Source) -> tuple[str | None, str | None]:
+        """Read a source into the index. Returns its run id, or the reason for which it holds no run."""
+        run_id = problem = None
+        try:
+            run = row_of(read_report(source.path))
+            self._insert(run, source.path)
+            run_id = run.run_id
+        except UsageError as error:
+            problem = str(error)
+        self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (*source, run_id, problem))
+        return run_id, problem
+
+    def _insert(self, run: Run, path: str) -> None:
+        """Insert a run. Of several files of one run, that with the most ranks counts, or the newer state of a file."""
+        execute = self._database.execute
+        old = execute("SELECT id, ranks, path FROM runs WHERE run_id = ?", (run.run_id,)).fetchone()
+        if old is not None:
+            if old[2] != path and old[1] >= run.ranks:
+                return
+            execute("DELETE FROM runs WHERE id = ?", old[:1])
+            for table in ("hosts", "blames", "figures"):
+                execute(f"DELETE FROM {table} WHERE run = ?", old[:1])
+        text_id, joined_id = self._id, self._joined_id
+        number = execute(
+            "INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                run.run_id,
+                run.begin_seconds,
+                text_id(run.verdict),
+                run.sentence,
+                run.ranks,
+                joined_id(sorted(run.codes)),
+                path,
+            ),
+        ).lastrowid
+        many = self._database.executemany
+        many(
+            "INSERT INTO hosts VALUES (?, ?, ?, ?, ?)",
+            [(number, text_id(row.host), row.state, joined_id(row.gpus), joined_id(row.facts)) for row in run.hosts],
+        )
+        many(
+            "INSERT INTO blames VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (number, index, text_id(b.code), text_id(b.title), joined_id(b.hosts), joined_id(b.gpus))
+                for index, b in enumerate(run.blames)
+            ],
+        )
+        many(
+            "INSERT INTO figures VALUES (?, ?, ?, ?)",
+            [(number, text_id(figure.host), text_id(figure.name), figure.value) for figure in run.figures],
+        )
+
+    def _id(self, text: str) -> int:
+        text = readable(text)  # SQLite stores UTF-8, without lone surrogates
+        if text not in self._ids:
+            row = self._database.execute("INSERT INTO names VALUES (NULL, ?)", (text,)).lastrowid
+            self._ids[text] = int(row or 0)
+        return self._ids[text]
+
+    def _joined_id(self, words: Iterable[str]) -> int:
+        return self._id(_SEPARATOR.join(word.replace(_SEPARATOR, " ") for word in words))
+
+    # Answers ---------------------------------------------------------------------------------------------------------
+
+    def runs(self, since_seconds: float, until_seconds: float) -> list[Run]:
+        """The runs that began in the window, in order of time."""
+        texts = {number: text for text, number in self._ids.items()}
+        words = {number: tuple(text.split(_SEPARATOR)) if text else () for number, text in texts.items()}
+        sets: dict[int, frozenset[str]] = {}
+        window = (since_seconds, until_seconds)
+        hosts = self._rows("hosts", window)
+        blames = self._rows("blames", window)
+        figures = self._rows("figures", window)
+        runs = []
+        for number, run_id, begin, verdict, sentence, ranks, codes, _path in self._database.execute(
+            "SELECT * FROM runs WHERE begin_seconds >= ? AND begin_seconds < ? ORDER BY begin_seconds, id", window
+        ):
+            runs.append(
+                Run(
+                    run_id=run_id,
+                    begin_seconds=begin,
+                    verdict=texts[verdict],
+                    sentence=sentence,
+                    ranks=ranks,
+                    # One set for all runs with the same checks: they are counted by set.
+                    codes=sets.setdefault(codes, frozenset(words[codes])),
+                    hosts=tuple(HostRow(texts[h], State(s), words[g], words[f]) for _, h, s, g, f in hosts.of(number)),
+                    blames=tuple(
+                        Blame(texts[code], texts[title], words[h], words[g])
+                        for _, _, code, title, h, g in blames.of(number)
+                    ),
+                    figures=tuple(Figure(texts[h], texts[name], value) for _, h, name, value in figures.of(number)),
+                )
+            )
+        return runs
+
+    def _rows(self, table: str, window: tuple[float, float]) -> "_RowsByRun":
+        query = (
+            f"SELECT t.* FROM runs CROSS JOIN {table} t ON t.run = runs.id WHERE begin_seconds >= ? "
+            "AND begin_seconds < ? ORDER BY begin_seconds, runs.id"
+        )
+        return _RowsByRun(self._database.execute(query, window))
+
+    def bounds(self, after_seconds: float) -> tuple[int, float | None, list[tuple[str, str, float]]]:
+        """The number of runs, the begin of the last before `after_seconds`, and (path, run id, begin) of later ones."""
+        (number,) = self._database.execute("SELECT count(*) FROM runs").fetchone()
+        query = "SELECT max(begin_seconds) FROM runs WHERE begin_seconds < ?"
+        (last,) = self._database.execute(query, (after_seconds,)).fetchone()
+        later = "SELECT path, run_id, begin_seconds FROM runs WHERE begin_seconds >= ? ORDER BY begin_seconds"
+        return number, last, list(self._database.execute(later, (after_seconds,)))
+
+
+class _RowsByRun:
+    """The rows of a query that is ordered by run, given out run by run, so that memory holds one run's rows."""
+
+    def __init__(self, rows: Iterator[tuple[int, ...]]) -> None:
+        self._rows = rows
+        self._next = next(rows, None)
+
+    def of(self, run: int) -> Iterator[tuple[int, ...]]:
+        while self._next is not None and self._next[0] == run:
+            yield self._next
+            self._next = next(self._rows, None)
+
+
+def find_sources(words: Sequence[str]) -> list[Source]:
+    """Find the reports and recordings that the arguments name: files, folders (searched in depth) and patterns.
+
+    In a folder, files that end with .json or .jsonl are taken. Parts that the ranks of a run wrote are one source.
+    UsageError if an argument names no file.
+    """
+    sources: dict[str, Source] = {}
+    for word in words:
+        paths = [word] if os.path.exists(word) or not has_magic(word) else sorted(glob(word, recursive=True))
+        if not paths or not os.path.exists(paths[0]):
+            raise UsageError(f"{readable(word)}: no such file or folder; expected a folder of reports, or a pattern")
+        for path in paths:
+            found = _sources_below(path) if os.path.isdir(path) else (_source([path], path),)
+            sources |= {source.path: source for source in found if source is not None}
+    return list(sources.values())
+
+
+def _sources_below(folder: str) -> Iterator[Source | None]:
+    for where, folders, names in os.walk(folder):
+        folders.sort()
+        parts = [name for name in sorted(names) if _PART.fullmatch(name)]
+        is_recording = any(name.startswith("rank-") for name in parts)
+        if is_recording:
+            yield _source([os.path.join(where, name) for name in parts], where)
+        for name in sorted(names):
+            if name.endswith(_SUFFIXES) and not (is_recording and name in parts):
+                path = os.path.join(where, name)
+                yield _source([path], path)
+
+
+def _source(paths: Sequence[str], path: str) -> Source | None:
+    """The source at `path`, which consists of the files `paths`. None if it was deleted meanwhile."""
+    try:
+        states = [os.stat(each) for each in paths]
+    except OSError:
+        return None
+    size, changed_ns = sum(state.st_size for state in states), max(state.st_mtime_ns for state in states)
+    return Source(str(Path(path).absolute()), size, changed_ns)

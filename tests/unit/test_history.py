@@ -1,0 +1,403 @@
+"""`ddpdiag history`: which hosts recur, which get slower, what is new; which files count."""
+
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from random import Random
+
+import pytest
+from typer.testing import CliRunner
+
+from ddpdiag.cli.app import app
+from ddpdiag.cli.edge import guarded
+from ddpdiag.codec import indented_json
+from ddpdiag.history.answers import History, answer
+from ddpdiag.history.blocks import sparkline
+from ddpdiag.history.distributions import (
+    beta_binomial_tail,
+    beta_cdf,
+    binomial_tail,
+    false_discovery_limit,
+    rate_interval,
+    spearman,
+    theil_sen,
+)
+from ddpdiag.history.drift import drift
+from ddpdiag.history.recurrence import gpu_trials, host_trials, recurrence
+from ddpdiag.history.rows import Blame, Figure, HostRow, Run, State, row_of
+from ddpdiag.history.since import appearances
+from ddpdiag.history.store import Store, find_sources
+from ddpdiag.simulate.fleet import host_name
+from ddpdiag.simulate.months import BEGIN, FleetMonths, Plan
+
+DAY = 86_400.0
+NOW = BEGIN.timestamp()
+CODES = frozenset({"FAB001", "GPU003", "COL001"})
+
+
+def run(day: float, hosts: Sequence[str], *blames: Blame, unknown: Sequence[str] = (), **fields: object) -> Run:
+    """A run of healthy hosts, but for those that `blames` name and those whose state is unknown."""
+    blamed = {host for blame in blames for host in blame.hosts}
+    states = {
+        host: State.FAILING if host in blamed else State.UNKNOWN if host in unknown else State.HEALTHY for host in hosts
+    }
+    facts, gpus = fields.pop("facts", {}), fields.pop("gpus", {})
+    rows = tuple(HostRow(host, state, gpus.get(host, ()), facts.get(host, ())) for host, state in states.items())
+    named = {"verdict": "unfit" if blames else "fit", "sentence": "", "ranks": len(rows), "codes": CODES, **fields}
+    return Run(run_id=f"{day}", begin_seconds=NOW + day * DAY, hosts=rows, blames=blames, **named)
+
+
+def blame(*hosts: str, code: str = "FAB001.host", **fields: object) -> Blame:
+    return Blame(code, "a title", hosts, **fields)
+
+
+def fleet_runs(bad: dict[int, Blame], days: int = 20, hosts: int = 12) -> list[Run]:
+    """A run of all hosts each day; on the days in `bad` with that finding."""
+    names = [f"n{number}" for number in range(hosts)]
+    return [run(day, names, *([bad[day]] if day in bad else [])) for day in range(days)]
+
+
+def of(runs: Sequence[Run]) -> History:
+    return answer(runs, since_seconds=NOW, until_seconds=NOW + 30 * DAY)
+
+
+# Distributions: figures of R 4.3 (pbeta, pbinom, binom.test, cor.test) and of closed forms.
+
+
+def test_the_beta_distribution():
+    assert beta_cdf(0.3, 2, 5) == pytest.approx(1 - sum(math.comb(6, k) * 0.3**k * 0.7 ** (6 - k) for k in (0, 1)))
+    assert beta_cdf(0.9, 30, 3) == pytest.approx(binomial_tail(30, 32, 0.9))
+
+
+@pytest.mark.parametrize(("k", "n", "rate"), [(3, 20, 0.05), (1, 5, 0.5), (9, 60, 0.003)])
+def test_the_tail_of_a_binomial(k, n, rate):
+    exact = math.fsum(math.comb(n, i) * rate**i * (1 - rate) ** (n - i) for i in range(k, n + 1))
+    assert binomial_tail(k, n, rate) == pytest.approx(exact, rel=1e-9)
+    assert beta_binomial_tail(k, n, rate * 1e6, (1 - rate) * 1e6) == pytest.approx(exact, rel=2e-3)
+
+
+def test_hosts_that_differ_make_many_failures_likelier():
+    assert beta_binomial_tail(5, 60, 0.3, 99.7) > 20 * binomial_tail(5, 60, 0.003)
+
+
+def test_the_interval_of_a_rate():
+    assert rate_interval(4, 40) == pytest.approx((0.0279, 0.2366), abs=1e-4)
+    assert rate_interval(0, 10) == pytest.approx((0, 0.3085), abs=1e-4)
+    assert rate_interval(0, 0) == (0, 1)
+
+
+def test_the_false_discovery_rate():
+    # Benjamini and Hochberg (1995), table of section 4.1: four of 15 are accepted.
+    p = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459]
+    assert false_discovery_limit(p, 15, 0.05) == pytest.approx(0.05 * 4 / 15)
+    assert false_discovery_limit([], 15, 0.05) == 0
+
+
+def test_ranks_and_slopes():
+    assert spearman([1, 2, 3, 4, 5], [2, 1, 4, 3, 5]) == pytest.approx(0.8)
+    assert spearman([1, 2, 3], [7, 7, 7]) == 0
+    slope, low, high = theil_sen(range(10), [2 * x + (100 if x in (3, 7) else 0) for x in range(10)])
+    assert slope == 2
+    assert low <= 2 <= high
+
+
+# Recurring hosts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_fails_again_and_again_is_named():
+    history = of(fleet_runs({day: blame("n3") for day in (2, 5, 9, 13, 18)}))
+    (only,) = history.recurring_hosts.recurring
+    assert (only.name, only.incidents, only.runs, only.alone, only.codes) == ("n3", 5, 20, 5, {"FAB001.host": 5})
+    assert only.low_share < 0.25 < only.high_share
+    assert history.failing_hosts == ("n3",)
+    assert history.exit_code == 1
+    assert "1 host (n3) fails again and again" in history.sentence
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({5: blame("n3")}, "once is chance"),
+        ({day: blame(f"n{day}") for day in range(10)}, "each host once"),
+        ({5.0: blame("n3"), 5.1: blame("n3"), 5.2: blame("n3"), 5.3: blame("n3")}, "retries of one job"),
+        ({day: blame(*(f"n{host}" for host in range(8))) for day in (2, 5, 9)}, "one finding for many hosts"),
+    ],
+)
+def test_what_is_no_lemon(bad, why):
+    names = [f"n{number}" for number in range(12)]
+    healthy = [run(day + 0.5, names) for day in range(20) if day != 5]
+    runs = sorted(
+        [*healthy, *(run(day, names, each) for day, each in bad.items())], key=lambda each: each.begin_seconds
+    )
+    assert of(runs).failing_hosts == (), why
+
+
+def test_two_hosts_that_fail_only_together_are_a_pair():
+    history = of(fleet_runs({day: blame("n3", "n4") for day in (1, 3, 6, 9, 11, 14, 17, 19)}))
+    assert history.failing_hosts == ()
+    (pair,) = history.recurring_hosts.pairs
+    assert (pair.hosts, pair.days) == (("n3", "n4"), 8)
+    assert history.exit_code == 1
+
+
+def test_who_is_blamed_only_with_a_lemon_is_none():
+    alone = {day: blame("n3") for day in (1, 3, 6, 9)}
+    history = of(fleet_runs(alone | {day: blame("n3", "n4") for day in (11, 13, 15, 17, 19)}))
+    assert history.failing_hosts == ("n3",)
+    assert history.recurring_hosts.pairs == ()
+
+
+def test_a_repaired_host_is_not_left_out():
+    runs = fleet_runs({day: blame("n3") for day in (0, 1, 2, 4, 5)}, days=29)
+    recovered = of(runs).recurring_hosts.recovered
+    assert [(each.name, each.healthy_since) for each in recovered] == [("n3", 23)]
+    assert of(runs).failing_hosts == ()
+
+
+def test_too_few_runs_are_unknown_and_not_healthy():
+    history = of(fleet_runs({}, days=4))
+    assert history.exit_code == 3
+    assert history.recurring_hosts.unjudged == tuple(sorted(f"n{number}" for number in range(12)))
+    assert "Too few runs" in history.sentence
+    assert of([]).exit_code == 3
+
+
+def test_a_run_that_says_nothing_about_a_host_is_no_healthy_run():
+    names = ["n0", "n1"]
+    history = of([run(day, names, unknown=["n1"]) for day in range(20)])
+    assert history.recurring_hosts.unjudged == ("n1",)
+    assert history.recurring_hosts.judged == 1
+
+
+def test_a_gpu_keeps_its_failures_when_it_moves():
+    names = [f"n{number}" for number in range(8)]
+
+    def day_of(day: int) -> Run:
+        where = "n1" if day < 10 else "n5"
+        gpus = {name: (f"GPU-{name}",) for name in names} | {where: (f"GPU-{where}", "GPU-x")}
+        bad = [blame(where, code="GPU003.ecc", gpus=("GPU-x",))] if day in (1, 4, 7, 12, 15, 18) else []
+        return run(day, names, *bad, gpus=gpus)
+
+    history = of([day_of(day) for day in range(20)])
+    (gpu,) = history.recurring_gpus.recurring
+    assert (gpu.name, gpu.incidents, gpu.runs, gpu.hosts) == ("GPU-x", 6, 20, ("n1", "n5"))
+    assert history.failing_hosts == ()
+
+
+def test_checks_that_did_not_run_are_no_exposure():
+    names = [f"n{number}" for number in range(4)]
+    few = [run(day, names, blame("n2", code="GPU003.ecc"), codes=frozenset({"GPU003"})) for day in (1, 7, 13)]
+    many = [run(day + 0.5, names, codes=frozenset({"COL001"})) for day in range(20)]
+    trials = host_trials(sorted([*few, *many], key=lambda each: each.begin_seconds))
+    assert [each.name for each in recurrence(trials).recurring] == ["n2"]
+
+
+def test_an_empty_history_of_gpus():
+    assert recurrence(gpu_trials(fleet_runs({}))).recurring == ()
+
+
+def test_a_simulated_fleet():
+    fleet = FleetMonths(Plan(hosts=200, days=30, jobs_per_day=30, lemons=4, repaired=0, drifting=0, pairs=2), seed=1)
+    found = recurrence(host_trials([row_of(report) for report in fleet.reports()]))
+    named, planted = {each.name for each in found.recurring}, {host_name(host) for host in fleet.lemons}
+    assert len(named & planted) >= 3
+    assert len(named - planted) <= 1
+
+
+# Slow changes ---------------------------------------------------------------------------------------------------------
+
+
+def figures(day: int, worse: float, random: Random, *, hosts: int = 8, load: float = 1.0) -> tuple[Figure, ...]:
+    rates = [45e9 * load * random.gauss(1, 0.01) * (worse if host == 2 else 1) for host in range(hosts)]
+    return tuple(Figure(f"n{host}", "host_busbw_bytes_per_s", rate) for host, rate in enumerate(rates))
+
+
+@pytest.mark.parametrize(("weekly", "hosts", "named"), [(0.02, 8, ["n2"]), (0.0, 8, []), (0.02, 3, [])])
+def test_a_host_that_gets_slower_than_its_peers(weekly, hosts, named):
+    random = Random(3)
+    names = [f"n{host}" for host in range(hosts)]
+    days = [
+        run(day, names, figures=figures(day, (1 - weekly) ** (day / 7), random, hosts=hosts, load=1 - day / 100))
+        for day in range(30)
+    ]
+    found = drift(days)
+    assert [each.host for each in found.drifts] == named
+    assert found.judged == (8 if hosts == 8 else 0)
+    if named:
+        (only,) = found.drifts
+        assert only.low_share_per_week < weekly < only.high_share_per_week
+
+
+def test_times_that_rise_are_a_loss():
+    random = Random(1)
+
+    def at(day: int) -> tuple[Figure, ...]:
+        times = [random.gauss(0.01, 1e-4) * (1 + day / 100 if host == 1 else 1) for host in range(6)]
+        return tuple(Figure(f"n{host}", "forward_seconds", seconds) for host, seconds in enumerate(times))
+
+    found = drift([run(day, [f"n{host}" for host in range(6)], figures=at(day)) for day in range(20)])
+    assert [each.host for each in found.drifts] == ["n1"]
+
+
+def test_sparklines():
+    assert sparkline([0, 7]) == "\u2581\u2588"
+    assert len(sparkline(range(90))) <= 24
+    assert sparkline([]) == ""
+
+
+# New findings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_finding_that_came_with_a_version():
+    names = [f"n{number}" for number in range(6)]
+
+    def day_of(day: int) -> Run:
+        facts = {name: ("NCCL 2.28.3" if day >= 12 and name in ("n0", "n1") else "NCCL 2.27.3",) for name in names}
+        bad = [blame("n0"), blame("n1")] if day >= 12 else []
+        return run(day, names, *bad, facts=facts)
+
+    (only,) = appearances([day_of(day) for day in range(20)])
+    assert (only.code, only.first_host, only.clean_runs, only.runs, only.hosts) == ("FAB001.host", "n0", 12, 8, 2)
+    assert (only.version.fact, only.version.found, only.version.host_runs) == ("NCCL 2.28.3", 16, 16)
+    assert (only.version.found_without, only.version.host_runs_without) == (0, 104)
+
+
+def test_a_finding_of_the_first_days_is_not_new():
+    assert appearances(fleet_runs({1: blame("n0"), 9: blame("n1")})) == ()
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder with the reports of 3 days of a small fleet."""
+    (tmp_path / "reports").mkdir()
+    for report in FleetMonths(
+        Plan(hosts=8, days=3, jobs_per_day=4, lemons=1, repaired=0, pairs=1, drifting=0)
+    ).reports():
+        (tmp_path / "reports" / f"{report.run_id}.json").write_text(indented_json(report))
+    return tmp_path / "reports"
+
+
+def called(*words: str, code: int | None = None) -> str:
+    """What the command prints, on one line."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(out):
+        done = guarded(lambda: app(["history", *words]))
+    assert code is None or done == code, out.getvalue()
+    return " ".join(out.getvalue().split())
+
+
+def read_again(folder: Path, index: Path) -> dict[str, object]:
+    store = Store(str(index))
+    summary = store.read(find_sources([str(folder)]))
+    runs = store.runs(0, 1e12)
+    store.close()
+    return {"read": summary.read, "duplicates": summary.duplicates, "problems": summary.problems, "runs": runs}
+
+
+def test_rows_survive_the_index(folder, tmp_path):
+    reports = FleetMonths(Plan(hosts=8, days=3, jobs_per_day=4, lemons=1, repaired=0, pairs=1, drifting=0)).reports()
+    wanted = sorted(map(row_of, reports), key=lambda each: each.begin_seconds)
+    read = read_again(folder, tmp_path / "index")["runs"]
+    for old, new in zip(wanted, read, strict=True):
+        assert new._replace(hosts=(), figures=()) == old._replace(hosts=(), figures=())
+        assert sorted(new.hosts) == sorted(old.hosts)
+        assert sorted(new.figures) == sorted(old.figures)
+
+
+def test_only_new_and_changed_files_are_read(folder, tmp_path):
+    index, first = tmp_path / "index", next(folder.iterdir())
+    count = len(list(folder.iterdir()))
+    assert read_again(folder, index)["read"] == count
+    assert read_again(folder, index)["read"] == 0
+    os.utime(first, ns=(1, 1))
+    again = read_again(folder, index)
+    assert (again["read"], len(again["runs"])) == (1, count)
+    first.unlink()
+    assert len(read_again(folder, index)["runs"]) == count
+
+
+def test_a_run_counts_once_and_damaged_files_are_named(folder, tmp_path):
+    whole = next(folder.iterdir()).read_text()
+    count = len(list(folder.iterdir()))
+    (folder / "copy.json").write_text(whole)
+    (folder / "half.json").write_text(whole[:300])
+    (folder / "other.json").write_text('{"name": "x"}')
+    for _ in range(2):  # named again although it is not read again
+        seen = read_again(folder, tmp_path / "index")
+        assert seen["duplicates"] == 1
+        assert len(seen["runs"]) == count
+        assert sorted(Path(path).name for path, _ in seen["problems"]) == ["half.json", "other.json"]
+
+
+def test_the_parts_of_a_recording_are_one_run(tmp_path):
+    recording = (Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl").read_text()
+    for name in ("run.jsonl", "rank-1.jsonl"):
+        (tmp_path / name).write_text(recording)
+    assert len(find_sources([str(tmp_path)])) == 1
+
+
+def test_another_database_is_left_alone(tmp_path):
+    path = tmp_path / "other.db"
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE mine (a)")
+    database.close()
+    (tmp_path / "text").write_text("no database, but long enough to be read as a header of one " * 3)
+    before = path.read_bytes()
+    for name in ("other.db", "text"):
+        assert "--index" in called(str(tmp_path), "--index", str(tmp_path / name), code=2)
+    assert path.read_bytes() == before
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_outputs(folder, tmp_path):
+    paths = {name: tmp_path / name for name in ("json", "markdown", "prometheus", "write-failing-hosts", "html")}
+    options = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    text = CliRunner().invoke(app, ["history", str(folder), "--until", "2026-01-05", "--days", "5", *options]).stdout
+    answers = json.loads(paths["json"].read_text())
+    assert answers["schema"] == "ddpdiag.history/1"
+    assert answers["runs"] == len(list(folder.iterdir()))
+    assert answers["sentence"].split(".")[0] in " ".join(text.split())
+    assert all(path.exists() for path in paths.values())
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"ddpdiag_history_runs {answers['runs']}" in paths["prometheus"].read_text()
+
+
+def test_one_host(folder):
+    text = called(str(folder), "--until", "2026-01-05", "--host", "n0003")
+    assert "Runs of n0003" in text
+    assert "did you mean" in called(str(folder), "--until", "2026-01-05", "--host", "n003", code=2)
+
+
+def test_a_run_of_the_future_is_named_and_does_not_count(folder):
+    name = sorted(folder.iterdir())[0]
+    name.write_text(name.read_text().replace('"created": "2026-01', '"created": "2126-01'))
+    text = called(str(folder), "--until", "2127-01-01", "--days", "3650")
+    assert "begins in the future" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere"], "no such file or folder"),
+        (["."], "no report"),
+        ([".", "--until", "tomorrow"], "expected a date or time"),
+        ([".", "--json", "-", "--html", "-"], "both name"),
+    ],
+)
+def test_wrong_usage(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in called(*words, code=2)
+
+
+def test_a_time_without_runs_is_unknown(folder):
+    text = called(str(folder), "--until", "2030-01-01", code=3)
+    assert "outside of this time, the last at 2026-01-03" in text
