@@ -236,6 +236,8 @@ class _CheckRun(NamedTuple):
 
 def _run_check(options: Mapping[str, Option]) -> _CheckRun:
     """Run `ddpdiag check` with these options. UsageError if it refuses them. No file stays but those of the options."""
+    if options.get("exit_codes") is not None:
+        raise UsageError("exit_codes is an option of the command only: the report has the verdict")
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
         settings = {"json": str(Path(folder, "report.json")), **options}
         report_path, error_path = Path(str(settings["json"])), Path(folder, "error.json")

@@ -4,15 +4,16 @@ import sys
 import traceback
 
 from ddpdiag.cli.edge import complain, guarded, open_standard_streams
+from ddpdiag.cli.exit_codes import requested_codes, translated
 from ddpdiag.errors import ExitCode, UsageError
 
 _NAME = "ddpdiag"
 
 
 def main() -> None:
-    """Run the command line, and exit with one of the codes in `ExitCode`."""
+    """Run the command line, and exit with one of the codes in `ExitCode`, or in those that `--exit-codes` selects."""
     open_standard_streams()
-    sys.exit(guarded(_command_line))
+    sys.exit(translated(guarded(_command_line), requested_codes(sys.argv[1:])))
 
 
 def _command_line() -> int | None:

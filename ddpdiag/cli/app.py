@@ -10,6 +10,7 @@ import typer
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli.edge import exit_at_once, guarded
+from ddpdiag.cli.exit_codes import translated
 from ddpdiag.cli.options import CheckArgs, ExplainArgs, HostArgs, codes_and_names, completion
 from ddpdiag.cli.outputs import CompareOutputs, JudgeOutputs, LintArgs, Outputs, show
 from ddpdiag.cli.parsing import command, declared_name, examples
@@ -93,7 +94,7 @@ def check(launch: LaunchArgs, args: CheckArgs, outputs: Outputs) -> None:
     """
     from ddpdiag.cli import check
 
-    exit_at_once(guarded(lambda: check.run(launch, args, outputs)))
+    exit_at_once(translated(guarded(lambda: check.run(launch, args, outputs)), outputs.exit_codes))
 
 
 @_command(
@@ -102,7 +103,10 @@ def check(launch: LaunchArgs, args: CheckArgs, outputs: Outputs) -> None:
     "ddpdiag host --torch --json host.json",
     "env -i /opt/ddpdiag/bin/ddpdiag host   (as a Slurm Prolog runs it; see recipes/)",
 )
-def host(args: HostArgs, outputs: Annotated[Outputs, "json", "record", "prometheus", "strict", *_DISPLAY]) -> None:
+def host(
+    args: HostArgs,
+    outputs: Annotated[Outputs, "json", "record", "prometheus", "strict", "exit_codes", *_DISPLAY],
+) -> None:
     """Test this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
     It needs no torch, no launcher and no other host, and opens no connection.
@@ -112,7 +116,7 @@ def host(args: HostArgs, outputs: Annotated[Outputs, "json", "record", "promethe
     """
     from ddpdiag.cli import host
 
-    exit_at_once(guarded(lambda: host.run(args, outputs)))
+    exit_at_once(translated(guarded(lambda: host.run(args, outputs)), outputs.exit_codes))
 
 
 @_command(

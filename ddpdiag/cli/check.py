@@ -14,6 +14,7 @@ from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.cli.edge import complain, guarded, too_many_files_text
+from ddpdiag.cli.exit_codes import exit_code_of
 from ddpdiag.cli.options import CheckArgs
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
@@ -112,7 +113,7 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
         complain(sentence)  # the verdict does not change, and all ranks still receive it
         # The code must not be 0, because a script may need the file.
         return report.exit_code or int(ExitCode.UNKNOWN), report.sentence
-    return with_signal(report, late_signal()).exit_code, report.sentence
+    return exit_code_of(with_signal(report, late_signal()), outputs.exit_codes), report.sentence
 
 
 def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs, outputs: Outputs) -> RunOptions:

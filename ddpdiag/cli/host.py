@@ -11,6 +11,7 @@ import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import check_by_code
 from ddpdiag.cli.edge import guarded
+from ddpdiag.cli.exit_codes import exit_code_of
 from ddpdiag.cli.options import HostArgs
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
@@ -97,4 +98,4 @@ def _test_host(args: HostArgs, options: RunOptions, outputs: Outputs, announce: 
         report = with_signal(report, signals.received)
     announce("write the report")
     publish(report, lines, outputs, sys.stdout, sys.stderr)
-    return report.exit_code
+    return exit_code_of(report, outputs.exit_codes)

@@ -10,8 +10,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option, option_name
+from ddpdiag.cli.exit_codes import ExitCodes
+from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option_name
 from ddpdiag.errors import OutputNotWritten, UsageError
+from ddpdiag.model.declared import option
 
 if TYPE_CHECKING:
     from ddpdiag.model import Report
@@ -83,6 +85,12 @@ class Outputs(DisplayArgs):
         content_by("ddpdiag.render.prometheus"), "Prometheus metrics (text format).", advanced=True
     )
     strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
+    exit_codes: ExitCodes = option(
+        ExitCodes.DDPDIAG,
+        "Exit codes for preflight containers (k8s) or node-problem-detector (npd; prints one line).",
+        panel=VERDICT,
+        variable=False,  # `ddpdiag.check()` and torchrun's entry points start `ddpdiag check` and read its exit code
+    )
     details: bool = option(False, "Show all checks, and lists in full.", panel=DISPLAY)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
@@ -116,6 +124,10 @@ class Outputs(DisplayArgs):
 
     def page(self, report: "Report", *, color: bool, width: int) -> str:
         """The text for the terminal: a benchmark in the form of nccl-tests, strategies as a table, else a report."""
+        if self.exit_codes is ExitCodes.NPD:
+            from ddpdiag.render import npd
+
+            return npd.render(report)
         if self.write_failing_hosts is not None or self.write_healthy_hosts is not None:
             from msgspec import structs
 

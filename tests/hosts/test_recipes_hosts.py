@@ -74,7 +74,7 @@ def trained(output: str) -> set[tuple[int, str]]:
     return {(int(words[1]), words[-1]) for words in lines}
 
 
-# torchrun on two hosts is what the PyTorchJob starts as well.
+# torchrun on two hosts is what the recipes for Kubernetes start as well.
 @pytest.mark.deep
 def test_torchrun_on_several_hosts(network, script, running):
     for index in range(2):
@@ -159,12 +159,13 @@ def test_mpirun_checks_and_trains_on_several_hosts(network, script, running, tmp
     assert trained(output) == ALL
 
 
-def container(name: str, kind: str, which: str = "containers") -> dict:
-    """The first container of the pods of a recipe's Job or PyTorchJob."""
+def container(name: str, kind: str, which: str = "containers", job: int = 0) -> dict:
+    """The first container of the pods of a recipe's Job, or of one of its replicated jobs."""
     (document,) = [d for d in yaml.safe_load_all((RECIPES / name).read_text()) if d["kind"] == kind]
     spec = document["spec"]
-    template = spec["template"] if kind == "Job" else spec["pytorchReplicaSpecs"]["Worker"]["template"]
-    return template["spec"][which][0]
+    spec = spec["template"]["spec"] if kind == "ClusterTrainingRuntime" else spec
+    spec = spec["replicatedJobs"][job]["template"]["spec"] if "replicatedJobs" in spec else spec
+    return spec["template"]["spec"][which][0]
 
 
 def environment(own: dict, changes: Mapping[str, str]) -> dict[str, str]:
@@ -197,19 +198,79 @@ def test_its_init_container_looks_at_the_node_alone(network, running):
     assert "host h0 alone" in finished(running)
 
 
+def injected(index: int) -> dict[str, str]:
+    """What Trainer 2.3 passes to the pods of a TrainJob `train` (pkg/runtime/framework/plugins/torch/torch.go)."""
+    told = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(index)}
+    return told | {"PET_MASTER_ADDR": "train-node-0-0.train", "PET_MASTER_PORT": "29500"}
+
+
 @pytest.mark.deep
-def test_the_pytorchjob_checks_and_trains_by_what_the_operator_gives_its_pods(network, script, running):
-    own = container("pytorchjob.yaml", "PyTorchJob")
-    command = quick(own["command"][-1], QUICK).replace("train.py", str(script))
-    for host in network:
-        host.resolve("train-master-0", network[0].address)
-    for index in range(2):
-        # pkg/controller.v1/pytorch/envvar.go and master.go, release 1.9: WORLD_SIZE counts processes, RANK pods.
-        told = {"MASTER_PORT": "23456", "PET_MASTER_PORT": "23456", "PYTHONUNBUFFERED": "1"}
-        told |= {"MASTER_ADDR": "train-master-0", "PET_MASTER_ADDR": "train-master-0"}
-        told |= {"WORLD_SIZE": "2", "RANK": str(index), "PET_NODE_RANK": str(index)}
-        told |= {"PET_NPROC_PER_NODE": "1", "PET_NNODES": "2"}
-        shell(running, network, index, "-c", command, **told)
+def test_pods_of_a_trainjob_check_and_train_with_what_trainer_injects(network, script, running):
+    check = quick(container("kubeflow-runtime.yaml", "ClusterTrainingRuntime", "initContainers")["command"][-1], QUICK)
+    train = container("kubeflow-runtime.yaml", "ClusterTrainingRuntime")["command"]
+    assert train == ["torchrun", "train.py"]
+    for index, host in enumerate(network):
+        host.resolve("train-node-0-0.train", network[0].address)
+        shell(running, network, index, "-c", f"(\n{check}\n) && exec torchrun {script}", **injected(index))
     output = finished(running)
     assert len(REPORT_HEAD.findall(output)) == 1
     assert trained(output) == ALL
+
+
+# Options; variables of the second pod, None: it does not start; ddpdiag's exit code, the container's.
+ENDS = {
+    "warnings": (MEET.replace("LCH001", "LCH001,LCH002"), {"NCCL_ALGO": "Ring"}, 10, 0),
+    "unfit": ("--select LCH001,GPU001 --expect-gpus 8", {}, 30, 30),
+    "pod missing": (f"{MEET} --join-timeout 2", None, 20, 20),
+    "wrong option": ("--selekt LCH001", None, 30, 30),
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("case", ENDS)
+def test_exit_codes_of_an_init_container(network, running, case):
+    options, second, own_code, code = ENDS[case]
+    check = container("kubeflow-runtime.yaml", "ClusterTrainingRuntime", "initContainers")["command"][-1]
+    command = check.replace("--join-timeout 240", options if "--join" in options else f"{options} --join-timeout 60")
+    command = command.replace("code=$?", 'code=$?; echo "ddpdiag: $code"')
+    for index, host in enumerate(network):
+        host.resolve("train-node-0-0.train", network[0].address)
+        if index == 0 or second is not None:
+            shell(running, network, index, "-c", command, **injected(index), **((second or {}) if index else {}))
+    assert running.is_over(120), running.told()
+    assert {job.process.returncode for job in running.jobs.values()} == {code}, running.told()
+    assert running.told().count(f"ddpdiag: {own_code}\n") == len(running.jobs), running.told()
+
+
+@pytest.mark.deep
+def test_the_jobset_checks_and_trains_by_what_kubernetes_gives_its_pods(network, script, running):
+    check, train = (container("jobset.yaml", "JobSet", job=job) for job in range(2))
+    command = f"(\n{quick(check['command'][-1], QUICK)}\n) && {train['command'][-1].replace('train.py', str(script))}"
+    for index, host in enumerate(network):
+        for job in ("preflight", "train"):
+            host.resolve(f"train-{job}-0-0.train", network[0].address)
+        told = environment(check, {"NPROC_PER_NODE": "1"}) | {"JOB_COMPLETION_INDEX": str(index)}
+        shell(running, network, index, "-c", command, **told)
+    assert trained(finished(running)) == ALL
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("peers", [2, 1])
+def test_nvsentinels_gang_is_checked_once_all_pods_are_known(network, running, tmp_path, peers):
+    """The files of a gang's ConfigMap and the variables of its webhook (NVSentinel 0aedaf36)."""
+    gang = tmp_path / "gang"
+    gang.mkdir()
+    (gang / "expected_count").write_text("2")
+    (gang / "master_addr").write_text(network[0].address)
+    (gang / "peers").write_text("\n".join(f"pod-{i};{network[i].address};{i};preflight-ddpdiag" for i in range(peers)))
+    (values,) = yaml.safe_load_all((RECIPES / "nvsentinel-values.yaml").read_text())
+    command = quick(values["preflight"]["initContainers"][0]["command"][-1], MEET).replace("auto", "1")
+    told = {"GANG_CONFIG_DIR": str(gang), "GANG_TIMEOUT_SECONDS": "2", "MASTER_PORT": "29500"}
+    for index in range(2):
+        shell(running, network, index, "-c", command, POD_NAME=f"pod-{index}", **told)
+    if peers == 2:
+        assert "2 ranks on 2 hosts" in finished(running)
+        return
+    assert running.is_over(60), running.told()
+    assert [job.process.returncode for job in running.jobs.values()] == [3, 3]
+    assert running.told().count("1 of 2 pods are known") == 2

@@ -1,5 +1,6 @@
 """Recipes for one host: Prolog, TaskProlog, NHC, node-exporter, a CI service. Run as whoever starts them would."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -155,3 +156,19 @@ def test_the_steps_of_a_ci_service_run(start: Start, tmp_path: Path) -> None:
 def path() -> str:
     """With the scripts of the tests' environment, as after an activation."""
     return f"{SCRIPTS}:/usr/local/bin:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "begin"),
+    [("", 0, "FIT"), (" --expect-gpus 8", 1, "UNFIT: "), (" --expect-gpu 8", 2, "ddpdiag: no such option")],
+    ids=["fit", "unfit", "wrong option"],
+)
+def test_node_problem_detector_gets_a_code_and_one_line(option: str, code: int, begin: str) -> None:
+    """As pkg/custompluginmonitor/plugin runs a rule; it cuts the message at max_output_length bytes."""
+    config = json.loads((RECIPES / "node-problem-detector.json").read_text())
+    (rule,) = config["rules"]
+    words = [word.replace("/opt/ddpdiag/bin/ddpdiag host", f"{SCRIPTS}/ddpdiag host{option}") for word in rule["args"]]
+    done = subprocess.run([rule["path"], *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    (line,) = done.stdout.decode("ascii").splitlines()
+    assert (done.returncode, done.stderr, line[: len(begin)]) == (code, b"", begin)
+    assert code == 2 or len(line) <= config["pluginConfig"]["max_output_length"]

@@ -9,8 +9,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ddpdiag.cli.exit_codes import Preflight
+
 RECIPES = Path(__file__).parents[2] / "recipes"
-SCHEMA = Path(__file__).parents[1] / "data" / "pytorchjob-v1.json"
+# By kind; the `source` of each says where it is from.
+SCHEMAS = json.loads((Path(__file__).parents[1] / "data" / "kubernetes-schemas.json").read_text())
 # The newest that the package has.
 KUBERNETES = kubernetes_validate.latest_version()
 
@@ -19,19 +22,25 @@ def documents(name: str) -> list[dict]:
     return list(yaml.safe_load_all((RECIPES / name).read_text()))
 
 
-def pods(document: dict) -> list[dict]:
-    """The pod templates of a Job or of a PyTorchJob."""
-    spec = document["spec"]
-    if "pytorchReplicaSpecs" in spec:
-        return [replica["template"] for replica in spec["pytorchReplicaSpecs"].values()]
-    return [spec["template"]]
+def replicated_jobs(document: dict) -> list[dict]:
+    """Those of a JobSet, or of the JobSet that a ClusterTrainingRuntime is the template of."""
+    jobset = document["spec"].get("template", document)
+    return jobset["spec"]["replicatedJobs"]
+
+
+def check(document: dict) -> None:
+    """Against the schema of its kind, and each Job of it against that of Kubernetes."""
+    jsonschema.validate(document, SCHEMAS[document["kind"]]["schema"])
+    for each in replicated_jobs(document):
+        job = {"apiVersion": "batch/v1", "kind": "Job", **each["template"], "metadata": {"name": each["name"]}}
+        kubernetes_validate.validate(job, KUBERNETES, strict=True)
 
 
 def test_the_preflight_is_a_valid_job_behind_a_headless_service():
     service, job = documents("k8s-preflight-job.yaml")
     for document in (service, job):
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
-    (pod,) = pods(job)
+    pod = job["spec"]["template"]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert pod["spec"]["subdomain"] == service["metadata"]["name"]
@@ -61,25 +70,89 @@ def test_what_is_wrong_is_refused():
         kubernetes_validate.validate(job, KUBERNETES, strict=True)
 
 
-def test_the_pytorchjob_is_valid_and_each_pod_of_it():
-    (job,) = documents("pytorchjob.yaml")
-    check(job)
-    for template in pods(job):
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": template["spec"]}
-        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
-        assert [container["name"] for container in template["spec"]["containers"]] == ["pytorch"]
+# With `x` in place of a name, or another value: each is refused.
+MISTAKES = {
+    "kubeflow-runtime.yaml": [
+        ("containerNames:", "containers:"),
+        ("numNodes: 2", 'numNodes: "2"'),
+        ("publishNotReadyAddresses:", "publishNotReady:"),
+        ("action: FailJobSet", "action: Fail"),
+        ("initContainers:", "initContainer:"),
+        ("values: [30]", 'values: ["30"]'),
+    ],
+    "jobset.yaml": [
+        ("status: Complete", "status: Completed"),
+        ("dependsOn:", "dependOn:"),
+        ("completions: 2", 'completions: "2"'),
+        ("medium: Memory", "media: Memory"),
+    ],
+}
 
 
-@pytest.mark.parametrize(
-    "change", [{"nprocPerNode": 8}, {"pytorchReplicaSpecs": {"Master": {"replicas": "1"}}}, {"np": "8"}]
-)
-def test_a_wrong_pytorchjob_is_refused(change: dict):
-    (job,) = documents("pytorchjob.yaml")
-    job["spec"].update(change)
-    with pytest.raises(jsonschema.ValidationError):
-        check(job)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_set_of_jobs_is_valid(name: str):
+    (document,) = documents(name)
+    check(document)
 
 
-def check(job: dict) -> None:
-    """Against the resource's own schema; its `source` says where that is from."""
-    jsonschema.validate(job, json.loads(SCHEMA.read_text())["schema"])
+@pytest.mark.parametrize(("name", "change"), [(name, change) for name in MISTAKES for change in MISTAKES[name]])
+def test_a_mistake_in_a_set_of_jobs_is_refused(name: str, change: tuple[str, str]):
+    text = (RECIPES / name).read_text()
+    assert change[0] in text
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        check(yaml.safe_load(text.replace(*change)))
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_set_of_jobs_ends_at_once_for_the_fatal_code_and_no_other(name: str):
+    """Its rule names the container of the check, and Kubernetes takes such a rule only where pods never restart."""
+    (document,) = documents(name)
+    job = replicated_jobs(document)[0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == [Preflight.FATAL]
+    assert rule["onExitCodes"]["containerName"] == pod.get("initContainers", pod["containers"])[0]["name"]
+    assert (pod["restartPolicy"], job["backoffLimit"]) == ("Never", 0)
+
+
+def test_trainer_passes_its_variables_to_the_check():
+    (runtime,) = documents("kubeflow-runtime.yaml")
+    (target,) = runtime["spec"]["mlPolicy"]["torch"]["envInjection"]["targets"]
+    (job,) = replicated_jobs(runtime)
+    pod = job["template"]["spec"]["template"]["spec"]
+    assert target == {"jobName": job["name"], "containerNames": [pod["initContainers"][0]["name"]]}
+    assert [container["name"] for container in pod["containers"]] == ["node"]
+
+
+def test_both_jobs_of_the_jobset_find_their_first_pod_and_run_on_the_same_nodes():
+    (jobset,) = documents("jobset.yaml")
+    name = jobset["metadata"]["name"]
+    specs = {each["name"]: each["template"]["spec"] for each in replicated_jobs(jobset)}
+    for job, spec in specs.items():
+        container = spec["template"]["spec"]["containers"][0]
+        assert f"--master-addr {name}-{job}-0-0.{name} " in container["command"][-1]
+        assert str(spec["completions"]) == str(spec["parallelism"]) == container["env"][0]["value"]
+    assert len({json.dumps(spec["template"]["spec"]["nodeSelector"]) for spec in specs.values()}) == 1
+
+
+def test_the_chart_of_nvsentinel_makes_a_valid_container_of_the_values():
+    """templates/configmap.yaml of NVSentinel 0aedaf36 joins repository and tag; the rest is Kubernetes' own."""
+    (values,) = documents("nvsentinel-values.yaml")
+    (container,) = values["preflight"]["initContainers"]
+    container["image"] = "{repository}:{tag}".format(**container["image"])
+    spec = {"initContainers": [container], "containers": [{"name": "train", "image": "train"}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "train"}, "spec": spec}
+    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_node_problem_detector_takes_its_configuration():
+    """The schema, then what its Validate() asks for; NVSentinel's policy is about the same condition."""
+    config = json.loads((RECIPES / "node-problem-detector.json").read_text())
+    jsonschema.validate(config, SCHEMAS["CustomPluginConfig"]["schema"])
+    (rule,) = config["rules"]
+    assert rule["condition"] in {condition["type"] for condition in config["conditions"]}
+    limits = [float(text.removesuffix("s")) for text in (rule["timeout"], config["pluginConfig"]["timeout"])]
+    budget = float(rule["args"][-1].split("--budget ")[1].split()[0])
+    assert budget < limits[0] <= limits[1]
+    (policy,) = documents("nvsentinel-values.yaml")[0]["kubernetes-object-monitor"]["policies"]
+    assert f'"{rule["condition"]}"' in policy["predicate"]["expression"]
