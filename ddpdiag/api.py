@@ -242,10 +242,9 @@ def _run_check(options: Mapping[str, Option]) -> _CheckRun:
         settings = {"json": str(Path(folder, "report.json")), **options}
         report_path, error_path = Path(str(settings["json"])), Path(folder, "error.json")
         arguments = [word for name, value in settings.items() for word in _option_arguments(option_name(name), value)]
-        command = python_command("ddpdiag.child", str(os.getpid()), folder, "check", "--quiet", *arguments)
         old_version = _version_of(report_path)
         # The check writes its error to this file of torchrun, which else shows it as the error of the training.
-        code = _run_to_end(command, {**os.environ, ERROR_FILE: str(error_path)}, Path(folder, "stderr"))
+        code = run_command(("check", "--quiet", *arguments), {**os.environ, ERROR_FILE: str(error_path)}, folder)
         stderr_text = Path(folder, "stderr").read_text(errors="replace")
         report = sentence = None
         if _version_of(report_path) != old_version:
@@ -275,15 +274,23 @@ def _option_arguments(option: str, value: object) -> list[str]:
     return [f"{option}={value}"]
 
 
-def _run_to_end(command: Sequence[str], env: Mapping[str, str], stderr_path: Path) -> int:
-    """Run a command to its end, and return its exit code. An exception here, such as Ctrl-C, also ends the command."""
+def run_command(words: Sequence[str], env: Mapping[str, str], folder: str, *, seconds: float | None = None) -> int:
+    """Run `ddpdiag WORDS` to its end, and return its exit code, negative for a signal. It is killed after `seconds`.
+
+    FOLDER, a temporary folder, gets its standard error as `stderr`, and is removed even if this process is killed. An
+    exception here, such as Ctrl-C, also ends the command.
+    """
+    command = python_command("ddpdiag.child", str(os.getpid()), folder, *words)
     null, env = subprocess.DEVNULL, with_package_path(env)
     # A file, not a pipe: a pipe does not end while a worker that is stuck in the kernel holds it open.
     with (
-        stderr_path.open("wb") as stderr,
+        Path(folder, "stderr").open("wb") as stderr,
         subprocess.Popen(command, stdin=null, stdout=null, stderr=stderr, env=env) as process,
     ):
         try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
             return process.wait()
         except BaseException as error:
             process.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)

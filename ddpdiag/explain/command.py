@@ -40,17 +40,13 @@ def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
         _print_page(code, args.color)
         return ExitCode.FIT
     if all(map(_is_input, words)):
-        files = [file for word in words for file in (_files_below(word) if os.path.isdir(word) else [word])]
+        files = [file for word in words for file in (files_below(word) if os.path.isdir(word) else [word])]
         logs, dumps, runs = _classify(files)
         exit_code = _explain_dumps(dumps, args) if dumps else ExitCode.UNKNOWN
         exit_code = min(exit_code, _explain_runs(runs, args)) if runs else exit_code
         if not logs:
             return exit_code
-        names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in in_order(logs)}
-        origins = origins_of_paths(list(names))
-        explained_job = explain_job(
-            Log(name, _read_pieces(log, quiet=args.quiet), origins[log]) for log, name in names.items()
-        )
+        explained_job = explain_files(logs, quiet=args.quiet)
         if (dumps or runs) and not explained_job.sightings:
             return exit_code
         return min(exit_code, _print_explanation(explained_job, args))
@@ -70,6 +66,13 @@ def run(words: Sequence[str], args: ExplainArgs = _DEFAULT_ARGS) -> int:
     return exit_code
 
 
+def explain_files(logs: Sequence[str], *, quiet: bool = True) -> Explanation:
+    """Explain the logs of a job, of which "-" is standard input. Raises UsageError if a log cannot be read."""
+    names = {log: STANDARD_INPUT if log == "-" else readable(log) for log in in_order(logs)}
+    origins = origins_of_paths(list(names))
+    return explain_job(Log(name, _read_pieces(log, quiet=quiet), origins[log]) for log, name in names.items())
+
+
 def _look_up(query: str, args: ExplainArgs) -> int:
     """Print the card that has all words of the query, or else the nearest cards. Returns 0 or 3."""
     from ddpdiag.explain.query import find_cards
@@ -84,7 +87,7 @@ def _is_input(word: str) -> bool:
     return word == "-" or os.path.isfile(word) or os.path.isdir(word)
 
 
-def _files_below(folder: str) -> list[str]:
+def files_below(folder: str) -> list[str]:
     """The text files and dumps among the first `_MAX_FILES` files below a folder. Raises UsageError if it has none."""
     files = list(islice(_plain_files(folder), _MAX_FILES + 1))
     if len(files) > _MAX_FILES:

@@ -80,6 +80,13 @@ def log_blocks(explanation: Explanation) -> Iterator[Block]:
         yield Fold("Logs", (Items(tuple(map(one_line, lines))),))
 
 
+def lead_sentence(explanation: Explanation) -> str:
+    """The meaning of the first cause and its place, for the error file of a launcher; empty if nothing is explained."""
+    if not explanation.is_explained:
+        return ""
+    return f"{explanation.sightings[0].card.meaning} {_closing_sentence(explanation)}"
+
+
 def _first_text(sightings: Sequence[Sighting], log: str) -> str:
     """The first sighting in a log: its card and the line."""
     return f"{sightings[0].card.name}, line {sightings[0].lines_by_log[log]:,}" if sightings else "no known text"

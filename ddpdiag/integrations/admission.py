@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 
 from ddpdiag.errors import ExitCode, UsageError, did_you_mean
-from ddpdiag.model import Report
+from ddpdiag.model import Report, Severity
 from ddpdiag.text import listed
 
 E = TypeVar("E", bound=Enum)
@@ -19,9 +19,10 @@ E = TypeVar("E", bound=Enum)
 # c10d_rendezvous_backend.create_backend of torch 2.6 to 2.15).
 _TORCH_SETTINGS = (
     *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval"),
-    *("keep_alive_max_attempt", "store_type", "read_timeout", "is_host", "timeout", "rank"),
+    *("keep_alive_max_attempt", "cas_backoff_max_seconds", "store_type", "read_timeout", "is_host", "timeout", "rank"),
 )
-_SETTINGS = ("check", "budget", "on_unfit", "on_unknown")
+_SETTINGS = ("check", "budget", "on_unfit", "on_unknown", "on_warning")
+_TITLES_SHOWN = 3
 _MIN_BUDGET = 5.0  # as --budget of `ddpdiag check`
 
 
@@ -49,6 +50,13 @@ class OnUnknown(Enum):
     STOP = "stop"
 
 
+class OnWarning(Enum):
+    """The reaction to FIT with warnings. GO: the job starts. LEAVE: hosts that warnings blame leave, if enough stay."""
+
+    GO = "go"
+    LEAVE = "leave"
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """The settings of `--rdzv-conf`. `budget` is the time of the check of the world in seconds."""
 
@@ -56,14 +64,19 @@ class Settings(Struct, frozen=True, kw_only=True):
     budget: float = 30.0
     on_unfit: OnUnfit = OnUnfit.LEAVE
     on_unknown: OnUnknown = OnUnknown.GO
+    on_warning: OnWarning = OnWarning.GO
 
 
 class WorldVerdict(Struct, frozen=True):
-    """The result of a check, as the agent of rank 0 sends it to the others. `failing` maps node ranks to host names."""
+    """The result of a check, as the agent of rank 0 sends it to the others.
+
+    `failing` maps node ranks to host names; in a world that is FIT, `warned` does so for the hosts that warnings blame.
+    """
 
     exit_code: int
     sentence: str
     failing: dict[int, str] = field(default_factory=dict)
+    warned: dict[int, str] = field(default_factory=dict)
 
 
 class Action(Enum):
@@ -87,6 +100,7 @@ def read_settings(conf: Mapping[str, str]) -> Settings:
         budget=_seconds(conf, "budget", Settings().budget),
         on_unfit=_word(conf, "on_unfit", Settings().on_unfit),
         on_unknown=_word(conf, "on_unknown", Settings().on_unknown),
+        on_warning=_word(conf, "on_warning", Settings().on_warning),
     )
 
 
@@ -110,15 +124,20 @@ def _seconds(conf: Mapping[str, str], name: str, default: float) -> float:
 
 
 def world_verdict(report: Report, ranks_per_host: int) -> WorldVerdict:
-    """The verdict for the agents. A failing host has the number that its ranks show: hosts may share a name."""
-    failing = {
+    """The verdict for the agents. A host has the number that its ranks show, because hosts may share a name."""
+    names = {
         rank // ranks_per_host: host
         for row in report.ranks
-        if isinstance(rank := row.get("rank"), int)
-        and isinstance(host := row.get("host"), str)
-        and host in report.hosts.failing
+        if isinstance(rank := row.get("rank"), int) and isinstance(host := row.get("host"), str)
     }
-    return WorldVerdict(report.exit_code, report.sentence, failing)
+    failing = {number: name for number, name in names.items() if name in report.hosts.failing}
+    warnings = [each for each in report.findings if each.severity is Severity.WARNING and not each.is_about_run]
+    if report.exit_code != ExitCode.FIT or not warnings:
+        return WorldVerdict(report.exit_code, report.sentence, failing)
+    # A warning that blames all hosts leaves them in the list of healthy hosts.
+    warned = {number: name for number, name in names.items() if name not in report.hosts.healthy}
+    titles = listed([*dict.fromkeys(each.title for each in warnings)], _TITLES_SHOWN)
+    return WorldVerdict(report.exit_code, f"{report.sentence} Warnings: {titles}.", failing, warned)
 
 
 def too_few_text(left: int, min_nodes: int) -> str:
@@ -130,19 +149,18 @@ def decide(
     verdict: WorldVerdict, settings: Settings, *, node_rank: int, node_count: int, min_nodes: int
 ) -> tuple[Action, str]:
     """Decide for the host `node_rank`. Returns the action and its reason."""
+    sentence, leaving = verdict.sentence, verdict.failing
     if verdict.exit_code == ExitCode.FIT:
-        return Action.GO, verdict.sentence
-    if verdict.exit_code != ExitCode.UNFIT:
-        return (Action.GO if settings.on_unknown is OnUnknown.GO else Action.STOP), verdict.sentence
-    match settings.on_unfit:
-        case OnUnfit.WARN:
-            return Action.GO, verdict.sentence
-        case OnUnfit.STOP:
-            return Action.STOP, verdict.sentence
-    left = node_count - len(verdict.failing)
-    if not verdict.failing:
-        return Action.STOP, f"{verdict.sentence} No host is blamed, so none can leave."
+        leaving = verdict.warned if settings.on_warning is OnWarning.LEAVE else {}
+        if not leaving or node_count - len(leaving) < min_nodes:  # training with warnings is better than none
+            return Action.GO, sentence
+    elif verdict.exit_code != ExitCode.UNFIT:
+        return (Action.GO if settings.on_unknown is OnUnknown.GO else Action.STOP), sentence
+    elif settings.on_unfit is not OnUnfit.LEAVE:
+        return (Action.GO if settings.on_unfit is OnUnfit.WARN else Action.STOP), sentence
+    if not leaving:
+        return Action.STOP, f"{sentence} No host is blamed, so none can leave."
+    left = node_count - len(leaving)
     if left < min_nodes:
-        names = listed([*verdict.failing.values()], None)
-        return Action.STOP, f"{verdict.sentence} Without {names}, {too_few_text(left, min_nodes)}"
-    return (Action.LEAVE if node_rank in verdict.failing else Action.AGAIN), verdict.sentence
+        return Action.STOP, f"{sentence} Without {listed([*leaving.values()], None)}, {too_few_text(left, min_nodes)}"
+    return (Action.LEAVE if node_rank in leaving else Action.AGAIN), sentence

@@ -16,15 +16,15 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import NoReturn
 
 from msgspec import Struct
@@ -46,6 +46,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
+from ddpdiag.api import run_command
 from ddpdiag.cli.edge import complain
 from ddpdiag.codec import decode, encode, readable
 from ddpdiag.errors import ExitCode, UsageError
@@ -63,7 +64,7 @@ from ddpdiag.integrations.admission import (
 )
 from ddpdiag.model import Report
 from ddpdiag.probes.host.kernel import PROC, open_files, tcp_sockets
-from ddpdiag.probes.host.programs import python_command, with_package_path
+from ddpdiag.probes.host.programs import ERROR_FILE
 from ddpdiag.runtime.launchers.launch import LAUNCHERS
 from ddpdiag.sanitize import printable
 
@@ -81,6 +82,9 @@ for _names in LAUNCHERS:
     _LAUNCHER_VARIABLES |= {_names.rank, *_names.world_size, *_names.local_rank, *_names.local_world_size}
 
 
+_ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
 class _Plan(Struct, frozen=True):
     """Settings with which all hosts start the check of the world.
 
@@ -94,11 +98,9 @@ class _Plan(Struct, frozen=True):
 
 
 def create(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Make the handler. ValueError for a setting that does not exist, as torch raises for its own."""
-    try:
-        settings = read_settings(parameters.config)
-    except UsageError as error:
-        raise ValueError(str(error)) from None
+    """Make the handler. UsageError for a setting that does not exist, or that has another value."""
+    sys.excepthook = _sentence_only(sys.excepthook)
+    settings = read_settings(parameters.config)
     try:
         backend, store = create_backend(parameters)
     except RendezvousConnectionError:
@@ -336,6 +338,21 @@ class GuardedRendezvous(RendezvousHandler):
             self._inner.set_closed()
 
 
+def _sentence_only(hook: _ExceptHook) -> _ExceptHook:
+    """The excepthook of torchrun's process: errors whose sentence says all are shown without a traceback.
+
+    torchrun lets them end its process. It has then written the sentence to its error file, if it has one.
+    """
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if kind in (RendezvousError, UsageError):
+            complain(str(error))
+        else:
+            hook(kind, error, trace)
+
+    return show
+
+
 def _lost_store(parameters: RendezvousParameters) -> RendezvousError:
     host, endpoint = readable(socket.gethostname()), readable(parameters.endpoint)
     return RendezvousError(
@@ -378,26 +395,14 @@ def _message(store: Store, key: str, seconds: float) -> bytes:
 
 def _report_of(arguments: tuple[str, ...], env: Mapping[str, str], budget: float) -> Report | None:
     """Run ddpdiag in a process of its own. Returns its report, or None if it wrote none, as on ranks other than 0."""
-    null = subprocess.DEVNULL
-    with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder, _exit_on_sigterm():
+    # An error of the check is not yet the error of this torchrun, which may go on.
+    env = {name: value for name, value in env.items() if name != ERROR_FILE}
+    with tempfile.TemporaryDirectory(prefix="ddpdiag-", ignore_cleanup_errors=True) as folder, _exit_on_sigterm():
         path = Path(folder, "report.json")
-        command = python_command("ddpdiag", arguments[0], "--quiet", f"--json={path}", *arguments[1:])
-        with (
-            Path(folder, "stderr").open("w+b") as stderr,
-            subprocess.Popen(command, stdin=null, stdout=null, stderr=stderr, env=with_package_path(env)) as process,
-        ):
-            try:
-                process.wait(budget + _SLACK)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            except BaseException:  # torch raises an exception for a signal; the ranks of the check end with it
-                process.terminate()
-                raise
-            if process.returncode in (ExitCode.USAGE, ExitCode.BUG):
-                stderr.seek(0)
-                complain(
-                    f"`ddpdiag {arguments[0]}` failed: {printable(stderr.read(_MAX_TEXT).decode(errors='replace'))}"
-                )
+        words = (arguments[0], "--quiet", f"--json={path}", *arguments[1:])
+        if run_command(words, env, folder, seconds=budget + _SLACK) in (ExitCode.USAGE, ExitCode.BUG):
+            text = Path(folder, "stderr").read_text(errors="replace")[:_MAX_TEXT]
+            complain(f"`ddpdiag {arguments[0]}` failed: {printable(text)}")
         with suppress(OSError, ValueError):
             return decode(path.read_bytes(), Report)
     return None

@@ -8,6 +8,7 @@ and who started them, never by what they run.
 """
 
 import json
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence, Set
@@ -78,8 +79,15 @@ class Launched:
         self.jobs: dict[str, Job] = {}
         self.begin = time.monotonic()
 
-    def start(self, name: str, host: Host, arguments: Sequence[str], variables: Mapping[str, str | None]) -> None:
-        """Start one command line on a host."""
+    def start(
+        self,
+        name: str,
+        host: Host,
+        arguments: Sequence[str],
+        variables: Mapping[str, str | None],
+        python: str = sys.executable,
+    ) -> None:
+        """Start one command line of a Python on a host."""
         folder = self.folder / name
         folder.mkdir(parents=True)
         own = {
@@ -96,6 +104,7 @@ class Launched:
             {variable: value for variable, value in own.items() if value is not None},
             prefix=[*host.enter(folder), "env", *unset],
             mark=self.mark,
+            python=python,
         )
 
     # What becomes of it ----------------------------------------------------------------------------------------------

@@ -3,12 +3,14 @@
 from importlib.metadata import entry_points
 
 import pytest
+from msgspec import structs
 
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.integrations.admission import (
     Action,
     OnUnfit,
     OnUnknown,
+    OnWarning,
     Scope,
     Settings,
     WorldVerdict,
@@ -16,13 +18,15 @@ from ddpdiag.integrations.admission import (
     read_settings,
     world_verdict,
 )
-from ddpdiag.model import HostLists, Report, Verdict, WorldSummary
+from ddpdiag.model import Finding, HostLists, Report, Severity, Verdict, WorldSummary
 
 FIT = WorldVerdict(ExitCode.FIT, "all well")
 UNFIT = WorldVerdict(ExitCode.UNFIT, "h2 fails.", {2: "h2"})
 TWO_UNFIT = WorldVerdict(ExitCode.UNFIT, "two fail.", {1: "h1", 2: "h2"})
 NO_HOST_BLAMED = WorldVerdict(ExitCode.UNFIT, "it hangs.")
 UNKNOWN = WorldVerdict(ExitCode.UNKNOWN, "h1 never joined.")
+WARNED = WorldVerdict(ExitCode.FIT, "h2 is slow.", warned={2: "h2"})
+ALL_WARNED = WorldVerdict(ExitCode.FIT, "each is slow.", warned={0: "h0", 1: "h1", 2: "h2"})
 
 
 def test_torchrun_finds_both_entry_points():
@@ -37,7 +41,8 @@ def test_settings_are_read_beside_those_of_torch():
     conf = {"check": "standard", "budget": "45", "on_unfit": "stop", "on_unknown": "stop", "last_call_timeout": "5"}
     expected = Settings(check=Scope.STANDARD, budget=45.0, on_unfit=OnUnfit.STOP, on_unknown=OnUnknown.STOP)
     assert read_settings(conf) == expected
-    assert read_settings({"is_host": "1"}) == Settings()
+    assert read_settings({"is_host": "1", "cas_backoff_max_seconds": "2"}) == Settings()
+    assert read_settings({"on_warning": "leave"}).on_warning is OnWarning.LEAVE
 
 
 @pytest.mark.parametrize(
@@ -47,6 +52,7 @@ def test_settings_are_read_beside_those_of_torch():
         ({"check": "all"}, "check=all: expected none, host, quick or standard"),
         ({"on_unfit": ""}, "on_unfit=: expected leave, stop or warn"),
         ({"on_unknown": "leave"}, "on_unknown=leave: expected go or stop"),
+        ({"on_warning": "yes"}, "on_warning=yes: expected go or leave"),
         ({"budget": "soon"}, "budget=soon: expected a number of seconds, 5 or more"),
         ({"budget": "1"}, "budget=1"),
         ({"budget": "nan"}, "budget=nan"),
@@ -62,6 +68,9 @@ def test_wrong_settings_are_refused(conf, match):
     ("verdict", "settings", "actions"),
     [
         (FIT, Settings(), "go go go"),
+        (WARNED, Settings(), "go go go"),
+        (WARNED, Settings(on_warning=OnWarning.LEAVE), "again again leave"),
+        (ALL_WARNED, Settings(on_warning=OnWarning.LEAVE), "go go go"),
         (UNFIT, Settings(), "again again leave"),
         (UNFIT, Settings(on_unfit=OnUnfit.WARN), "go go go"),
         (UNFIT, Settings(on_unfit=OnUnfit.STOP), "stop stop stop"),
@@ -83,13 +92,37 @@ def test_too_few_hosts_are_counted():
     assert reason == "two fail. Without h1, h2, only 1 of at least 2 hosts (--nnodes) is left."
 
 
-def test_a_failing_host_is_found_by_its_ranks():
+def warning(title, **subject):
+    return Finding(code="HST004.small", severity=Severity.WARNING, title=title, message="", **subject)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        (
+            {"verdict": Verdict.UNFIT, "exit_code": 1, "hosts": HostLists(failing=("h1",))},
+            WorldVerdict(ExitCode.UNFIT, "It ends.", {1: "h1"}),
+        ),
+        (
+            {"findings": (warning("h2 is small", ranks=(4, 5)),), "hosts": HostLists(healthy=("h0", "h1"))},
+            WorldVerdict(ExitCode.FIT, "It ends. Warnings: h2 is small.", {}, {2: "h2"}),
+        ),
+        (
+            {"findings": (warning("all are small"),), "hosts": HostLists(healthy=("h0", "h1", "h2"))},
+            WorldVerdict(ExitCode.FIT, "It ends. Warnings: all are small."),
+        ),
+        # Without a warning, other reasons keep hosts out of the list of healthy ones.
+        ({"hosts": HostLists()}, WorldVerdict(ExitCode.FIT, "It ends.")),
+        ({"findings": (warning("a run of one rank", is_about_run=True),)}, WorldVerdict(ExitCode.FIT, "It ends.")),
+    ],
+)
+def test_hosts_that_a_report_blames_are_found_by_their_ranks(changes, verdict):
     rows = tuple({"rank": rank, "host": f"h{rank // 2}"} for rank in range(6))
     world = WorldSummary(size=6, hosts=("h0", "h1", "h2"), launcher="hand", backend="gloo")
     report = Report(
-        verdict=Verdict.UNFIT,
-        sentence="h1 fails.",
-        exit_code=1,
+        verdict=Verdict.FIT,
+        sentence="It ends.",
+        exit_code=0,
         seconds=1.0,
         budget_seconds=30.0,
         run_id="run",
@@ -98,6 +131,5 @@ def test_a_failing_host_is_found_by_its_ranks():
         stages=(),
         checks=(),
         findings=(),
-        hosts=HostLists(failing=("h1",)),
     )
-    assert world_verdict(report, 2) == WorldVerdict(ExitCode.UNFIT, "h1 fails.", {1: "h1"})
+    assert world_verdict(structs.replace(report, **changes), 2) == verdict

@@ -180,8 +180,9 @@ def test_damaged_segments_name_the_host_that_got_them_unless_most_did(golden):
     assert (finding.hosts, finding.evidence["hosts"]) == ((), ["n0", "n2"])
 
 
-def sending(sent, again):
-    return structs.replace(host(), tcp={"OutSegs": sent, "RetransSegs": again})
+def sending(sent, again, needless=0):
+    counters = {"OutSegs": sent, "RetransSegs": again, "TCPDSACKRecvSegs": needless, "TCPDSACKRecv": needless // 2}
+    return structs.replace(host(), tcp=counters)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,12 @@ def test_loss_that_begins_after_the_links_were_measured_blames_nobody(golden, se
     ] * is_loss
     if sent == 10_000 and is_loss:
         golden(*found)
+
+
+@pytest.mark.parametrize(("needless", "is_loss"), [(500, False), (400, False), (390, True), (900, False)])
+def test_segments_that_a_busy_host_sends_again_needlessly_are_not_lost(needless, is_loss):
+    found = judged({1: sending(1000, 7, 3)}, {1: sending(11_000, 507, 3 + needless)})
+    assert [finding.evidence["resent"] for finding in found] == [[500 - needless]] * is_loss
 
 
 def test_loss_that_rdz004_measured_is_its_finding():

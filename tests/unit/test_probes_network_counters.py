@@ -130,6 +130,7 @@ def test_ports_that_nccl_takes(rails: Path, env: dict[str, str], taken: tuple[st
         ("Tcp: InSegs InCsumErrors\nTcp: x\n", {}),
         ("Udp: InSegs\nUdp: 1\n", {}),
         ("Tcp: InSegs\nTcp: 5\n", {"InSegs": 5}),
+        ("Tcp: InSegs\nTcp: 5\nTcpExt: X TCPDSACKRecv\nTcpExt: 1 3\n", {"InSegs": 5, "TCPDSACKRecv": 3}),
     ],
 )
 def test_counters_of_tcp_that_the_kernel_shows(text: str, counters: dict[str, int]) -> None:

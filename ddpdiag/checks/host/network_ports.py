@@ -68,8 +68,8 @@ FINDINGS = {
     ),
     "resent": FindingSpec.error(
         "a host sent more than `resent_share` of its TCP segments again, at least `resent_segments`, although RDZ004 "
-        "had found its links without loss: the loss began later. No host is blamed, since the sender, the receiver or "
-        "a switch may lose them."
+        "had found its links without loss: the loss began later. Segments that the receiver already had do not count "
+        "(TCPDSACKRecv). No host is blamed, since the sender, the receiver or a switch may lose segments."
     ),
 }
 SETTINGS = {
@@ -139,6 +139,15 @@ class Readings(NamedTuple):
         """The rise of a TCP counter of the host; 0 if the counter fell, or if a reading does not have it."""
         start, end = (reading.tcp.get(counter) for reading in (self.before, self.after))
         return 0 if start is None or end is None else max(0, end - start)
+
+    @property
+    def lost_segments(self) -> int:
+        """The TCP segments that the host sent again, without those that the receiver already had.
+
+        On a busy host an acknowledgement is late, and the kernel then sends a segment again that was not lost.
+        """
+        needless = max(self.tcp_rise("TCPDSACKRecv"), self.tcp_rise("TCPDSACKRecvSegs"))
+        return max(0, self.tcp_rise("RetransSegs") - needless)
 
     def port_pairs(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
         """Yield the first and last reading (None: it is gone) of each compared port. Compared are the job's ports, RDMA
@@ -359,9 +368,9 @@ def _damaged_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> It
 def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that sent many segments again; empty if RDZ004 measured such a loss, and reports it."""
     limit, least = seen.setting("resent_share"), seen.setting("resent_segments")
-    resent = {host: pair.tcp_rise("RetransSegs") for host, pair in readings.items()}
+    resent = {host: pair.lost_segments for host, pair in readings.items()}
     # OutSegs does not count segments that are sent again.
-    sent = {host: resent[host] + pair.tcp_rise("OutSegs") for host, pair in readings.items()}
+    sent = {host: pair.tcp_rise("RetransSegs") + pair.tcp_rise("OutSegs") for host, pair in readings.items()}
     lossy = [host for host in readings if resent[host] >= least and resent[host] > limit * sent[host]]
     cells = [cell for row in seen.of(check_by_code("RDZ004")).by_rank.values() for cell in row.cells]
     if not lossy or any(cell.segments and (cell.retransmitted or 0) > limit * cell.segments for cell in cells):
@@ -380,7 +389,7 @@ def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Ite
         "sender from its receivers.",
         evidence={"affected": [*names], "resent": [resent[host] for host in lossy]},
         fix="Run `ddpdiag check --select RDZ004` again now: it measures each link, and names the host that loses "
-        f"packets. `nstat -az TcpRetransSegs` on {names_text(names)} shows whether it goes on.",
+        f"packets. `nstat -az TcpRetransSegs TcpExtTCPDSACKRecv` on {names_text(names)} shows whether it goes on.",
     )
 
 

@@ -262,8 +262,10 @@ def run_until(
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
-def write_error_file(env: Mapping[str, str], sentence: str) -> None:
+def write_error_file(env: Mapping[str, str], sentence: str, *, keep: bool = False) -> None:
     """Write the sentence to torchrun's error file, if torchrun started this process. A failure to write is ignored.
+
+    With `keep`, an error that is in the file stays, with its traceback and exit code, and the sentence precedes it.
 
     torchrun turns every exit code but 0 into 1, and prints "traceback : <message>" for each rank. The message is empty
     unless the rank wrote such a file (torch.distributed.elastic.multiprocessing.errors.ErrorHandler).
@@ -272,14 +274,35 @@ def write_error_file(env: Mapping[str, str], sentence: str) -> None:
     # The path may be /dev/null. As root, moving a file onto it would break the machine.
     if not path or (os.path.exists(path) and not os.path.isfile(path)):
         return
-    with contextlib.suppress(OSError):
-        # torchrun can add the exit code to a file of this form. Without "py_callstack", it shows "message".
-        message = {"message": sentence, "extraInfo": {"timestamp": str(int(time.time()))}}
-        # Write to another name and rename the file: torchrun may read at any moment, and fails on a partial file.
-        descriptor, temporary = tempfile.mkstemp(prefix=".ddpdiag-", dir=os.path.dirname(path) or ".")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump({"message": message}, file)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
+    # torchrun can add the exit code to a file of this form. Without "py_callstack", it shows "message".
+    message: dict[str, object] = {"message": sentence, "extraInfo": {"timestamp": str(int(time.time()))}}
+    if keep and (earlier := _error_in(path)):
+        message = {**message, **earlier, "message": f"{sentence}\n{earlier.get('message', '')}"}
+    text = json.dumps({"message": message})
+    try:
+        _replace(path, text)
+    except OSError:
+        # /dev/termination-log of a container in Kubernetes is a mounted file, in a folder of root.
+        with contextlib.suppress(OSError):
+            if os.path.isfile(path):
+                Path(path).write_text(text)
+
+
+def _replace(path: str, text: str) -> None:
+    """Write to another name and rename the file: torchrun may read at any moment, and fails on a partial file."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".ddpdiag-", dir=os.path.dirname(path) or ".")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+def _error_in(path: str) -> dict[str, object]:
+    """The error in a file of torchrun, a text alone or with details; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        error = json.loads(Path(path).read_text()).get("message", {})
+        return {"message": error} if isinstance(error, str) else dict(error)
+    return {}

@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,7 +193,9 @@ _COUNTERS = (
 )
 _HW_COUNTERS = ("link_downed",)
 # TCP's counters. RFC 4022 defines all but InCsumErrors (since Linux 3.10). OutSegs does not count retransmissions.
-_TCP = ("InSegs", "OutSegs", "RetransSegs", "InCsumErrors")
+# TCPDSACKRecv counts messages of receivers that had a segment already when it arrived again (RFC 2883), and
+# TCPDSACKRecvSegs, which older kernels lack, counts these segments.
+_TCP = ("InSegs", "OutSegs", "RetransSegs", "InCsumErrors", "TCPDSACKRecv", "TCPDSACKRecvSegs")
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -241,7 +244,7 @@ def read_network(peer_address: str | None, env: Mapping[str, str], step: Callabl
         known = interfaces(sys) or ()
         route = interface_of(source_towards([peer_address] if peer_address else []), known)
         names += [interface.name for interface in known if interface.addresses and interface.name != "lo"]
-        tcp = tcp_counters(read_text(PROC / "net" / "snmp") or "")
+        tcp = tcp_counters("\n".join(read_text(PROC / "net" / name) or "" for name in ("snmp", "netstat")))
     indices = {name: index for index, name in socket.if_nameindex()}
     return NetworkReading(
         seconds=now,
@@ -292,10 +295,12 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
         )
 
 
-def tcp_counters(snmp: str) -> dict[str, int]:
-    """Parse TCP's counters in the text of /proc/net/snmp, which has one line of names and one line of numbers."""
-    names, *numbers = [line.split()[1:] for line in snmp.splitlines() if line.startswith("Tcp:")] or [[]]
-    found = dict(zip(names, *numbers[:1], strict=False)) if numbers else {}
+def tcp_counters(text: str) -> dict[str, int]:
+    """Parse TCP's counters in the text of /proc/net/snmp and netstat: a line of names, then one of their numbers."""
+    found: dict[str, str] = {}
+    for names, numbers in pairwise(line.split() for line in text.splitlines()):
+        if names[:1] == numbers[:1] and names[:1] in (["Tcp:"], ["TcpExt:"]):
+            found |= zip(names, numbers, strict=False)
     return {name: int(found[name]) for name in _TCP if found.get(name, "").isdecimal()}
 
 
