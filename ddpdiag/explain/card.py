@@ -38,8 +38,8 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     A line has the card's text if it contains `anchor` exactly and fits the regular expression `pattern`. The groups of
     the pattern are: `rank` and `host`, which printed the line; `other`, a second rank that the line is about;
     `missing`, ranks that were waited for in vain; `work`, the number of a collective, with its `operation`, its
-    `elements` and the process `group` that counts it; `reporter`, the rank that reported a time-out first; and `kind`:
-    lines of different kinds are counted apart.
+    `elements` and the process `group` that counts it; `reporter`, the rank that reported a time-out first; `world`, the
+    number of ranks that should print the line; and `kind`: lines of different kinds are counted apart.
 
     `meaning`, `confirm` and `fix` may have placeholders for further groups: "{port}" becomes the port in the first
     line. If that line has no port, or one with a character that a shell interprets, the value in `defaults` replaces
@@ -47,11 +47,12 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `code` is the check, finding or lint rule whose page explains the text. `example` is a real line; `source` says
     which program prints it, or where it was found. `also` has words by which users look it up, besides those of its
-    texts. `in_table` marks a line of torchrun's table of failures, whose rank and host are in the lines above.
-    `waiting_rank` is the rank that waits, if the line names no rank. The text counts as an echo if the log also has the
-    text of a card in `echo_of`. If ranks name different collectives under one number, the card `mismatch_card` replaces
-    this one. `is_retried` marks a text after which the program tries again: it counts as a note if the log has another
-    reason for the failure.
+    texts. `in_table` marks a line of torchrun's table of failures, whose rank and host are in the lines above;
+    `is_root_cause` marks one that counts only in the last part of that table. `waiting_rank` is the rank that waits, if
+    the line names no rank. The text counts as an echo if the log also has the text of a card in `echo_of`. If ranks
+    name different collectives under one number, the card `mismatch_card` replaces this one. A note whose pattern has
+    the group `world` becomes a wait if the log ends there and ranks are absent. `is_retried` marks a text after which
+    the program tries again: it counts as a note if the log has another reason for the failure.
 
     `shows_only` is "library" or "process" if the text shows only which library failed, or only that a process ended.
     `is_fallback` marks a card for lines that no other card knows. Such a card quotes the first line of each kind. If it
@@ -73,6 +74,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pattern: str = ""
     also: tuple[str, ...] = ()
     in_table: bool = False
+    is_root_cause: bool = False
     waiting_rank: int | None = None
     echo_of: tuple[str, ...] = ()
     mismatch_card: str = ""

@@ -8,7 +8,7 @@ import json
 import re
 import string
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 # Of a long line (progress bars, dumps), only its first bytes and the bytes around a card's anchor are read.
@@ -46,8 +46,15 @@ _PREFIXES = tuple(
         (_LETTERS, r"(?P<host>[a-z][\w.-]{0,60}[-_]\d[\w.-]{0,60}) {1,40}\| ?"),
         # containerd, for each line of a container; the times of loggers and CloudWatch; the milliseconds of `aws logs`.
         (string.digits, rf"{_DAY_AND_TIME} std(?:out|err) [FP] "),
+        # SGLang; the rank is that in the group for tensor parallelism, mostly the only one.
+        ("[", rf"\[{_DAY_AND_TIME}(?: DP\d{{1,4}})? TP(?P<rank>\d{{1,4}})(?: EP\d{{1,4}})?\] "),
         # The pattern keeps the indentation of a traceback's frames.
         ("[" + string.digits, rf"\[?{_DAY_AND_TIME}\]?[ \t](?:[ \t]{{1,3}}(?!File \"|[ \t]))?"),
+        # Python's logging after the time: the logger's name and a level that is no failure.
+        ("-", r"- [\w.-]{1,60} - (?:DEBUG|INFO|WARNING) - "),
+        # Lines quoted in a mail or an issue; lines counted by LlamaFactory.
+        (">", r"> ?"),
+        ("[", r"\[\d{1,6}\] (?=\[)"),
         ("1", r"1\d{12}[ \t]"),
     )
 )
@@ -163,7 +170,10 @@ _TRACEBACK_START = b"Traceback (most recent call last)"
 _MAX_TRACEBACKS, _MAX_TRACEBACK_LINES = 500, 300
 _LOOK_BACK_BYTES = 400
 _MAX_MESSAGE_LINES = 3
-_FRAME = re.compile(r'\s+File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
+_FRAME = re.compile(r'\s+File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<function>\S{1,200}))?')
+_NUMBER = re.compile(r"\d+")
+# A carriage return, which progress bars print, ends a line, too.
+_LINE_END = re.compile(rb"\r?\n|\r")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?::(?: |$)|$)")
 _CHAINED_MARKERS = ("During handling of the above exception", "direct cause of the following exception")
 # Python prints this while a process ends or frees memory, also in healthy jobs.
@@ -193,13 +203,12 @@ def tracebacks(block: bytes, *, is_first: bool = False) -> Iterator[Traceback]:
     """Yield the complete tracebacks in a block of lines, and with `is_first` also one that began before the block."""
     at = block.find(_TRACEBACK_START)
     frame = block.find(b'File "', 0, at if at >= 0 else len(block)) if is_first else -1
-    if frame >= 0 and (traceback := _read_traceback(block, block.rfind(b"\n", 0, frame) + 1, frame)) is not None:
+    if frame >= 0 and (traceback := _read_traceback(block, _line_start(block, frame), frame)) is not None:
         yield traceback
     for _ in range(_MAX_TRACEBACKS):
         if at < 0:
             return
-        start = block.rfind(b"\n", max(0, at - 4096), at) + 1
-        if (traceback := _read_traceback(block, start, at)) is not None:
+        if (traceback := _read_traceback(block, _line_start(block, at), at)) is not None:
             yield traceback
         at = block.find(_TRACEBACK_START, at + len(_TRACEBACK_START))
 
@@ -211,9 +220,10 @@ def message_after(block: bytes, end: int, origin: Origin) -> str:
 
 
 def _read_traceback(block: bytes, start: int, at: int) -> Traceback | None:
-    first_line = block[start : _line_end(block, at)]
+    first_line = block[start : _line_end(block, at)[0]]
     origin, text = read_prefixes(clip_line(first_line, at - start))
-    head, *message = text[max(0, text.rfind("Traceback")) :].split("\n")
+    before_head = text[: max(0, text.rfind("Traceback"))]
+    head, *message = text[len(before_head) :].split("\n")
     # The line before the traceback, of the same origin and not blank, shows whether its exception is chained.
     earlier = block[max(0, start - _LOOK_BACK_BYTES) : start].decode("utf-8", "replace").split("\n")
     before = (words for other, words in map(read_prefixes, reversed(earlier)) if other == origin and words)
@@ -222,7 +232,7 @@ def _read_traceback(block: bytes, start: int, at: int) -> Traceback | None:
     lines = (
         [(start, read_prefixes(line)[1]) for line in message]
         if message
-        else _following_lines(block, start + len(first_line), origin)
+        else _without_prefix(before_head, _following_lines(block, start + len(first_line), origin))
     )
     found = _find_exception(lines, len(text) - len(text.lstrip()))
     if found is None or not head:
@@ -238,20 +248,45 @@ def _read_traceback(block: bytes, start: int, at: int) -> Traceback | None:
     )
 
 
-def _line_end(block: bytes, at: int) -> int:
-    return end if (end := block.find(b"\n", at)) >= 0 else len(block)
+def _line_start(block: bytes, at: int) -> int:
+    return max(block.rfind(end, max(0, at - 4096), at) for end in (b"\n", b"\r")) + 1
+
+
+def _line_end(block: bytes, at: int) -> tuple[int, int]:
+    """The byte at which the line that contains byte `at` ends, and the byte at which the next line begins."""
+    return end.span() if (end := _LINE_END.search(block, at)) else (len(block), len(block))
 
 
 def _following_lines(block: bytes, at: int, origin: Origin) -> Iterator[tuple[int, str]]:
     """Yield the next lines of `origin` after byte `at`: the byte at which each begins, and its text."""
+    _, start = _line_end(block, at)
     for _ in range(_MAX_TRACEBACK_LINES):
-        start = at + 1
         if start >= len(block):
             return
-        at = _line_end(block, start)
-        other, text = read_prefixes(clip_line(block[start:at], 0))
+        end, following = _line_end(block, start)
+        other, text = read_prefixes(clip_line(block[start:end], 0))
         if other == origin:
             yield start, text
+        start = following
+
+
+def _without_prefix(before_head: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of a traceback without the prefix that a logger of any program put before each of them.
+
+    The prefix is what the first line has in common with the text `before_head` of the traceback, whatever the numbers
+    in it are. Lines without it belong to another traceback or program.
+    """
+    for start, text in lines:
+        letters = zip(_NUMBER.sub("0", before_head), _NUMBER.sub("0", text), strict=False)
+        common = "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], letters))
+        words = re.escape(common.rstrip()).replace("0", r"\d+")
+        prefix = re.compile(f"{words} {{0,{len(common) - len(common.rstrip())}}}") if words else None
+        yield start, text[match.end() :] if prefix and (match := prefix.match(text)) else text
+        for later, text in lines:
+            if prefix is None:
+                yield later, text
+            elif match := prefix.match(text):
+                yield later, text[match.end() :]
 
 
 def _find_exception(lines: Iterable[tuple[int, str]], indent: int) -> tuple[int, str, str] | None:

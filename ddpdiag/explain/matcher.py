@@ -53,6 +53,14 @@ _MAX_KINDS = 20
 _MAX_ORIGINS = 100_000
 _COLOUR_CODE = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
 _LINE_END = re.compile(rb"[\r\n]")
+# Lines that were joined when a terminal was copied: each is filled with spaces up to the terminal's width.
+_JOINED = re.compile(
+    rb"(?<= {8})(?=(?P<frame>File \")|\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\[rank\d"
+    rb"|[A-Za-z_][\w.]{1,60}(?:Error|Exception): )"
+)
+# A traceback in one line, as services show the reason of a failed job.
+_ONE_LINE_TRACEBACK = re.compile(rb"Traceback \(most recent call last\): +File \"[^\r\n]{1,20000}")
+_TRACEBACK_PART = re.compile(rb" (?=(?P<frame>File \")|[A-Za-z_][\w.]{1,60}(?:Error|Exception): )")
 # If this precedes the anchor, NCCL continues: without a missing plug-in, or with another attempt to connect.
 _INFO_MARKER = b" NCCL INFO "
 _HARMLESS_ROLES = (Role.HINT, Role.NOTE)
@@ -75,7 +83,7 @@ def explain_job(logs: Iterable[Log], cards: Sequence[Card] | None = None) -> Exp
         for block in _blocks(log.pieces):
             matcher.read(block)
         line_counts[log.name] = matcher.line_count
-    sightings = with_final_roles(matcher.sightings(), all_known, is_log="" not in line_counts)
+    sightings = with_final_roles(matcher.sightings(), all_known, line_counts)
     return Explanation(sightings=sort_sightings(sightings), line_counts=line_counts)
 
 
@@ -91,11 +99,23 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if rest_bytes < _BLOCK_BYTES:
                 continue
             complete_lines, newline, tail = b"".join(rest).rpartition(b"\n")
-            yield _COLOUR_CODE.sub(b"", complete_lines + newline if newline else tail)
+            yield _plain(complete_lines + newline if newline else tail)
             rest = [tail] if newline else []
             rest_bytes = len(tail) if newline else 0
     if rest_bytes:
-        yield _COLOUR_CODE.sub(b"", b"".join(rest))
+        yield _plain(b"".join(rest))
+
+
+def _plain(block: bytes) -> bytes:
+    """The block without colour codes, and with a carriage return between joined lines: all lines keep their numbers."""
+
+    def part(match: re.Match[bytes]) -> bytes:
+        before = match.string[max(0, match.start() - _LOOK_BACK_BYTES) : match.start()].rstrip(b" ")
+        is_indentation = not before or before[-1] in b"\r\n"
+        return match[0] if is_indentation else b"\r  " if match["frame"] else b"\r"
+
+    block = _JOINED.sub(part, _COLOUR_CODE.sub(b"", block))
+    return _ONE_LINE_TRACEBACK.sub(lambda whole: _TRACEBACK_PART.sub(part, whole[0]), block)
 
 
 @cache
@@ -176,14 +196,16 @@ class _Matcher:
             if traceback is not None and traceback.is_ignored and card.is_fallback:
                 continue
             origin, text = whole_line or read_line(clip_line(line, at - start))
-            if traceback is not None and card.in_traceback:
+            if traceback is not None and (card.in_traceback or card.anchor in traceback.text):
                 text = traceback.text
             elif "\n" in text:
                 # The message of a JSON object has several lines; only the line with the anchor counts.
                 text = next((read_line(part)[1] for part in text.split("\n") if card.anchor in part), text)
-            if (match := _compiled(card.pattern).search(text)) is None:
+            before = block[max(0, start - _LOOK_BACK_BYTES) : start]
+            pattern = _compiled(card.pattern)
+            if (match := pattern.search(text)) is None or (card.is_root_cause and b"Root Cause (first" not in before):
                 continue
-            origin = self._complete_origin(origin, block[max(0, start - _LOOK_BACK_BYTES) : start], card)
+            origin = self._complete_origin(origin, before, card)
             groups = {name: value for name, value in match.groupdict().items() if value}
             key = card.name, groups.get("kind", "")
             if card.is_fallback and key not in self._tallies and text.endswith(":"):

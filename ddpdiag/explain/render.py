@@ -246,7 +246,9 @@ def _closing_sentence(explanation: Explanation) -> str:
     if not explanation.is_pasted and not explanation.has_failure:
         return _ONLY_HINTS.format(kind, _location(first, is_one_log))
     if not explanation.is_explained:
-        return _ONLY_ECHOES
+        exits = (one for one in explanation.sightings if one.card.is_root_cause)
+        root_cause = next((_location(one, is_one_log) for one in exits), "")
+        return f"Start with {root_cause}: torchrun saw it exit first. {_ONLY_ECHOES}" if root_cause else _ONLY_ECHOES
     if explanation.is_pasted:
         return ""
     if first.card.is_fallback:

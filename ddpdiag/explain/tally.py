@@ -19,6 +19,10 @@ _MAX_NAMES = 100_000
 # Collectives to which every rank must give the same number of elements, and operations that differ between two ranks.
 _EQUAL_SIZES = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "BARRIER"})
 _POINT_TO_POINT = frozenset({"SEND", "RECV", "COALESCED"})
+# A rank that prints these was told that another one timed out, and may be the one for which that one waited.
+_SIGNALS_OF_OTHERS = frozenset({"dump-signal", "dump-observed"})
+# If more lines follow, a job went on after its ranks had joined.
+_MAX_LINES_AFTER_JOINING = 3
 
 
 class Call(NamedTuple):
@@ -74,6 +78,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     ranks_by_work: dict[int, tuple[int, ...]] = {}
     differing_work: int | None = None
     differing_calls: tuple[tuple[Call, tuple[int, ...]], ...] = ()
+    world: int = 0
     frame: str = ""
     frame_by_rank: dict[int, str] = {}
 
@@ -125,7 +130,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
         torchrun's table and the names of logs show that a rank exists. So does a higher rank, if there is only one log.
         """
         failures = [one for one in self.sightings if one.card.role not in (Role.HINT, Role.NOTE)]
-        heard = {rank for one in failures if not one.card.in_table for rank in one.ranks}
+        own = [one for one in failures if not one.card.in_table and one.card.name not in _SIGNALS_OF_OTHERS]
+        heard = {rank for one in own for rank in one.ranks}
         known = {origin.rank for origin in origins_of_paths([*self.line_counts]).values() if origin.rank is not None}
         known |= {rank for one in self.sightings for rank in one.ranks}
         if len(self.line_counts) == 1 and known:
@@ -155,6 +161,7 @@ class Tally:
     tasks: set[int] = field(default_factory=set)
     hosts: dict[str, None] = field(default_factory=dict)
     missing_ranks: set[int] = field(default_factory=set)
+    world: int = 0
     work_by_rank: dict[tuple[str, int], int] = field(default_factory=dict)
     calls_by_work: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
     frame: str = ""
@@ -185,6 +192,7 @@ class Tally:
         if host is not None and len(self.hosts) < _MAX_NAMES:
             self.hosts[host] = None
         self.missing_ranks.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
+        self.world = int(groups.get("world", self.world))
         if "work" in groups and rank is not None and len(self.work_by_rank) < _MAX_NAMES:
             self.work_by_rank[groups.get("group", ""), rank] = int(groups["work"])
             operation, elements = groups.get("operation", "SEND"), groups.get("elements")
@@ -236,6 +244,7 @@ class Tally:
             tasks=tuple(sorted(self.tasks)),
             hosts=tuple(self.hosts),
             missing_ranks=tuple(sorted(self.missing_ranks)),
+            world=self.world,
             ranks_by_work=self.ranks_by_work(),
         )
 
@@ -245,7 +254,9 @@ _PLACE_OF_ROLE = {Role.CAUSE: 0, Role.FAILURE: 1, Role.HINT: 3, Role.WAIT: 4, Ro
 _PLACE_AFTER_FAILURES, _PLACE_AFTER_WAITS = 2, 5
 
 
-def with_final_roles(sightings: Sequence[Sighting], cards: Sequence[Card], *, is_log: bool) -> list[Sighting]:
+def with_final_roles(
+    sightings: Sequence[Sighting], cards: Sequence[Card], line_counts: Mapping[str, int]
+) -> list[Sighting]:
     """The sightings with their final roles, which depend on the other sightings of the log.
 
     A text may be only an echo of another one, or prove that ranks called different collectives. An unknown warning
@@ -266,13 +277,24 @@ def with_final_roles(sightings: Sequence[Sighting], cards: Sequence[Card], *, is
         card.role in (Role.CAUSE, Role.WAIT) or (card.role is Role.FAILURE and card.shows_only != "library")
         for card in failures
     )
-    warning_is_failure = not is_log or (bool(failures) and not has_reason)
+    warning_is_failure = "" in line_counts or (bool(failures) and not has_reason)
     for at, sighting in enumerate(changed):
         if _is_warning(sighting.card) and warning_is_failure:
             changed[at] = structs.replace(sighting, card=structs.replace(sighting.card, role=Role.FAILURE))
         elif sighting.card.is_retried and has_reason:
             changed[at] = structs.replace(sighting, card=structs.replace(sighting.card, role=Role.NOTE))
+        elif not failures and (absent := _absent_ranks(sighting, line_counts)):
+            waiting_card = structs.replace(sighting.card, role=Role.WAIT)
+            changed[at] = structs.replace(sighting, card=waiting_card, missing_ranks=absent)
     return changed
+
+
+def _absent_ranks(sighting: Sighting, line_counts: Mapping[str, int]) -> tuple[int, ...]:
+    """The ranks that have not joined where the log ends. Empty if all have, or if the log goes on."""
+    last_log = [*sighting.lines_by_log][-1]
+    has_ended = line_counts[last_log] - sighting.last_line <= _MAX_LINES_AFTER_JOINING
+    joined = {*sighting.ranks}
+    return tuple(rank for rank in range(min(sighting.world, _MAX_NAMES)) if rank not in joined) if has_ended else ()
 
 
 def _is_warning(card: Card) -> bool:
