@@ -23,6 +23,7 @@ from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.watch import WatchArgs
 from ddpdiag.watch.child import ENDING_SIGNALS, Child, exit_like
+from ddpdiag.watch.ends import EndOrder
 from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy, recorder_variables
 from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import Look
@@ -76,6 +77,7 @@ class Watch:
         self._peers = Peers(os.environ, command.pid)
         self._reporter = Reporter(options)
         self._observer = Observer(lambda: [peer.command_pid for peer in self._peers.all()])
+        self._ends = EndOrder()
         self._rank_files = RankFileSink(self._observer.rank_pids)
         self._monitor = OutputMonitor([*output.sinks, self._rank_files])
         self._silence = Silence(options.stall + output.resolution_seconds)
@@ -113,7 +115,8 @@ class Watch:
         """Print why the command failed, if its output shows it, and no ending signal, --kill or bug came before."""
         status = self._command.status
         quiet = self._got_ending_signal or self.kill_exit_code is not None or self.bug is not None
-        if status and not quiet and (text := failure_text([*self._output.sinks, self._rank_files], status)):
+        sinks = [*self._output.sinks, self._rank_files]
+        if status and not quiet and (text := failure_text(sinks, status, self._ends.ranks)):
             complain(text)
 
     def _pass_on(self, signum: int, *, reached_command: bool) -> None:
@@ -130,6 +133,7 @@ class Watch:
 
     def _look_if_due(self, *, requested: bool) -> None:
         self._observer.refresh()
+        self._ends.follow(self._observer.ranks)
         is_requested = requested and self._peers.request_look()
         silent_seconds = time.monotonic() - max(self._monitor.last_write, self._last_progress)
         is_due = self._silence.is_due(silent_seconds)

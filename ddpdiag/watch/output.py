@@ -22,9 +22,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.known_errors import known_error_of, main_reason
 from ddpdiag.codec import open_file
@@ -43,11 +43,9 @@ _MAX_FILES = 64
 # The time limit for reading files after a failure, because a file system may not respond.
 _READ_SECONDS = 5.0
 _REPORT_HEAD = b"ddpdiag watch: "
-# torchrun's table of failures: the rank that failed first, and its exit code (-2: SIGINT).
-_ROOT_CAUSE = re.compile(
-    rb"Root Cause \(first observed failure\):.{0,400}?\brank +: (\d{1,6}) .{0,200}?\bexitcode +: (-?\d{1,3}) ",
-    re.DOTALL,
-)
+# torchrun's table of failures ends with the root cause. Each part names a rank and its exit code (-2: SIGINT).
+_ROOT_CAUSE = b"Root Cause (first observed failure):"
+_FAILURE = re.compile(rb"\brank +: (\d{1,6}) .{0,200}?\bexitcode +: (-?\d{1,3}) ", re.DOTALL)
 
 
 class Sink(Protocol):
@@ -306,14 +304,26 @@ class OutputMonitor:
                 wake.set()
 
 
-def failure_text(sinks: Sequence[Sink], status: int) -> str:
-    """Sentences on why a command with this wait status failed; empty if its output shows no known error in time."""
+class _Failed(NamedTuple):
+    """A rank and its exit code. It certainly failed first if the ends of all ranks were seen."""
+
+    rank: int
+    code: int
+    is_certain: bool
+
+
+def failure_text(sinks: Sequence[Sink], status: int, ended: Sequence[int] = ()) -> str:
+    """Sentences on why a command with this wait status failed; empty if its output shows no known error in time.
+
+    `ended` are the ranks that are known to have ended, the first one first.
+    """
     texts: list[str] = []
 
     def read() -> None:
         # A report on an earlier silence, which a file of the command may hold, is not the command's own text.
         tail = b"".join(piece.replace(_REPORT_HEAD, b"") for sink in sinks for piece in sink.tail())
-        texts.append(_known_error_text(tail, status) or _root_cause_text(tail, status))
+        first = _first_failed(tail, ended)
+        texts.append(_known_error_text(tail, status, first) or _first_failed_text(first, status))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -321,16 +331,15 @@ def failure_text(sinks: Sequence[Sink], status: int) -> str:
     return texts[0] if texts else ""
 
 
-def _known_error_text(tail: bytes, status: int) -> str:
+def _known_error_text(tail: bytes, status: int, first: _Failed | None) -> str:
     if status == 0 or (sighting := main_reason([tail], with_unknown=True)) is None:
         return ""
-    # The end of another rank than torchrun's root cause may be an effect of it, such as SIGABRT by gloo.
-    if (
-        sighting.card.shows_only == "process"
-        and (first := _ROOT_CAUSE.search(tail))
-        and int(first[1]) not in sighting.ranks
-    ):
-        return ""
+    if sighting.card.shows_only == "process" and first is not None:
+        # The end of another rank may be an effect of the first one, such as SIGABRT by gloo.
+        if first.rank not in sighting.ranks:
+            return ""
+        if first.is_certain:
+            sighting = structs.replace(sighting, ranks=(first.rank,))
     cause, end = known_error_of(sighting), end_text(os.waitstatus_to_exitcode(status))
     lead = f"{ranks_text(sighting.ranks)}: " if sighting.ranks else ""
     if sighting.card.is_fallback:  # an exception of the user's own code, which only a rank makes worth a sentence
@@ -341,12 +350,24 @@ def _known_error_text(tail: bytes, status: int) -> str:
     return " ".join(filter(None, parts))
 
 
-def _root_cause_text(tail: bytes, status: int) -> str:
-    """A sentence on the rank that torchrun saw fail first, unless that rank raised an exception, as echoes do."""
-    if status == 0 or (match := _ROOT_CAUSE.search(tail)) is None or match[2] == b"1":
+def _first_failed(tail: bytes, ended: Sequence[int]) -> _Failed | None:
+    """The rank that failed first, of those in torchrun's table of failures; None if there is no table."""
+    others, _, root_cause = tail.partition(_ROOT_CAUSE)
+    if (root := _FAILURE.search(root_cause)) is None:
+        return None
+    failures = [*_FAILURE.findall(others.rpartition(b"\nFailures:\n")[2]), root.groups()]
+    codes = {int(rank): int(code) for rank, code in failures}
+    is_certain = codes.keys() <= {*ended}
+    rank = min(codes, key=ended.index) if is_certain else int(root[1])
+    return _Failed(rank, codes[rank], is_certain=is_certain)
+
+
+def _first_failed_text(first: _Failed | None, status: int) -> str:
+    """A sentence on the rank that failed first, unless it raised an exception, as ranks without a peer do."""
+    if status == 0 or first is None or first.code == 1:
         return ""
-    end, first_end = end_text(os.waitstatus_to_exitcode(status)), end_text(int(match[2]))
-    return f"the command failed ({end}): rank {int(match[1])} failed first ({first_end})."
+    end = end_text(os.waitstatus_to_exitcode(status))
+    return f"the command failed ({end}): rank {first.rank} failed first ({end_text(first.code)})."
 
 
 def end_text(code: int) -> str:

@@ -1,6 +1,7 @@
 """The reason why a watched command failed, read from the end of what it wrote."""
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from test_watch_waiting import _soon
 
 from ddpdiag.checks.known_errors import main_reason
 from ddpdiag.explain.card import all_cards
+from ddpdiag.watch.ends import EndOrder
 from ddpdiag.watch.output import FileSink, Relay, TerminalSink, failure_text
+from ddpdiag.watch.processes import read_process
 
 LOGS = Path(__file__).parent.parent / "recordings" / "logs"
 EXITED, KILLED = 1 << 8, 9
@@ -25,6 +28,15 @@ Root Cause (first observed failure):
 TERMINATED = b"E api.py:1002] failed (exitcode: -15) local_rank: 2 (pid: 7516) of binary: /venv/bin/python\n"
 ABORTED = b"  rank      : 1 (local_rank: 1)\n  exitcode  : -6 (pid: 7517)  (SIGABRT)\n"
 BARRIER = b"[rank0]: RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms\n"
+
+
+ENDED_FIRST = [
+    (b"-6", (2, 1, 0), "rank 2: a worker ended itself (SIGABRT)"),
+    (b"-6", (1, 2), "rank 1: a worker ended itself (SIGABRT)"),
+    (b"-6", (2,), "ranks 1-2: a worker ended itself (SIGABRT)"),  # when rank 1 ended was not seen
+    (b"-15", (2, 1), "rank 2 failed first (SIGTERM)"),
+    (b"-15", (1, 2), "rank 1: a worker ended itself (SIGABRT)"),  # torchrun ended rank 2
+]
 
 
 class Written:
@@ -58,6 +70,28 @@ def test_a_known_cause_is_reported_with_its_fix(texts, status, words) -> None:
     text = failure_text([Written(*texts)], status)
     assert (words is not None) == bool(text)
     assert [word for word in words or () if word not in text] == []
+
+
+@pytest.mark.parametrize(("code", "ended", "words"), ENDED_FIRST)
+def test_of_ranks_that_died_at_once_the_first_is_named(code, ended, words) -> None:
+    written = Written(b"Failures:\n", ABORTED, ROOT_CAUSE % code)
+    assert words in failure_text([written], EXITED, ended)
+
+
+def test_the_order_of_ends_is_that_of_the_kernel() -> None:
+    order, processes = EndOrder(), [subprocess.Popen(["sleep", "60"]) for _ in range(4)]
+    order.follow({rank: read_process(process.pid) for rank, process in enumerate(processes)})
+    for rank in (2, 0, 3):
+        processes[rank].kill()
+        processes[rank].wait()
+    assert _soon(lambda: order.ranks == [2, 0, 3])
+    processes[2] = subprocess.Popen(["sleep", "60"])  # a restart
+    order.follow({2: read_process(processes[2].pid)})
+    assert order.ranks == [0, 3]
+    for process in (processes[1], processes[2]):
+        process.kill()
+        process.wait()
+    assert _soon(lambda: sorted(order.ranks[2:]) == [1, 2])
 
 
 def test_a_card_that_knows_no_text_gives_no_reason() -> None:
