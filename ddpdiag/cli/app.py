@@ -26,7 +26,8 @@ _SETTINGS = {"token_normalize_func": declared_name, "help_option_names": ["-h", 
 
 # Options of reports that several commands have.
 _FILES = ("json", "html", "markdown", "record")
-_HOSTS = ("write_failing_hosts", "write_healthy_hosts")
+_HOSTS = ("write_failing_hosts", "write_slow_hosts", "write_healthy_hosts")
+_LIMITS = ("strict", "max_slowdown")
 _DISPLAY = ("details", "quiet", "color")
 
 # click's exception for a mistake on the command line. Newer releases of Typer have a copy of click with its own class.
@@ -234,7 +235,7 @@ def judge(
         list[str],
         typer.Argument(metavar="FILE...", help="A recording, the parts of it that ranks wrote, or a JSON report."),
     ],
-    outputs: Annotated[JudgeOutputs, *_FILES, *_HOSTS, "write_workaround", "prometheus", "strict", *_DISPLAY],
+    outputs: Annotated[JudgeOutputs, *_FILES, *_HOSTS, "write_workaround", "prometheus", *_LIMITS, *_DISPLAY],
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU.
 
@@ -249,7 +250,7 @@ def judge(
     "ddpdiag simulate --hosts 16384 --fault slow-host:164 --seed 7",
     "ddpdiag simulate --hosts 8 --fault slow-link --record run.jsonl",
 )
-def simulate(args: SimulateArgs, outputs: Annotated[Outputs, *_FILES, *_HOSTS, *_DISPLAY]) -> None:
+def simulate(args: SimulateArgs, outputs: Annotated[Outputs, *_FILES, *_HOSTS, *_LIMITS, *_DISPLAY]) -> None:
     """Show the report of a failure among many hosts: a simulated fleet, planned and judged like a real one."""
     from ddpdiag.simulate import command
 

@@ -135,6 +135,7 @@ def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs,
         wanted_budget_seconds=budget if cut_budget(budget, left_seconds) < budget else None,
         shared_dir=_shared_directory("--shared-dir", check_args.shared_dir, launch),
         strict=outputs.strict,
+        max_slower_share=outputs.max_slowdown,
         port_range=launch_args.port_range,
         uses_workarounds=outputs.write_workaround is not None,
         # Only rank 0 plans and judges, so only its host needs these files.

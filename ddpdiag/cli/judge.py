@@ -18,7 +18,7 @@ from ddpdiag.judgement.reading import read_run
 from ddpdiag.model import Recording, Report
 
 # Options that need a recording. A JSON report has no measurements that could be judged or written again.
-_NEED_RECORDING = ("record", "write_workaround", "strict")
+_NEED_RECORDING = ("record", "write_workaround", "strict", "max_slowdown")
 
 
 def run(files: Sequence[str], outputs: Outputs) -> int:
@@ -45,6 +45,7 @@ def _judge(recording: Recording, outputs: Outputs) -> int:
     options = structs.replace(
         options,
         strict=options.strict or outputs.strict,
+        max_slower_share=options.max_slower_share if outputs.max_slowdown is None else outputs.max_slowdown,
         uses_workarounds=options.uses_workarounds or outputs.write_workaround is not None,
     )
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))

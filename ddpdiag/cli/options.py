@@ -104,6 +104,14 @@ def _is_threshold(text: str) -> bool:
         return False
 
 
+def parse_percentage(text: str) -> float:
+    """The share that a percentage such as "10%" means. UsageError for any other form."""
+    number, percent, rest = text.partition("%")
+    if not percent or rest.strip() or not _is_threshold(number) or float(number) >= 100:
+        raise UsageError("expected a percentage below 100, such as 10%")
+    return float(number) / 100
+
+
 _IGNORE = "Skip these codes or prefixes (a,b)."
 _SET = "A threshold of a check (repeatable)."
 

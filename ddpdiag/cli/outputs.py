@@ -10,8 +10,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
+<<<<<<< HEAD
 from ddpdiag.cli.exit_codes import ExitCodes
 from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option_name
+=======
+from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option, option_name, parse_percentage
+>>>>>>> ae7a2e4f (--max-slowdown makes an error of a slow host; slow pairs across one uplink are one finding; a slow all-reduce over all hosts is a warning)
 from ddpdiag.errors import OutputNotWritten, UsageError
 from ddpdiag.model.declared import option
 
@@ -58,7 +62,7 @@ def as_recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> byte
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs(DisplayArgs):
-    """The options of a report: the files to write ('-' is standard output), the display, and `strict`."""
+    """The options of a report: the files to write ('-' is standard output), the display, and what is an error."""
 
     json: str | None = file_option(as_json, "The JSON report ('-': standard output).")
     markdown: str | None = file_option(
@@ -71,6 +75,11 @@ class Outputs(DisplayArgs):
     write_failing_hosts: str | None = file_option(
         lambda report, _lines, _path: _as_lines(report.hosts.failing),
         "The failing hosts, one per line (srun -x ./FILE).",
+    )
+    write_slow_hosts: str | None = file_option(
+        lambda report, _lines, _path: _as_lines(report.hosts.slow),
+        "The hosts that slow the job down, one per line, the slowest first.",
+        advanced=True,
     )
     write_healthy_hosts: str | None = file_option(
         lambda report, _lines, _path: _as_lines(report.hosts.healthy),
@@ -85,11 +94,20 @@ class Outputs(DisplayArgs):
         content_by("ddpdiag.render.prometheus"), "Prometheus metrics (text format).", advanced=True
     )
     strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
+<<<<<<< HEAD
     exit_codes: ExitCodes = option(
         ExitCodes.DDPDIAG,
         "Exit codes for preflight containers (k8s) or node-problem-detector (npd; prints one line).",
         panel=VERDICT,
         variable=False,  # `ddpdiag.check()` and torchrun's entry points start `ddpdiag check` and read its exit code
+=======
+    max_slowdown: float | None = option(
+        None,
+        "A host or rank that is slower than others by more is an error (10%).",
+        metavar="PERCENT",
+        panel=VERDICT,
+        parse=parse_percentage,
+>>>>>>> ae7a2e4f (--max-slowdown makes an error of a slow host; slow pairs across one uplink are one finding; a slow all-reduce over all hosts is a warning)
     )
     details: bool = option(False, "Show all checks, and lists in full.", panel=DISPLAY)
 

@@ -11,6 +11,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.judgement.ending import RecordingForms
 from ddpdiag.judgement.selection import is_selected
 from ddpdiag.model import Finding, Severity, Skip
+from ddpdiag.text import share_text
 
 
 class CheckJudgement(Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ def judge_checks(world: World, forms: RecordingForms, checks: Sequence[Check[Any
         sections = tuple(each.contribution.section for each in judgements if each.contribution.section is not None)
         seen = Seen(world, check, forms.established, findings_by_code=findings_by_code, sections=sections)
         judgements.append(_judge_check(seen))
-    return _with_excuses(judgements)
+    return _with_excuses(_with_limit(judgements, header.options.max_slower_share))
 
 
 def _judge_check(seen: Seen[Any]) -> CheckJudgement:
@@ -78,6 +79,31 @@ def _map_findings(judgement: CheckJudgement, change: Callable[[Finding], Finding
         findings=tuple(map(change, judgement.findings)),
         contribution=structs.replace(judgement.contribution, moved_findings=moved) if moved else judgement.contribution,
     )
+
+
+def _with_limit(judgements: Judgements, limit: float | None) -> Judgements:
+    """Turn each warning that a host or rank slows the job down by more than the share `limit` into an error."""
+    if limit is None:
+        return judgements
+
+    def upgraded(judgement: CheckJudgement) -> CheckJudgement:
+        too_slow = [each for each in judgement.slowing_findings() if (slower_share(each) or 0.0) > limit]
+
+        def upgrade(finding: Finding) -> Finding:
+            if finding not in too_slow:
+                return finding
+            reason = f"More than {share_text(limit)} slower is an error, because --max-slowdown was given."
+            return structs.replace(finding, severity=Severity.ERROR, message=f"{finding.message} {reason}")
+
+        return _map_findings(judgement, upgrade)
+
+    return tuple(map(upgraded, judgements))
+
+
+def slower_share(finding: Finding) -> float | None:
+    """The share by which the host or rank of a finding is slower than usual, or None if the finding has no share."""
+    share = finding.evidence.get("slower_share")
+    return share if isinstance(share, float) else None
 
 
 def _with_excuses(judgements: Judgements) -> tuple[CheckJudgement, ...]:

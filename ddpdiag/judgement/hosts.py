@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
-from ddpdiag.judgement.check_judgements import Judgements
+from ddpdiag.judgement.check_judgements import Judgements, slower_share
 from ddpdiag.judgement.ending import ctrl_c_seconds
 from ddpdiag.model import EventKind, Finding, HostLists, Recording, Scalar, Severity
 
@@ -66,12 +66,6 @@ def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
         if finding.severity is Severity.WARNING and share is not None:
             shares |= {host: max(share, shares.get(host, 0.0)) for host in finding.hosts}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def slower_share(finding: Finding) -> float | None:
-    """The share by which the host or rank of a finding is slower than usual, or None if the finding has no share."""
-    share = finding.evidence.get("slower_share")
-    return share if isinstance(share, float) else None
 
 
 def fastest_first(hosts: HostLists, rows: Sequence[Mapping[str, Scalar]]) -> HostLists:

@@ -10,10 +10,9 @@ from ddpdiag.checks.findings import Effect, Section, workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.check_judgements import Judgements
+from ddpdiag.judgement.check_judgements import Judgements, slower_share
 from ddpdiag.judgement.doubt import tested_stages
 from ddpdiag.judgement.ending import was_ended_by_signal
-from ddpdiag.judgement.hosts import slower_share
 from ddpdiag.model import Finding, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import SIGNAL_EVENTS
 from ddpdiag.text import count, rate_text, times_text

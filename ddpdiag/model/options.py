@@ -66,7 +66,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
     Empty `stages` and `select` mean all. `select` and `ignore` have codes or prefixes of codes, `settings` the values
     of `--set CODE.name=value`. `budget_seconds` limits the whole run. `port_range` is LOW-HIGH, the ports on which
-    stores may listen. `uses_workarounds`: the job will set the variables that avoid the faults found. `topology` maps
+    stores may listen. With `max_slower_share`, a host or rank that slows the job down is an error if it is slower by a
+    larger share. `uses_workarounds`: the job will set the variables that avoid the faults found. `topology` maps
     each host to its leaf switch (or rack), if known. `job_left_seconds` is the time that the batch system left to
     the job when this run began (None: not known). If this time was too short, `wanted_budget_seconds` is the budget
     that was requested. `bench` requests a benchmark, `train` a training by strategies. `baseline` has the figures of an
@@ -83,6 +84,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     budget_seconds: float = 60.0
     shared_dir: str | None = None
     strict: bool = False
+    max_slower_share: float | None = None
     port_range: str | None = None
     job_left_seconds: float | None = None
     wanted_budget_seconds: float | None = None

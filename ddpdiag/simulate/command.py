@@ -26,19 +26,25 @@ def run(args: SimulateArgs, outputs: Outputs) -> int:
     gc.disable()  # a run makes no reference cycles; the search for cycles takes a tenth of a large fleet's time
     with progress_line(quiet=outputs.quiet) as progress:
         progress.tell(f"simulating {count(args.hosts, 'host')} ...")
-        recording = _simulate_run(args, faults)
+        recording = _simulate_run(args, faults, outputs)
         progress.tell(f"judging {count(args.hosts, 'host')} ...")
         report = judge(recording, all_checks())
     publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
     return report.exit_code
 
 
-def _simulate_run(args: SimulateArgs, faults: Faults) -> Recording:
+def _simulate_run(args: SimulateArgs, faults: Faults, outputs: Outputs) -> Recording:
     """Simulate a run of the fleet that the command line describes, and return its recording."""
     noise = Noise(sigma=args.noise, transients=args.transients, congestion=args.congestion)
     fleet = Fleet(args.hosts, faults, noise, seed=args.seed, hosts_per_leaf=args.hosts_per_leaf)
     leaves = {host_name(host): f"leaf{fleet.leaf_of(host)}" for host in range(args.hosts)}
-    options = RunOptions(stages=("fabric",), backend="nccl", topology=leaves)
+    options = RunOptions(
+        stages=("fabric",),
+        backend="nccl",
+        topology=leaves,
+        strict=outputs.strict,
+        max_slower_share=outputs.max_slowdown,
+    )
     return simulate(fleet, ranks_per_host=args.ranks_per_host, options=options, run_id=f"seed-{args.seed}")
 
 

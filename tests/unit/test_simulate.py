@@ -128,6 +128,26 @@ def test_a_host_that_is_far_below_is_an_error(tmp_path):
     assert done.exit_code == 1
 
 
+@pytest.mark.parametrize(("limit", "exit_code"), [("10%", 1), ("30%", 0)])
+def test_a_host_slower_than_the_limit_is_an_error(tmp_path, limit, exit_code):
+    slow, record = tmp_path / "slow", tmp_path / "run.jsonl"
+    fault = ("--hosts", "64", "--fault", "slow-host", *QUIET)
+    done = simulated(
+        tmp_path, *fault, "--max-slowdown", limit, "--write-slow-hosts", str(slow), "--record", str(record)
+    )
+    (name,) = names(fleet(64, (Fault.SLOW_HOST, 1)).failing)
+    assert (done.exit_code, done.report["hosts"]["failing"]) == (exit_code, [name] * exit_code)
+    assert slow.read_text().split() == [name] * (1 - exit_code)
+    assert ran(tmp_path, "judge", str(record)) == done
+    assert ran(tmp_path, "judge", str(record), "--max-slowdown", "20%").exit_code == 1
+
+
+def test_slow_pairs_across_one_uplink_are_one_finding(tmp_path):
+    for seed in (1, 2, 3, 5):
+        done = simulated(tmp_path, "--hosts", "64", "--fault", "uplink", "--seed", str(seed))
+        assert done.codes == {"FAB001.congested": set(), "FAB001.clear": set()}
+
+
 MIXED = ("--hosts", "200", "--fault", "slow-host:4", "--fault", "hang:2", "--congestion", "0.01")
 
 
@@ -158,6 +178,7 @@ def test_the_run_lasts_as_long_as_its_trials(tmp_path):
     [
         ("--fault", "slow"),
         ("--fault", "slow-host:0"),
+        ("--max-slowdown", "10"),
         ("--hosts", "4", "--fault", "slow-host:3", "--fault", "hang:2"),
         ("--hosts", "40", "--fault", "leaf:3"),
         ("--hosts", "3", "--fault", "slow-link:4"),

@@ -99,6 +99,7 @@ FINDINGS = {
         "only, or two are all of their leaf."
     ),
     "unproven": FindingSpec.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
+    "together": FindingSpec.warning("the hosts pass in pairs, but the all-reduce over all of them is slow."),
     "clear": FindingSpec.note("no other host is slow or fails; the smallest slowdown that would have been found."),
     "unmeasured": FindingSpec.unchecked("the run ended before the search was complete."),
     "topology": FindingSpec.note("the file of `--topology` does not name all hosts."),
@@ -258,19 +259,6 @@ _FAILURES = {
     "lost": "lost contact",
     "skipped": "was ended early",
 }
-_SLOW_TOGETHER = (
-    " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
-    "hosts is slower than between two."
-)
-# Sentences on a shared part of the network: slow under load only [0], or in quiet rounds as well [1].
-_CONGESTED = (
-    "They share a part of the network that is overloaded; no host is at fault.",
-    "They share a part of the network that is slow even then; no host is blamed.",
-)
-_RUN_AGAIN = (
-    "Run it again. If all together are slow again, ask the network team about the uplinks of the leaf switches, and "
-    "try NCCL_ALGO=Ring or NCCL_ALGO=Tree."
-)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -308,18 +296,19 @@ def _congested_finding(seen: Seen[D], fabric: FabricState, part: CongestedPart, 
     names = [fabric.fleet.names[unit] for unit in part.units]
     where = f"{'between' if part.is_between else 'behind'} {names_text(names)}"
     loaded, quiet = median_rate(part.loaded_tests), median_rate(part.quiet_tests)
-    is_slow_in_quiet = quiet is not None and quiet < limits.least
-    rate = "not measured" if quiet is None else f"{rate_text(quiet)} busbw"
+    is_eased = quiet is not None and quiet >= limits.least
+    without = "They were not tested" if quiet is None else f"They reach {rate_text(quiet)}"
     known = f"{part.domain}: " if part.domain is not None else ""
     pairs = f"Pairs of one of these {len(names)} hosts with another host"
     if part.is_between:
         pairs = "The slow pairs of these hosts"
     return seen.finding(
         "congested",
-        f"{known}the network {where} is {'slow' if is_slow_in_quiet else 'slow while other hosts communicate'}",
-        f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate, and {rate} while they "
-        f"do not. Other pairs reach {rate_text(limits.usual)}. {_CONGESTED[is_slow_in_quiet]}",
-        severity=severity_of_tests(part.quiet_tests, limits.usual) if is_slow_in_quiet else Severity.WARNING,
+        f"{known}the network {where} is slow" + (" while other hosts communicate" if is_eased else ""),
+        f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate. {without} without "
+        f"other traffic. Other pairs reach {rate_text(limits.usual)}. They share a part of the network that is "
+        + ("overloaded; no host is at fault." if is_eased else "slow; no host is blamed."),
+        severity=Severity.WARNING if is_eased or quiet is None else severity_of_tests(part.quiet_tests, limits.usual),
         hosts=(),
         evidence={
             "hosts": [*names],
@@ -477,19 +466,27 @@ def _final_findings(seen: Seen[D], fabric: FabricState, state: SearchResult) -> 
     bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad} | behind
     proven = proof.rate if proof is not None else None
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
-    # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
-    slow = bool(proven and proven < found.bar.least)
+    if proven and proven < found.bar.least:
+        # The ring of all goes over more switches than a pair, so no host is blamed for it.
+        yield seen.finding(
+            "together",
+            "hosts that pass in pairs are slow all together",
+            f"The all-reduce over all {len(found.cleared)} healthy hosts reaches {rate_text(proven)} busbw, pairs of "
+            f"them usually {rate_text(found.bar.usual)}, in the better of two tests. Other traffic slowed both "
+            "down, or the network between many hosts is slower than between two.",
+            evidence={"together_bytes_per_s": proven, "usual_bytes_per_s": found.bar.usual},
+            fix="Run it again. If all together are slow again, ask the network team about the uplinks of the leaf "
+            "switches, and try NCCL_ALGO=Ring or NCCL_ALGO=Tree.",
+        )
     detectable = "With only two hosts a slowdown of one of them cannot be found: there is no third one to compare with."
     if len(fabric.units) > 2:
         slower = share_text(found.detectable_share)
         detectable = f"A host that is {slower} slower would have been found with a probability of 99 %."
     yield seen.finding(
         "clear",
-        ("no further host is slow or fails" if bad else "no host is slow or fails")
-        + (" in pairs, but all together are slow" if slow else ""),
+        "no further host is slow or fails in pairs" if bad else "no host is slow or fails in pairs",
         f"{count(len(fabric.units) - len(bad), 'other host' if bad else 'host')} in {count(found.rounds, 'round')} of "
-        f"pairs: usually {rate_text(found.bar.usual)} busbw{rate}. {detectable}" + (_SLOW_TOGETHER if slow else ""),
-        fix=_RUN_AGAIN if slow else "",
+        f"pairs: usually {rate_text(found.bar.usual)} busbw{rate}. {detectable}",
     )
 
 

@@ -14,9 +14,10 @@ are bad, it cannot find single bad units, and the diagnosis says so.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -246,6 +247,32 @@ def _congested_between(state: SearchState) -> CongestedPart:
     return CongestedPart(units, loaded, tuple(state.lone_tests.values()), is_between=True)
 
 
+def _shared_paths(state: SearchState, failing: Sequence[Pair]) -> Iterator[CongestedPart]:
+    """Yield the parts of the network that several failing pairs of cleared units share, such as a leaf's uplinks."""
+    rest = [*failing]
+    while rest:
+        counts = Counter(domain for pair in rest for domain in _crossed(state, pair))
+        domain, count = max(counts.items(), key=itemgetter(1), default=(None, 0))
+        if count < _MIN_GROUP:
+            return
+        pairs = [pair for pair in rest if domain in _crossed(state, pair)]
+        yield CongestedPart(
+            units=tuple(sorted({*chain(*pairs)})),
+            loaded_tests=tuple(tested for pair in pairs for tested in state.tests[pair]),
+            quiet_tests=tuple(state.lone_tests[pair] for pair in pairs if pair in state.lone_tests),
+            # Between two domains it is not known whose uplinks are slow.
+            domain=domain if len(set().union(*(_crossed(state, pair) for pair in pairs))) > 2 else None,
+            is_between=True,
+        )
+        rest = [pair for pair in rest if pair not in pairs]
+
+
+def _crossed(state: SearchState, pair: Pair) -> set[Domain]:
+    """The domains whose uplinks a pair uses, if both are known."""
+    domains = {state.domains[unit] for unit in pair if unit in state.domains}
+    return domains if len(domains) > 1 else set()
+
+
 T = TypeVar("T")
 # With fewer units it is not known which rate is the usual one.
 _MIN_UNITS_TO_COMPARE = 3
@@ -273,7 +300,7 @@ class BadAlone(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """The result of a search. `proof` is the test of all cleared units together; None if they were not tested."""
+    """The result of a search. `proof` is the best test of all cleared units together; None if they were not tested."""
 
     alone: tuple[BadAlone, ...]
     diagnosis: Diagnosis
@@ -287,11 +314,13 @@ def search_all(search_input: SearchInput) -> Generator[Round, Results, SearchRes
     rest = tuple(unit for unit in search_input.units if unit not in out)
     diagnosis = yield from search_pairs(rest, search_input.domains, search_input.rules, search_input.seed)
     good = tuple(unit for unit in rest if unit in diagnosis.cleared)
-    proof = None
-    # If a unit is lost during the test of all cleared units, the others are tested once more.
+    proof: Result | None = None
+    # If a unit is lost during the test of all cleared units, or they are slow, they are tested once more.
     for _ in range(2 if len(good) > 1 and not diagnosis.systemic else 0):
-        proof = (yield Round(Phase.VERIFY, (good,))).get(good)
-        if proof is None or proof.failure != UNHEARD:
+        tested = (yield Round(Phase.VERIFY, (good,))).get(good)
+        if proof is None or tested is None or tested.rate is None or tested.rate > (proof.rate or 0.0):
+            proof = tested
+        if proof is None or (proof.failure != UNHEARD and (proof.rate is None or proof.passes(diagnosis.bar.least))):
             break
     return SearchResult(alone, diagnosis, proof)
 
@@ -473,6 +502,8 @@ def _diagnose(state: SearchState, systemic: SystemicFault | None = None) -> Diag
     named = [unit for unit in failing if unit not in shared and unit not in undecided]
     between_good = [pair for pair in state.failed_between_cleared() if shared.isdisjoint(pair)]
     failed = [pair for pair in between_good if not state.passed(pair) and len(state.tests[pair]) >= PATH_FAILURES]
+    common = (*_shared_paths(state, failed),)
+    behind = {unit for part in common for unit in part.units}
     failures = state.failures_needed + (1 + FINAL_ROUNDS if state.has_quiet_rounds else 0)
     return Diagnosis(
         bar=state.bar,
@@ -485,8 +516,8 @@ def _diagnose(state: SearchState, systemic: SystemicFault | None = None) -> Diag
         ),
         cleared=frozenset(state.cleared) if not systemic else frozenset(),
         undecided=tuple(unit for unit in state.suspects if unit not in named and unit not in shared),
-        paths=tuple(BadPath(pair, tuple(state.tests[pair])) for pair in failed),
-        congested=congested,
+        paths=tuple(BadPath(pair, tuple(state.tests[pair])) for pair in failed if not behind.issuperset(pair)),
+        congested=(*congested, *common),
         systemic=systemic,
         # Two units have no third one to be compared with.
         detectable_share=smallest_slowdown(state.bar, failures) if len(state.units) > 2 else 1.0,

@@ -123,7 +123,7 @@ def page_of(report: Report, features: Sequence[Feature] = ()) -> Page:
     omitted = len(problems) - _NOTES_SHOWN
     closing = [f"{omitted:,} more notes are in the JSON report"] if omitted > 0 else []
     return Page(
-        verdict=report.verdict.value,
+        verdict="degraded" if report.degraded else report.verdict.value,
         verdict_text=report.verdict_text,
         sentence=cut_line(report.sentence),
         head=cut_line(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"),
