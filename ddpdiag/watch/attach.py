@@ -6,7 +6,6 @@ makes progress. If all ranks but the named ones are where they were, the finding
 after _MAX_LOOKS, the report says so and names no rank.
 """
 
-import errno
 import os
 import select
 import signal
@@ -16,7 +15,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import structs
 
@@ -25,10 +23,11 @@ from ddpdiag.cli.outputs import show
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.probes.host.environment import is_pseudo_step
-from ddpdiag.probes.host.kernel import PROC, environ, names_in, stat_of
+from ddpdiag.probes.host.kernel import PROC, environ, names_in
 from ddpdiag.probes.host.programs import duration_text
 from ddpdiag.text import begun, count, ranks_text
 from ddpdiag.watch import WatchArgs
+from ddpdiag.watch.ends import End, EndOrder
 from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy
 from ddpdiag.watch.judge import judge
 from ddpdiag.watch.look import Activity, Look, RankState, subject
@@ -39,7 +38,6 @@ from ddpdiag.watch.processes import (
     LAUNCHERS,
     RANK_VARIABLES,
     KnownProcesses,
-    Process,
     descendants,
     find_ranks,
     read_process,
@@ -48,6 +46,8 @@ from ddpdiag.watch.report import Reporter
 
 # A rank that waits is believed to hang after so long. A report is promised 5 s after the start.
 _PAUSE_SECONDS = 1.0
+# What the end of a rank writes to the pipe of signals, which is no signal's number.
+_ENDED = b"\0"
 _MAX_LOOKS = 5
 # A rank that has ended or is stopped does not continue by itself, so one look is enough.
 _FINAL = (Activity.ENDED, Activity.STOPPED)
@@ -259,31 +259,14 @@ class Tally:
 # The watch ----------------------------------------------------------------------------------------------------------
 
 
-class End(NamedTuple):
-    """The end of a rank: its time (time.monotonic), and its exit code (negative: a signal; None: not known)."""
-
-    at: float
-    code: int | None
-
-
-def exit_code_of(pid: int, root: Path = PROC) -> int | None:
-    """Read the exit code of an ended process (field 52 of proc_pid_stat(5)); None if its parent has reaped it."""
-    _, fields = stat_of(root / str(pid))
-    return os.waitstatus_to_exitcode(int(fields[49])) if len(fields) > 49 and fields[0] == "Z" else None
-
-
 class Events:
-    """Waits for signals, and for the ends of ranks, which it remembers."""
+    """Waits for signals and for the ends of ranks."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self.signum = signal.SIGINT
-        self._poll = select.poll()
-        self._poll.register(self._reader, select.POLLIN)
-        self._ranks: dict[int, tuple[int, Process]] = {}  # by the descriptor of the process
-        self.ends: dict[int, End] = {}  # by rank
-        self.are_missing = False  # whether the kernel does not tell when a process ends
+        self.order = EndOrder(lambda: os.write(self._writer, _ENDED))
 
     def handle_signals(self) -> None:
         """Handle SIGUSR1 as a request, and SIGTERM and SIGHUP as SIGINT: by KeyboardInterrupt."""
@@ -296,72 +279,31 @@ class Events:
         self.signum = signal.Signals(signum)
         raise KeyboardInterrupt
 
-    def follow(self, ranks: Mapping[int, Process]) -> None:
-        """Wait for the ends of these ranks, too. Forget earlier ends of ranks that were started anew."""
-        known = {process.pid: rank for rank, process in self._ranks.values()}
-        for rank, process in ranks.items():
-            if process.pid in known or process.state in "ZX":
-                continue
-            try:
-                descriptor = os.pidfd_open(process.pid)
-            except OSError as error:  # it has ended, or the kernel is older than 5.3
-                self.are_missing |= error.errno != errno.ESRCH
-                continue
-            self.ends.pop(rank, None)
-            self._ranks[descriptor] = rank, process
-            self._poll.register(descriptor, select.POLLIN)
-
     def wait(self, seconds: float) -> bool:
         """Wait for the next event, at most `seconds`. Whether a signal requested a look."""
-        is_requested, ended = False, dict[int, int | None]()
-        for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
-            if descriptor == self._reader:
-                is_requested = bool(os.read(self._reader, 64))
-                continue
-            self._poll.unregister(descriptor)
-            rank, process = self._ranks.pop(descriptor)
-            os.close(descriptor)
-            ended[rank] = exit_code_of(process.pid)
-        now = time.monotonic()
-        self.ends |= {rank: End(now, code) for rank, code in ended.items()}
-        return is_requested
-
-    @property
-    def all_ended(self) -> bool:
-        return bool(self.ends) and not self._ranks
+        readable_now, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
+        return bool(readable_now and os.read(self._reader, 64).strip(_ENDED))
 
     @property
     def later_ends(self) -> frozenset[int]:
         """The ranks that ended after the first one."""
-        return frozenset(self.ends) - {*first_ends(self.ends)}
+        return frozenset([*self.order.ends][1:])
 
     def exit_code(self, code: ExitCode) -> ExitCode:
         """The exit code after the end of the job: by the first rank that ended, and `code` if its own is unknown."""
-        codes = {self.ends[rank].code for rank in first_ends(self.ends)}
-        return code if None in codes else ExitCode.UNFIT if any(codes) else ExitCode.FIT
-
-
-def first_ends(ends: Mapping[int, End]) -> tuple[int, ...]:
-    """The rank that ended first, or several that were noticed at once; empty if none has ended.
-
-    Of several, those that a signal killed: the others raise an exception, and a launcher sends SIGTERM.
-    """
-    first = min((end.at for end in ends.values()), default=0.0)
-    ranks = tuple(sorted(rank for rank, end in ends.items() if end.at == first))
-    killed = tuple(rank for rank in ranks if (ends[rank].code or 0) < 0 and ends[rank].code != -signal.SIGTERM)
-    return killed or ranks
+        first = next(iter(self.order.ends.values())).code
+        return code if first is None else ExitCode.UNFIT if first else ExitCode.FIT
 
 
 def ends_text(ends: Mapping[int, End]) -> Iterator[str]:
     """Yield a line on the rank that ended first, by which signal or code, and on the others; nothing if none has."""
-    firsts = first_ends(ends)
-    if not firsts:
+    if not ends:
         return
-    codes, at = {ends[rank].code for rank in firsts}, ends[firsts[0]].at
-    how = f" ({end_text(code)})" if len(codes) == 1 and (code := codes.pop()) is not None else ""
-    others = [end.at for rank, end in ends.items() if rank not in firsts]
-    then = f"; {count(len(others), 'other rank')} within {max(others) - at:.1f} s after it" if others else ""
-    yield f"  {ranks_text(firsts)} ended first{how}{then}"
+    (rank, first), *others = ends.items()
+    how = f" ({end_text(first.code)})" if first.code is not None else ""
+    *_, (_, last) = ends.items()
+    then = f"; {count(len(others), 'other rank')} within {last.at - first.at:.1f} s after it" if others else ""
+    yield f"  rank {rank} ended first{how}{then}"
 
 
 class Attachment:
@@ -423,37 +365,37 @@ class Attachment:
         try:
             while True:
                 look = self.look()
-                events.follow(self._observer.ranks)
+                events.order.follow(self._observer.ranks)
                 tally.add(look)
                 code = exit_code(look)
                 if is_requested or _essence(look) != self._shown:
                     self.report(look)
                 if is_requested:
                     _print(tally.lines())
-                if events.are_missing and len(look.ranks_doing(Activity.ENDED)) == len(look.ranks):
+                if events.order.are_missing and len(look.ranks_doing(Activity.ENDED)) == len(look.ranks):
                     break
                 is_requested = self._wait(events, every_seconds)
-                if events.all_ended:
+                if events.order.all_ended:
                     code = events.exit_code(code)
                     break
         except KeyboardInterrupt:
             code = ExitCode.of_signal(events.signum)
-        _print((*tally.lines(), *ends_text(events.ends)))
+        _print((*tally.lines(), *ends_text(events.order.ends)))
         return code
 
     def _wait(self, events: Events, seconds: float) -> bool:
         """Wait until the next look is due, after `seconds` or when no more ranks end. Whether a signal requests it."""
-        end, ended = time.monotonic() + seconds, len(events.ends)
-        while not events.all_ended and (left := end - time.monotonic()) > 0:
+        end, ended = time.monotonic() + seconds, len(events.order.ends)
+        while not events.order.all_ended and (left := end - time.monotonic()) > 0:
             if events.wait(left):
                 return True
-            if len(events.ends) > ended:
-                end, ended = time.monotonic() + _ECHO_SECONDS, len(events.ends)
+            if len(events.order.ends) > ended:
+                end, ended = time.monotonic() + _ECHO_SECONDS, len(events.order.ends)
         restart_end = time.monotonic() + _RESTART_SECONDS
-        while events.all_ended and time.monotonic() < restart_end and any(map(_is_launcher, self._pids)):
+        while events.order.all_ended and time.monotonic() < restart_end and any(map(_is_launcher, self._pids)):
             events.wait(_PAUSE_SECONDS)
             self._observer.refresh()
-            events.follow(self._observer.ranks)
+            events.order.follow(self._observer.ranks)
         return False
 
 

@@ -77,7 +77,7 @@ class Watch:
         self._peers = Peers(os.environ, command.pid)
         self._reporter = Reporter(options)
         self._observer = Observer(lambda: [peer.command_pid for peer in self._peers.all()])
-        self._ends = EndOrder()
+        self._order = EndOrder()
         self._rank_files = RankFileSink(self._observer.rank_pids)
         self._monitor = OutputMonitor([*output.sinks, self._rank_files])
         self._silence = Silence(options.stall + output.resolution_seconds)
@@ -116,7 +116,7 @@ class Watch:
         status = self._command.status
         quiet = self._got_ending_signal or self.kill_exit_code is not None or self.bug is not None
         sinks = [*self._output.sinks, self._rank_files]
-        if status and not quiet and (text := failure_text(sinks, status, self._ends.ranks)):
+        if status and not quiet and (text := failure_text(sinks, status, [*self._order.ends])):
             complain(text)
 
     def _pass_on(self, signum: int, *, reached_command: bool) -> None:
@@ -133,7 +133,7 @@ class Watch:
 
     def _look_if_due(self, *, requested: bool) -> None:
         self._observer.refresh()
-        self._ends.follow(self._observer.ranks)
+        self._order.follow(self._observer.ranks)
         is_requested = requested and self._peers.request_look()
         silent_seconds = time.monotonic() - max(self._monitor.last_write, self._last_progress)
         is_due = self._silence.is_due(silent_seconds)

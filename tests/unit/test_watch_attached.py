@@ -1,7 +1,6 @@
 """`ddpdiag watch --pid`: the ranks of a job that runs, what two looks at it show, and the tally."""
 
 import os
-import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,8 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.model import Place, ProcessState
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.watch import WatchArgs, command
-from ddpdiag.watch.attach import End, Events, Tally, compare, ends_text, exit_code, first_ends, job_pids, local_pids
+from ddpdiag.watch.attach import Events, Tally, compare, ends_text, exit_code, job_pids, local_pids
+from ddpdiag.watch.ends import End
 from ddpdiag.watch.hosts import Gathering, Looks, send
 from ddpdiag.watch.look import Look, RankState
 from ddpdiag.watch.processes import KnownProcesses, descendants, find_ranks, read_process
@@ -243,22 +243,17 @@ def test_rank_0_merges_the_looks_of_all_hosts_and_names_those_that_are_absent(go
 )
 def test_the_rank_that_ended_first_decides_after_the_job(golden, codes, code):
     events = Events()
-    events.ends = {rank: End(rank / 4, code) for rank, code in enumerate(codes)}
-    golden(*ends_text(events.ends))
+    events.order.ends = {rank: End(rank / 4, code) for rank, code in enumerate(codes)}
+    golden(*ends_text(events.order.ends))
     assert events.exit_code(UNKNOWN) == code
-
-
-def test_of_ranks_that_ended_at_once_the_killed_one_is_named():
-    codes = {0: 1, 1: -signal.SIGTERM, 2: -signal.SIGKILL, 3: None}
-    assert first_ends({rank: End(7.0, code) for rank, code in codes.items()}) == (2,)
 
 
 def test_ends_of_processes_are_noticed_with_their_status():
     child = subprocess.Popen(["sleep", "60"])
     events = Events()
-    events.follow({3: read_process(child.pid)})
-    assert list(ends_text(events.ends)) == []
+    events.order.follow({3: read_process(child.pid)})
+    assert list(ends_text(events.order.ends)) == []
     child.kill()
     assert not events.wait(10)
-    assert ({rank: end.code for rank, end in events.ends.items()}, events.all_ended) == ({3: -9}, True)
+    assert ({rank: end.code for rank, end in events.order.ends.items()}, events.order.all_ended) == ({3: -9}, True)
     child.wait()

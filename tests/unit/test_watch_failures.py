@@ -84,14 +84,14 @@ def test_the_order_of_ends_is_that_of_the_kernel() -> None:
     for rank in (2, 0, 3):
         processes[rank].kill()
         processes[rank].wait()
-    assert _soon(lambda: order.ranks == [2, 0, 3])
+    assert _soon(lambda: [*order.ends] == [2, 0, 3])
     processes[2] = subprocess.Popen(["sleep", "60"])  # a restart
     order.follow({2: read_process(processes[2].pid)})
-    assert order.ranks == [0, 3]
+    assert [*order.ends] == [0, 3]
     for process in (processes[1], processes[2]):
         process.kill()
         process.wait()
-    assert _soon(lambda: sorted(order.ranks[2:]) == [1, 2])
+    assert _soon(lambda: sorted([*order.ends][2:]) == [1, 2] and order.all_ended)
 
 
 def test_a_card_that_knows_no_text_gives_no_reason() -> None:
