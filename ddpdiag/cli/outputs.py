@@ -10,12 +10,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-<<<<<<< HEAD
 from ddpdiag.cli.exit_codes import ExitCodes
 from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option_name
-=======
+    )
 from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option, option_name, parse_percentage
->>>>>>> ae7a2e4f (--max-slowdown makes an error of a slow host; slow pairs across one uplink are one finding; a slow all-reduce over all hosts is a warning)
 from ddpdiag.errors import OutputNotWritten, UsageError
 from ddpdiag.model.declared import option
 
@@ -94,20 +92,18 @@ class Outputs(DisplayArgs):
         content_by("ddpdiag.render.prometheus"), "Prometheus metrics (text format).", advanced=True
     )
     strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
-<<<<<<< HEAD
     exit_codes: ExitCodes = option(
         ExitCodes.DDPDIAG,
         "Exit codes for preflight containers (k8s) or node-problem-detector (npd; prints one line).",
         panel=VERDICT,
         variable=False,  # `ddpdiag.check()` and torchrun's entry points start `ddpdiag check` and read its exit code
-=======
+    )
     max_slowdown: float | None = option(
         None,
         "A host or rank that is slower than others by more is an error (10%).",
         metavar="PERCENT",
         panel=VERDICT,
         parse=parse_percentage,
->>>>>>> ae7a2e4f (--max-slowdown makes an error of a slow host; slow pairs across one uplink are one finding; a slow all-reduce over all hosts is a warning)
     )
     details: bool = option(False, "Show all checks, and lists in full.", panel=DISPLAY)
 
