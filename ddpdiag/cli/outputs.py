@@ -11,9 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
 from ddpdiag.cli.exit_codes import ExitCodes
-from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option_name
-    )
-from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option, option_name, parse_percentage
+from ddpdiag.cli.options import DISPLAY, FILES, VERDICT, Color, DisplayArgs, option_name, parse_percentage
 from ddpdiag.errors import OutputNotWritten, UsageError
 from ddpdiag.model.declared import option
 
