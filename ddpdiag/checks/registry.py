@@ -55,6 +55,7 @@ MODULES = {
     "TRN001": "training.mnist",
     "TRN002": "ddpdiag.strategies.check",
     "TRN003": "training.ddp_step",
+    "TRN004": "training.soak",
     "RUN001": "run.roll_call",
     "RUN002": "run.presence",
     "RUN003": "run.trials",
@@ -64,6 +65,8 @@ MODULES = {
 
 # These checks run only if `--select` names their whole code, or in a command of their own (such as `allreduce-bench`).
 ONLY_BY_WHOLE_CODE = ("HST005", "COL002", "TRN002")
+# This check runs only if an option gives its duration.
+SOAK = "TRN004"
 
 
 def all_checks() -> "tuple[Check[Any], ...]":

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.checks.training.soak import extra_budget_seconds
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.cli.edge import complain, guarded, too_many_files_text
 from ddpdiag.cli.exit_codes import exit_code_of
@@ -118,7 +119,12 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
 
 def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs, outputs: Outputs) -> RunOptions:
     gpus = visible_gpu_count(os.environ, proc_root(os.environ)) if check_args.backend.strip().lower() != "gloo" else 0
-    budget = check_args.budget if check_args.budget is not None else _default_budget(launch, gpus=gpus)
+    budget, soak = check_args.budget, check_args.soak
+    if budget is None:
+        budget = _default_budget(launch, gpus=gpus)
+        budget += 0.0 if soak is None else extra_budget_seconds(soak, launch.place.world_size)
+    elif soak is not None and budget <= soak:
+        raise UsageError(f"--budget {budget:g}: expected more than the {soak:g} s of --soak, or no --budget")
     is_rank_0 = launch.place.rank == 0
     # Only rank 0 queries the scheduler for the remaining time of the job.
     left_seconds = job_left_seconds(os.environ) if is_rank_0 else None
@@ -142,6 +148,7 @@ def _run_options(launch: Launch, launch_args: LaunchArgs, check_args: CheckArgs,
         topology=read_topology(check_args.topology) if check_args.topology is not None and is_rank_0 else {},
         baseline=read_baseline(check_args.baseline) if check_args.baseline is not None and is_rank_0 else None,
         settings=dict(check_args.set_),
+        soak_seconds=soak,
     )
 
 

@@ -80,6 +80,23 @@ def split_at_commas(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(","))
 
 
+_SECONDS_BY_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_MAX_SOAK_SECONDS = 7 * 24 * 3600.0
+
+
+def _parse_duration(text: str) -> float:
+    """Parse a duration such as "45s", "30m", "1.5h" or "90" (seconds) into seconds. UsageError for any other text."""
+    unit = text[-1:].lower()
+    number, factor = (text[:-1], _SECONDS_BY_UNIT[unit]) if unit in _SECONDS_BY_UNIT else (text, 1.0)
+    try:
+        seconds = float(number) * factor
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= _MAX_SOAK_SECONDS:  # false for NaN
+        raise UsageError("expected a time from 1s to 168h, such as 45s, 30m or 2h")
+    return seconds
+
+
 def _parse_codes(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(code.upper() for code in split_at_commas(values))
 
@@ -112,7 +129,7 @@ def parse_percentage(text: str) -> float:
     return float(number) / 100
 
 
-_IGNORE = "Skip these codes or prefixes (a,b)."
+_IGNORE = "Skip codes or prefixes (a,b)."
 _SET = "A threshold of a check (repeatable)."
 
 
@@ -127,7 +144,7 @@ class CheckArgs:
         (), "Skip these stages (a,b).", metavar="NAME", panel=TESTS, words=stages, parse=split_at_commas
     )
     select: tuple[str, ...] = option(
-        (), "Only these codes or prefixes (a,b).", metavar="CODE", panel=TESTS, words=codes, parse=_parse_codes
+        (), "Only codes or prefixes (a,b).", metavar="CODE", panel=TESTS, words=codes, parse=_parse_codes
     )
     ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=TESTS, words=codes, parse=_parse_codes)
     backend: str = option(
@@ -141,6 +158,13 @@ class CheckArgs:
         metavar="SECONDS",
         panel=TESTS,
         min=5.0,  # judgement and shutdown need 3 s; with a smaller budget nothing could be measured
+    )
+    soak: float | None = option(
+        None,
+        "Compare bits for 45s, 30m or 2h.",
+        metavar="TIME",
+        panel=TESTS,
+        parse=_parse_duration,
     )
     shared_dir: str | None = option(
         None,

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ddpdiag.checks.api import Check, Stage
-from ddpdiag.checks.registry import ONLY_BY_WHOLE_CODE
+from ddpdiag.checks.registry import ONLY_BY_WHOLE_CODE, SOAK
 from ddpdiag.errors import UsageError, did_you_mean
 from ddpdiag.model import RunOptions
 
@@ -19,6 +19,8 @@ def is_selected(check: Check[Any], options: RunOptions) -> bool:
         return False
     if check.code in ONLY_BY_WHOLE_CODE and not options.alone and check.code not in options.select:
         return False
+    if check.code == SOAK and options.soak_seconds is None:
+        return False
     if check.stage.value in options.skip_stages:
         return False
     if options.select and not check.code.startswith(options.select):
@@ -27,7 +29,10 @@ def is_selected(check: Check[Any], options: RunOptions) -> bool:
 
 
 def validate(options: RunOptions, checks: Iterable[Check[Any]]) -> None:
-    """Raise UsageError for an unknown stage, code or threshold, for a deadline of 0, or if no check is selected."""
+    """Raise UsageError for an unknown stage, code or threshold, for a deadline of 0, or if no check is selected.
+
+    Also raises it if only one of the soak's check and its duration is requested.
+    """
     by_code = {check.code: check for check in checks}
     codes = list(by_code)
     stages = [stage.value for stage in Stage if stage is not Stage.RUN]
@@ -36,6 +41,10 @@ def validate(options: RunOptions, checks: Iterable[Check[Any]]) -> None:
     for option, names in (("--select", options.select), ("--ignore", options.ignore)):
         unknown = [name for name in names if not name or not any(code.startswith(name) for code in codes)]
         _require_known(option, unknown, codes, "code")
+    if options.soak_seconds is None and SOAK in options.select:
+        raise UsageError(f"--select {SOAK}: the check needs the time that it may take, such as --soak 30m")
+    if options.soak_seconds is not None and not is_selected(by_code[SOAK], options):
+        raise UsageError(f"--soak: --stage, --skip-stage, --select or --ignore leaves out {SOAK}, which runs the soak")
     if not any(check.stage is not Stage.RUN and is_selected(check, options) for check in by_code.values()):
         raise UsageError("--stage, --skip-stage, --select and --ignore leave no check to run")
     for name, value in options.settings.items():

@@ -81,6 +81,33 @@ class Steps(Struct, frozen=True, kw_only=True):
     overlap: float | None
 
 
+class SoakDifference(Struct, frozen=True, kw_only=True):
+    """The first step of a soak in which this rank saw a difference.
+
+    `digests` has, by name, the digest of each result of this rank, and for a collective the number of wrong elements
+    that the rank received. `repeated` has the digests of repetitions on this rank, without collectives.
+    """
+
+    step: int
+    digests: dict[str, str]
+    repeated: tuple[dict[str, str], ...]
+
+
+class Soak(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rank's part of a soak: the steps, the bytes of their collectives, and the steps with a difference.
+
+    `device` names the facts on which the bits of a result may depend: only ranks with equal ones are compared.
+    """
+
+    device: str
+    uuid: str | None = None
+    steps: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    different_steps: int = 0
+    first_difference: SoakDifference | None = None
+
+
 # In GpuCopies and PairCopies a rate is bytes per second in one direction, in the fastest of several batches of calls
 # (None: not measured). `wrong` counts 32-bit words that differed on arrival.
 

@@ -72,6 +72,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     the job when this run began (None: not known). If this time was too short, `wanted_budget_seconds` is the budget
     that was requested. `bench` requests a benchmark, `train` a training by strategies. `baseline` has the figures of an
     earlier run. `alone`: one process tests its own host, without other hosts, with the checks that the header names.
+    `soak_seconds` is the requested length of the soak (None: no soak).
     """
 
     depth: Depth = Depth.QUICK
@@ -91,6 +92,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     uses_workarounds: bool = False
     topology: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    soak_seconds: float | None = None
     bench: BenchRequest | None = None
     train: TrainRequest | None = None
     alone: bool = False

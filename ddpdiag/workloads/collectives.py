@@ -104,19 +104,25 @@ def check_broadcasts(ctx: Context, size: int, device: torch.device, max_senders:
     A sender is wrong if its values differ from its `pattern` on this rank. A sender also checks its own copy. Rank 0's
     `max_senders` limits the number of senders.
     """
-    count, wrong = max(1, size // 4), []
+    wrong = []
     store = dist.PrefixStore(f"ddpdiag-broadcasts-{ctx.trial.number}", _get_default_store())
     if dist.get_rank() == 0:
         store.set("senders", str(min(max_senders, dist.get_world_size())))
     senders = int(store.get("senders"))
     for sender in range(senders):
-        ctx.step(f"broadcast {count * 4} B from rank {ctx.group[sender]}")
-        expected = pattern(count, sender, device)
-        tensor = expected.clone() if sender == dist.get_rank() else torch.zeros_like(expected)
-        dist.broadcast(tensor, src=sender)
-        if bool((tensor != expected).any().item()):
+        if check_broadcast(ctx, size, sender, device):
             wrong.append(ctx.group[sender])
     return senders, tuple(wrong)
+
+
+def check_broadcast(ctx: Context, size: int, sender: int, device: torch.device) -> int:
+    """Let the group's rank `sender` broadcast `size` bytes of its `pattern`. Returns the wrong elements here."""
+    count = max(1, size // 4)
+    ctx.step(f"broadcast {count * 4} B from rank {ctx.group[sender]}")
+    expected = pattern(count, sender, device)
+    tensor = expected.clone() if sender == dist.get_rank() else torch.zeros_like(expected)
+    dist.broadcast(tensor, src=sender)
+    return int((tensor != expected).sum().item())
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:

@@ -21,6 +21,7 @@ In training:
     nan                       the third loss is not a number
     gradient                  what this rank hands to DDP's all-reduce is off by one in the first element
     weights                   the first weights are drawn from another seed
+    flip                      one bit of the hundredth product (torch.mm) is wrong
     skip                      the fifth large all-reduce is left out
     slow-data, slow-compute   the images come DDPDIAG_TEST_SLOW_SECONDS (0.03) later, or the loss takes so much more of
                               a core
@@ -375,6 +376,21 @@ def _skip(module):
     module.all_reduce = all_reduce
 
 
+def _flip(module):
+    real, calls = module.mm, []
+
+    def mm(*arguments, **options):
+        product = real(*arguments, **options)
+        calls.append(True)
+        if len(calls) == 100:
+            _announce()
+            words = product.view(module.int32).view(-1)
+            words[len(words) // 2] ^= 1
+        return product
+
+    module.mm = mm
+
+
 def _slow_seconds():
     return float(os.environ.get("DDPDIAG_TEST_SLOW_SECONDS", "0.03"))
 
@@ -429,6 +445,7 @@ def _slower(module):
 _CHANGES = {
     "gradient": ("torch.nn.parallel.distributed", _spoil_gradient),
     "skip": (_COLLECTIVES, _skip),
+    "flip": ("torch", _flip),
     "slow-data": ("ddpdiag.workloads.proof", _slow_data),
     "slow-compute": ("torch.nn.functional", _slow_compute),
     "slower": ("torch.nn.parallel.distributed", _slower),

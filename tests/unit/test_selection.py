@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 from seen import unseen, world_of
 
-from ddpdiag.checks.registry import ONLY_BY_WHOLE_CODE, all_checks, check_by_code
+from ddpdiag.checks.registry import ONLY_BY_WHOLE_CODE, SOAK, all_checks, check_by_code
 from ddpdiag.checks.world import World, no_gpu_reason
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.doubt import misses_requested_backend
@@ -17,13 +17,18 @@ def codes(**options: object) -> set[str]:
 
 
 def test_everything_is_taken_by_default() -> None:
-    assert codes() == {check.code for check in all_checks() if check.code not in ONLY_BY_WHOLE_CODE}
+    assert codes() == {check.code for check in all_checks() if check.code not in (*ONLY_BY_WHOLE_CODE, SOAK)}
 
 
 def test_a_benchmark_is_taken_by_its_whole_name_only() -> None:
     assert "COL002" not in codes(select=("COL",))
     assert "COL002" not in codes(stages=("collective",))
     assert codes(select=("COL002",)) == {"COL002"}
+
+
+def test_a_soak_is_taken_by_its_duration_only() -> None:
+    assert SOAK not in codes(select=("TRN",)) | codes(stages=("training",))
+    assert SOAK in codes(soak_seconds=60.0) & codes(soak_seconds=60.0, select=("TRN",))
 
 
 def test_a_prefix_takes_a_family() -> None:
@@ -91,6 +96,8 @@ def test_what_a_check_declares_can_be_set() -> None:
         (RunOptions(ignore=("COL9",)), "--ignore COL9"),
         (RunOptions(select=("P2P03",)), "--select P2P03: unknown code; did you mean P2P003"),
         (RunOptions(select=("",)), "--select : unknown code"),
+        (RunOptions(select=(SOAK,)), "--select TRN004: the check needs the time that it may take, such as --soak 30m"),
+        (RunOptions(soak_seconds=60.0, stages=("host",)), "leaves out TRN004, which runs the soak"),
         (RunOptions(settings={"COL9.x": "1"}), "--set COL9"),
         (RunOptions(settings={"RDZ001.repeats": "1"}), "expected RDZ001.repeat, RDZ001.deadline_seconds"),
         (RunOptions(settings={"RUN002.deadline_seconds": "1"}), "threshold of RUN002; there is none"),

@@ -249,7 +249,7 @@ def _first_readings(seen: Seen[Data]) -> Mapping[int, NetworkReading]:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    readings = dict(_readings_by_host(seen))
+    readings = dict(readings_by_host(seen))
     rise_limit = partial(allowed_rise, seen)
     all_changes = [(host, change) for host, pair in readings.items() for change in port_changes(pair, rise_limit)]
     for word in _TEXTS:
@@ -271,7 +271,7 @@ def allowed_rise(seen: Seen[Data], counter: str, seconds: float) -> float:
     return seen.setting(setting) / unit * max(seconds, least_seconds) if setting else math.inf
 
 
-def _readings_by_host(seen: Seen[Data]) -> Iterator[tuple[Host, Readings]]:
+def readings_by_host(seen: Seen[Data]) -> Iterator[tuple[Host, Readings]]:
     """Yield each host whose counters one rank read twice, with these two readings."""
     first = _first_readings(seen)
     last = {row.place.rank: row.data for row in seen.rows if row.trial.number != seen.trials[0].number}
