@@ -205,13 +205,21 @@ def injected(index: int) -> dict[str, str]:
 
 
 @pytest.mark.deep
-def test_pods_of_a_trainjob_check_and_train_with_what_trainer_injects(network, script, running):
-    check = quick(container("kubeflow-runtime.yaml", "ClusterTrainingRuntime", "initContainers")["command"][-1], QUICK)
-    train = container("kubeflow-runtime.yaml", "ClusterTrainingRuntime")["command"]
-    assert train == ["torchrun", "train.py"]
+@pytest.mark.parametrize("recipe", ["kubeflow-runtime.yaml", "jobset.yaml"])
+def test_pods_check_and_train_with_what_they_are_given(network, script, running, recipe):
+    if recipe == "jobset.yaml":
+        check, train = (container(recipe, "JobSet", job=job) for job in range(2))
+        names, own = ("train-preflight-0-0.train", "train-train-0-0.train"), environment(check, {"NPROC_PER_NODE": "1"})
+    else:
+        check = container(recipe, "ClusterTrainingRuntime", "initContainers")
+        train, names, own = container(recipe, "ClusterTrainingRuntime"), ("train-node-0-0.train",), {}
+    start = train["command"][-1] if train["command"][0] == "bash" else f"exec {' '.join(train['command'])}"
+    command = f"(\n{quick(check['command'][-1], QUICK)}\n) && {start.replace('train.py', str(script))}"
     for index, host in enumerate(network):
-        host.resolve("train-node-0-0.train", network[0].address)
-        shell(running, network, index, "-c", f"(\n{check}\n) && exec torchrun {script}", **injected(index))
+        for name in names:
+            host.resolve(name, network[0].address)
+        told = own | {"JOB_COMPLETION_INDEX": str(index)} if own else injected(index)
+        shell(running, network, index, "-c", command, **told)
     output = finished(running)
     assert len(REPORT_HEAD.findall(output)) == 1
     assert trained(output) == ALL
@@ -240,18 +248,6 @@ def test_exit_codes_of_an_init_container(network, running, case):
     assert running.is_over(120), running.told()
     assert {job.process.returncode for job in running.jobs.values()} == {code}, running.told()
     assert running.told().count(f"ddpdiag: {own_code}\n") == len(running.jobs), running.told()
-
-
-@pytest.mark.deep
-def test_the_jobset_checks_and_trains_by_what_kubernetes_gives_its_pods(network, script, running):
-    check, train = (container("jobset.yaml", "JobSet", job=job) for job in range(2))
-    command = f"(\n{quick(check['command'][-1], QUICK)}\n) && {train['command'][-1].replace('train.py', str(script))}"
-    for index, host in enumerate(network):
-        for job in ("preflight", "train"):
-            host.resolve(f"train-{job}-0-0.train", network[0].address)
-        told = environment(check, {"NPROC_PER_NODE": "1"}) | {"JOB_COMPLETION_INDEX": str(index)}
-        shell(running, network, index, "-c", command, **told)
-    assert trained(finished(running)) == ALL
 
 
 @pytest.mark.deep

@@ -21,7 +21,6 @@ for kernel in proc sys dev; do mount --rbind /$kernel image/$kernel; done
 {steps}
 cd /
 chroot {folder}/image {python} -c 'import ddpdiag, torch; print(ddpdiag.__file__, torch.__version__)'
-chroot {folder}/image {entry} --version
 chroot {folder}/image {entry} {command} --nproc-per-node 1 --select LCH001,HST001
 """
 
@@ -39,7 +38,6 @@ def step(instruction: str, value: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts need root on Linux")
 def test_the_image_builds_from_a_checkout_and_keeps_its_torch(tmp_path: Path) -> None:
     lines = [line for line in (ROOT / "recipes" / "Dockerfile").read_text().splitlines() if line and line[0] != "#"]
-    assert [line.split()[0] for line in lines] == ["ARG", "FROM", "COPY", "COPY", "RUN", "ENTRYPOINT", "CMD"]
     steps = "\n".join(step(*line.split(maxsplit=1)) for line in lines if line.startswith(("COPY", "RUN")))
     (entry,), (command,) = (json.loads(line.split(maxsplit=1)[1]) for line in lines[-2:])
     script = BUILD.format(folder=tmp_path, steps=steps, python=sys.executable, entry=entry, command=command)

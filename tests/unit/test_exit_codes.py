@@ -34,24 +34,16 @@ def test_a_report_ends_in(report: Report, ddpdiag: int, k8s: int, npd: int) -> N
     assert all(translated(code, each) == code for each, code in codes.items())
 
 
-@pytest.mark.parametrize(("code", "k8s", "npd"), [(ExitCode.BUG, 30, 2), (ExitCode.INTERRUPTED, 130, 2), (137, 137, 2)])
-def test_a_run_without_a_report_ends_in(code: int, k8s: int, npd: int) -> None:
-    assert (translated(code, K8S), translated(code, ExitCodes.NPD)) == (k8s, npd)
+def test_a_run_without_a_report_ends_in() -> None:
+    for code, k8s, npd in ((ExitCode.BUG, 30, 2), (ExitCode.INTERRUPTED, 130, 2), (137, 137, 2)):
+        assert (translated(code, K8S), translated(code, ExitCodes.NPD)) == (k8s, npd)
 
 
-@pytest.mark.parametrize(
-    ("words", "codes"),
-    [
-        ("host --exit-codes npd --wrong", ExitCodes.NPD),
-        ("check --wrong --exit_codes=k8s", K8S),
-        ("check --exit-codes", ExitCodes.DDPDIAG),
-        ("check --exit-codes nagios", ExitCodes.DDPDIAG),
-        ("check --wrong", ExitCodes.DDPDIAG),
-        ("", ExitCodes.DDPDIAG),
-    ],
-)
-def test_a_command_line_with_a_mistake_requests(words: str, codes: ExitCodes) -> None:
-    assert requested_codes(words.split()) is codes
+def test_a_command_line_with_a_mistake_requests() -> None:
+    assert requested_codes(["host", "--exit-codes", "npd", "--wrong"]) is ExitCodes.NPD
+    assert requested_codes(["check", "--wrong", "--exit_codes=k8s"]) is K8S
+    for words in ("check --exit-codes", "check --exit-codes nagios", "check --wrong", ""):
+        assert requested_codes(words.split()) is ExitCodes.DDPDIAG
 
 
 @pytest.mark.parametrize(
