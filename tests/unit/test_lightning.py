@@ -1,0 +1,46 @@
+"""The place that preflight() of Lightning takes from a trainer. tests/processes/test_frameworks.py runs real ones."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ddpdiag import api
+from ddpdiag.integrations.lightning import preflight
+
+
+class Environment:
+    """As lightning's LightningEnvironment; `rank` is that of a launcher, which does not take another."""
+
+    main_address, main_port = "n0", 29511
+
+    def __init__(self, rank=None):
+        self.rank, self.is_fixed = rank or 0, rank is not None
+
+    def set_global_rank(self, rank):
+        self.rank = self.rank if self.is_fixed else rank
+
+    def set_world_size(self, size):
+        self.size = size
+
+    def global_rank(self):
+        return self.rank
+
+    def local_rank(self):
+        return 1
+
+    def world_size(self):
+        return self.size
+
+
+@pytest.mark.parametrize(("launched", "rank"), [(None, 5), (6, 6)], ids=["Lightning", "launcher"])
+def test_the_place_is_that_of_the_trainer(monkeypatch, launched, rank):
+    monkeypatch.setattr(api, "preflight", lambda **options: options)
+    strategy = SimpleNamespace(cluster_environment=Environment(launched))
+    trainer = SimpleNamespace(strategy=strategy, node_rank=1, local_rank=1, num_devices=4, num_nodes=2)
+    place = {"rank": rank, "local_rank": 1, "world_size": 8, "master_addr": "n0", "master_port": 29511}
+    assert preflight(trainer, budget=30) == place | {"budget": 30}
+
+
+def test_one_device_is_checked_alone(monkeypatch):
+    monkeypatch.setattr(api, "preflight", lambda **options: options)
+    assert preflight(SimpleNamespace(strategy=SimpleNamespace()), budget=30) == {"budget": 30}
