@@ -23,6 +23,8 @@ _POINT_TO_POINT = frozenset({"SEND", "RECV", "COALESCED"})
 _SIGNALS_OF_OTHERS = frozenset({"dump-signal", "dump-observed"})
 # If more lines follow, a job went on after its ranks had joined.
 _MAX_LINES_AFTER_JOINING = 3
+# torch prints NCCL's last error this many lines after its own.
+_MAX_LINES_TO_DETAIL = 4
 
 
 class Call(NamedTuple):
@@ -203,6 +205,8 @@ class Tally:
     def first_difference(self) -> tuple[int | None, tuple[tuple[Call, tuple[int, ...]], ...]]:
         """The first number under which ranks name different collectives, and the ranks of each. (None, ()) if none."""
         for (_, work), calls in sorted(self.calls_by_work.items(), key=lambda item: item[0][1]):
+            if any(call.elements is None for call in calls.values()):
+                calls = {rank: call._replace(elements=None) for rank, call in calls.items()}
             if (odd_ranks := find_odd_ranks(calls)) is not None:
                 ranks_by_call = {calls[ranks[0]]: ranks for ranks in odd_ranks.by_value.values()}
                 return work, tuple(sorted(ranks_by_call.items(), key=lambda side: (len(side[1]), side[1])))
@@ -250,6 +254,7 @@ class Tally:
 
 
 # Sightings are listed in the order of these places. An unknown text that was printed after a wait is listed after it.
+# So is a failure that shows only the library, if one of the next lines shows more.
 _PLACE_OF_ROLE = {Role.CAUSE: 0, Role.FAILURE: 1, Role.HINT: 3, Role.WAIT: 4, Role.ECHO: 6, Role.NOTE: 7}
 _PLACE_AFTER_FAILURES, _PLACE_AFTER_WAITS = 2, 5
 
@@ -312,8 +317,12 @@ def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     missing = [tuple(rank for rank in sighting.missing_ranks if rank not in waiting) for sighting in sightings]
     checked = [structs.replace(old, missing_ranks=ranks) for old, ranks in zip(sightings, missing, strict=True)]
     resolved = {old.card.name for old, ranks in zip(sightings, missing, strict=True) if old.missing_ranks and not ranks}
-    failures = [sighting.card for sighting in sightings if sighting.card.role is Role.FAILURE]
-    is_known = any(not card.shows_only and not card.is_fallback for card in failures)
+    failures = [sighting for sighting in sightings if sighting.card.role is Role.FAILURE]
+    known = [one.first for one in failures if not one.card.shows_only and not one.card.is_fallback]
+
+    def is_detailed(sighting: Sighting) -> bool:
+        log, line = sighting.first.log_number, sighting.first.line
+        return any(one.log_number == log and 0 < one.line - line <= _MAX_LINES_TO_DETAIL for one in known)
 
     def has_origin(sighting: Sighting) -> bool:
         return bool(sighting.ranks or sighting.local_ranks or sighting.tasks or sighting.hosts)
@@ -336,7 +345,9 @@ def sort_sightings(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
             earlier_waits = [wait for wait in waits if place(wait) < place(sighting)]
             have_origins = all(map(has_origin, (sighting, *earlier_waits))) or not earlier_waits
             is_late = _is_warning(sighting.card) or not have_origins
-            role_place = _PLACE_AFTER_WAITS if is_late else _PLACE_AFTER_FAILURES if is_known else role_place
+            role_place = _PLACE_AFTER_WAITS if is_late else _PLACE_AFTER_FAILURES if known else role_place
+        elif sighting.card.role is Role.FAILURE and sighting.card.shows_only == "library" and is_detailed(sighting):
+            role_place = _PLACE_AFTER_FAILURES
         return role_place, sighting.card.name in resolved, place(sighting)
 
     return tuple(sorted(checked, key=sort_key))

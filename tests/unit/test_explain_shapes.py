@@ -74,3 +74,26 @@ def test_a_rank_whose_line_is_cut_before_the_reason_is_not_blamed(text: str) -> 
 )
 def test_ranks_that_never_joined_are_named_where_the_log_ends(ranks, after: str, sentence: str) -> None:
     assert sentence in lead(explained("".join(map(JOINS.format, ranks)) + after))
+
+
+LIBRARY = "RuntimeError: NCCL error in: ../ProcessGroupNCCL.cpp:1333, unhandled cuda error, NCCL version 2.18.1\n"
+CALL = "[E a.cpp:1] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE{}"
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        # The line that says more leads if it is one of the next ones.
+        (f"{LIBRARY}Last error:\nCuda failure 'invalid argument'\n", "nccl-cuda-call"),
+        (LIBRARY + "step 1\n" * 9 + "Cuda failure 'invalid argument'\n", "nccl-cuda-error"),
+        # A line that is cut shows no other collective, and a name that is cut no exception.
+        (CALL.format(0, ", NumelIn=1, N\n") + CALL.format(1, ", Num"), "watchdog"),
+        (CALL.format(0, ", NumelIn=1, N\n") + CALL.format(1, "")[:-2], "watchdog"),
+        (f"{TRACEBACK[0]}\n{TRACEBACK[1]}\ntorch.distributed.elastic.multip", ""),
+        ("RuntimeError: Address already in use", "port-taken"),
+    ],
+    ids=["detail", "later", "cut-number", "cut-name", "cut-exception", "port"],
+)
+def test_the_first_text_is_the_one_that_says_most(log: str, first: str) -> None:
+    names = [one.card.name for one in explained(log).sightings]
+    assert names[:1] == [first][: len(first)]
