@@ -6,7 +6,8 @@
 #   PrologEpilogTimeout=60            # beyond the limits below
 # A job goes without it by `sbatch --comment=DDPDIAG_SKIP=1` (or --extra, which Slurm has since 23.11).
 # Change: where ddpdiag lies (a local disk: whatever lies on a file server waits for it), its options (--expect-gpus 8
-# where every node has eight; --torch takes 2 to 5 s more), what counts as a reason to drain.
+# where every node has eight; --torch takes 2 to 5 s more), what counts as a reason to drain. Without an installation:
+# DDPDIAG=/opt/ddpdiag.pyz, the one-file program (executable).
 DDPDIAG=/opt/ddpdiag/bin/ddpdiag
 OPTIONS=(--budget 10)
 

@@ -172,8 +172,8 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
 
     Above the findings, all lines are rows or begin with "#", so that scripts for nccl-tests' output can read them.
     """
-    page, bench = Page(color=color, width=width), bench_of(report)
-    for line in (*_head_lines(bench, report.world, details=details), *_sweep_lines(bench)):
+    page = Page(color=color, width=width)
+    for line in table_lines(report, details=details):
         page.write_verbatim(line)
     inner = Page(color=False, width=page.width - 2)
     paint(inner, _result_blocks(report), details=details)
@@ -186,25 +186,39 @@ def render(report: Report, *, color: bool, width: int, details: bool = False) ->
     return page.text()
 
 
-def _sweep_lines(bench: BenchReport) -> Iterator[str]:
-    """Yield the rows of each collective over each backend, between the comment lines of nccl-tests."""
-    for part in sweep_tables(bench):
-        name = one_line(part.name)
-        yield from ("# ", f"# Collective test starting: {name}", "# ")
+def table_lines(report: Report, *, details: bool, is_running: bool = False) -> Iterator[str]:
+    """Yield the text above the findings: comment lines about the run, and the rows of each collective and backend.
+
+    With `is_running`, rows may be missing in the last table, whose end is not written. The lines of a running benchmark
+    are then the first lines of the same benchmark later.
+    """
+    bench = bench_of(report)
+    yield from _head_lines(bench, report.world)
+    all_tables, shown_devices = sweep_tables(bench), list[str]()
+    for part in all_tables:
+        name, is_last = one_line(part.name), part is all_tables[-1]
+        yield "# "
+        if (devices := list(_device_lines(rank_devices(bench, part), details=details))) != shown_devices:
+            yield from (*devices, "# ")
+            shown_devices = devices
+        yield from (f"# Collective test starting: {name}", "# ")
         yield from tables.HEADER_LINES
         yield from map(tables.row_line, part.rows)
+        if is_running and is_last:
+            return
         yield from tables.footer_lines(part, reaches_minimum(bench, part))
-        yield from ("# ", f"# Collective test {'concluded' if bench.complete else 'cut short'}: {name}")
+        is_cut = tables.lacks_sizes(part, bench.request, report.world.size) or (is_last and not bench.complete)
+        yield from ("# ", f"# Collective test {'cut short' if is_cut else 'concluded'}: {name}")
     yield "# "
 
 
-def _head_lines(bench: BenchReport, world: WorldSummary, *, details: bool) -> Iterator[str]:
-    """Yield comment lines with the versions, the requested sizes and calls, and the devices."""
+def _head_lines(bench: BenchReport, world: WorldSummary) -> Iterator[str]:
+    """Yield comment lines with the versions, and the requested sizes and calls."""
     request = bench.request
     versions = {"torch": bench.torch_version, "nccl": bench.nccl_version}
     version_words = (f"{name}={version}" for name, version in versions.items() if version)
     yield one_line(" ".join((f"# ddpdiag version {__version__}", *version_words)))
-    backends = dict.fromkeys(row.backend for row in bench.rows) or request.backend or (world.backend,)
+    backends = request.backend or (world.backend,)
     hosts = f" ({fold_hosts(world.hosts, limit=LIST_SHOWN)})" if world.hosts else ""
     yield one_line(
         f"# nRanks {world.size} nHosts {len(world.hosts)}{hosts} backend {','.join(backends)} "
@@ -213,8 +227,6 @@ def _head_lines(bench: BenchReport, world: WorldSummary, *, details: bool) -> It
     )
     yield "# torch has all_reduce, broadcast and reduce in place only; the others are measured out of place"
     yield "# a row shows the slowest rank; K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
-    yield "# "
-    yield from _device_lines(rank_devices(bench), details=details)
 
 
 def _device_lines(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:

@@ -79,6 +79,7 @@ def run(
 def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
     """Run one rank's part and return the exit code. Rank 0 also plans, judges, writes the report and ends the run."""
     display = _display(place, outputs, starts_all_ranks=run.launch.starts_all_ranks)
+    display = outputs.listener(display) if place.rank == 0 else display
     if place.rank != 0:
         return follow(run, place, display)
     with lead(run, place, display) as leader:

@@ -17,6 +17,7 @@ from ddpdiag.model.declared import option
 
 if TYPE_CHECKING:
     from ddpdiag.model import Report
+    from ddpdiag.model.news import Listener
     from ddpdiag.model.recording import Line
     from ddpdiag.render import Feature
     from ddpdiag.render.progress import ProgressLine
@@ -156,6 +157,10 @@ class Outputs(DisplayArgs):
                 return str(render(report, color=color, width=width, details=self.details))
             return terminal.render_feature(report, features, color=color, width=width, details=self.details)
         return terminal.render(report, color=color, width=width, details=self.details)
+
+    def listener(self, display: "Listener") -> "Listener":
+        """The listener to the news of a run: `display`, or one that passes news on to it."""
+        return display
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Yield the path of each file that options name, with a function that makes its content."""

@@ -2,14 +2,17 @@
 
 Rank 0 sends `RunStarted`, then `WaitingForRanks` while ranks are missing, then `RanksGathered`. For each stage it sends
 `StageBegan`, for each check of the stage `CheckBegan`, and for each trial of the check `TrialBegan`. While the trial
-runs, it sends `TrialPending` and `CheckProgress`. At the end of the stage it sends `StageEnded`. It may send `RunEvent`
-at any time. All other ranks send only `LookingForRank0` and `Joined`.
+runs, it sends `TrialPending`, `CheckProgress` and `PartialResults`. At the end of the stage it sends `StageEnded`. It
+may send `RunEvent` at any time. All other ranks send only `LookingForRank0` and `Joined`.
 `WaitingForRanks`, `TrialPending` and `LookingForRank0` are sent once a second, because some displays have no clock.
 """
 
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
+
+from ddpdiag.model.recording import Recording
 
 # "cut short": the budget was spent before the last trial of the stage.
 StageStatus: TypeAlias = Literal["done", "failed", "skipped", "cut short"]
@@ -94,6 +97,15 @@ class CheckProgress(News, frozen=True, kw_only=True):
     text: str
 
 
+class PartialResults(News, frozen=True, kw_only=True):
+    """All ranks of the running trial have reported data since the last such message.
+
+    `recording` is the recording so far. In it, ranks that are still measuring have an outcome with their partial data.
+    """
+
+    recording: Recording
+
+
 class RunEvent(News, frozen=True, kw_only=True):
     """An event that changes the run, such as a signal or the loss of a rank."""
 
@@ -120,6 +132,9 @@ class Listener(Protocol):
 
     def tell(self, news: News) -> None:
         """Show this news."""
+
+    def erased(self) -> AbstractContextManager[None]:
+        """Context manager: no line of the display is in the way meanwhile, and the caller may write whole lines."""
 
     def close(self) -> None:
         """Remove the display. Afterwards `tell` is not called."""

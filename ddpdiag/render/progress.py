@@ -10,7 +10,8 @@ lost connection), the display ends, but not the run. The cursor is never hidden:
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TextIO
 
@@ -91,6 +92,11 @@ class SilentListener:
     def tell(self, news: News) -> None:
         """Do nothing."""
 
+    @contextmanager
+    def erased(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -133,6 +139,14 @@ class Progress:
                 self._write(f"ddpdiag {self._elapsed_text(now)} {clip_text(text, _MAX_LETTERS)}\n")
         if isinstance(news, Joined) and self._live:
             self.close()
+
+    @contextmanager
+    def erased(self) -> Iterator[None]:
+        """Context manager: the redrawn line is erased meanwhile, so that the caller can write to the same terminal."""
+        with self._lock:
+            if self._live:
+                self._write("")
+            yield
 
     def close(self) -> None:
         """Erase the redrawn line, and end the display. A second call has no effect."""

@@ -106,6 +106,19 @@ def test_one_corrupted_element_is_found_and_what_does_not_fit_into_memory_is_lef
 
 
 @pytest.mark.deep
+def test_rows_are_printed_when_they_are_measured_and_only_once(start):
+    options = ("-b", "1K", "-e", "64M", "-f", "16", "--collective", "all_reduce,broadcast")
+    job = start(*BENCH, *options)
+    job.wait_until(lambda: rows(job), 100)
+    before = job.stdout
+    job.wait(120)
+    assert job.stdout.startswith(before)
+    assert "Avg bus bandwidth" not in before
+    assert [int(row[0]) for row in rows(job)] == [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26] * 2, job.told()
+    assert job.stdout.count("# Collective test concluded") == 2
+
+
+@pytest.mark.deep
 def test_ctrl_c_prints_what_was_measured(start):
     job = start(*BENCH, "-b", "64K", "-e", "60M", "-f", "1.01", "-T", "120")
     job.wait_until(lambda: core_seconds(job) > ENOUGH_CORE_SECONDS, 100)

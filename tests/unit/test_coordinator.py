@@ -15,6 +15,7 @@ from ddpdiag.model.news import (
     CheckBegan,
     CheckProgress,
     News,
+    PartialResults,
     RanksGathered,
     RunEvent,
     RunStarted,
@@ -239,6 +240,9 @@ def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
     recording = conduct(StandIn(2, cut_short), check(), listener=listener)
     assert [bytes(o.partial_data) for o in recording.outcomes] == [b"[2]"] * 2
     assert [news.text for news in listener.of(CheckProgress)] == ["one", "two"]
+    # Only when both had reported: the first rank twice, the second once.
+    (partial,) = listener.of(PartialResults)
+    assert [bytes(o.partial_data) for o in partial.recording.outcomes] == [b"[2]", b"1"]
 
 
 def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:

@@ -47,15 +47,21 @@ def run_benchmark(ctx: Context, empty_data: Data, device: torch.device, seconds:
         link_limits(device), copy_bytes_per_s=copy_rate, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
     )
     rows: list[RankRow] = []
-    reported_at = time.monotonic()
+    reported_at = row_began_at = time.monotonic()
 
     def on_row(row: RankRow) -> None:
-        nonlocal reported_at
+        nonlocal reported_at, row_began_at
         rows.append(row)
         if len(rows) % _ROWS_PER_MOMENT == 0:
             copy_meter.measure(_MOMENT_SECONDS)
-        if time.monotonic() - reported_at > _REPORT_SECONDS + len(rows) * len(ctx.group) * _REPORT_SECONDS_PER_ROW:
-            reported_at = time.monotonic()
+        now, interval = time.monotonic(), _REPORT_SECONDS + len(rows) * len(ctx.group) * _REPORT_SECONDS_PER_ROW
+        # The next size is expected to take twice as long as this one; without a report, this row would be shown after
+        # it. All ranks report the same rows, because a row is shown when all have reported it.
+        is_due = torch.tensor(int(now - reported_at + 2 * (now - row_began_at) > interval), device=device)
+        dist.all_reduce(is_due, op=dist.ReduceOp.MAX)
+        row_began_at = time.monotonic()
+        if is_due.item():
+            reported_at = row_began_at
             rates = tuple(copy_meter.rates)
             partial = structs.replace(empty_data, rows=tuple(rows), copy_rates=rates, limits=limits, is_complete=False)
             rate = busbw(empty_data.collective, row.size_bytes, row.median_seconds, empty_data.rank_count)

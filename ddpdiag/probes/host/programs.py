@@ -218,7 +218,9 @@ def with_package_path(env: Mapping[str, str]) -> dict[str, str]:
     """`env` with a PYTHONPATH with which `python -P` finds this package, even if it is not installed."""
     home = str(Path(__file__).parents[3])
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if home in (*paths, *sys.path[1:]) or sys.path[0] not in ("", home) or os.getcwd() != home:
+    # The first entry is the current directory (python -m), or the folder to which ddpdiag.pyz was unpacked.
+    is_first = sys.path[0] == home or (sys.path[0] == "" and os.getcwd() == home)
+    if home in (*paths, *sys.path[1:]) or not is_first:
         return dict(env)
     return {**env, "PYTHONPATH": os.pathsep.join((*paths, home))}
 

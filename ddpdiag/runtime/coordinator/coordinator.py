@@ -23,7 +23,7 @@ from ddpdiag.model import (
     Status,
     Trial,
 )
-from ddpdiag.model.news import CheckBegan, CheckProgress, Listener, RunStarted
+from ddpdiag.model.news import CheckBegan, CheckProgress, Listener, PartialResults, RunStarted
 from ddpdiag.model.recording import SIGNAL_EVENTS, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
 from ddpdiag.runtime.control.messages import Ack, BarrierReached, MessageToRank0, PartialData, Stop
@@ -253,9 +253,12 @@ class Coordinator:
             case BarrierReached(number, offer, is_exchange) if number == dispatched.trial.number:
                 self._open_barrier(dispatched, dispatched.mark_at_barrier(rank, offer, is_exchange=is_exchange))
             case PartialData(number, data, text) if number == dispatched.trial.number:
-                dispatched.partial_data[rank] = data
+                all_reported = dispatched.add_partial_data(rank, data)
                 if rank == dispatched.first_rank:
                     self._send_news(CheckProgress(text=text))
+                if all_reported:
+                    partial = dispatched.partial_outcomes()
+                    self._send_news(PartialResults(recording=extend(self.recording(), partial)))
             case Outcome() as outcome if outcome.rank == rank:
                 self.membership.send(rank, Ack(outcome.trial))
                 if outcome.trial == dispatched.trial.number and rank in dispatched.pending_ranks:

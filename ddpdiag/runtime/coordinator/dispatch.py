@@ -32,7 +32,8 @@ class DispatchedTrial:
         self.group_index = {rank: index for index, group in enumerate(trial.groups) for rank in group}
         self.first_rank = min(self.group_index, default=0)
         self.pending_ranks = set(self.group_index)
-        self.partial_data: dict[int, Raw] = {}
+        self._partial_data: dict[int, Raw] = {}
+        self._silent_ranks = set(self.group_index)  # ranks without partial data since all ranks had sent some
         self.failed_at: dict[int, float] = {}
         self.stopped_groups: set[int] = set()
         self._offers: dict[int, str] = {}
@@ -102,9 +103,22 @@ class DispatchedTrial:
             status=status,
             error=error,
             interrupted=interrupted,
-            partial_data=self.partial_data.get(rank, NO_DATA),
+            partial_data=self._partial_data.get(rank, NO_DATA),
             seconds=self.age_seconds(),
         )
+
+    def add_partial_data(self, rank: int, data: Raw) -> bool:
+        """Record data that a rank has sent. Returns whether now all ranks have sent data since this was last True."""
+        self._partial_data[rank] = data
+        self._silent_ranks.discard(rank)
+        if self._silent_ranks:
+            return False
+        self._silent_ranks = set(self.group_index)
+        return True
+
+    def partial_outcomes(self) -> list[Outcome]:
+        """An outcome with its partial data for each rank that has none yet."""
+        return [self.missing_outcome(rank, Status.SKIPPED) for rank in sorted(self.pending_ranks)]
 
     def mark_done(self, rank: int) -> None:
         index = self.group_index[rank]
