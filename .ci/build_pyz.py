@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import py_compile
 import shutil
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def build(wheel: Path, target: Path, stage: Path) -> None:
     for name in needed([*requirements, *EXTRAS]):
         copy_package(name, site)
     # Not compared with the sources at an import: no other program writes to the unpacked folder.
-    unchecked = compileall.PycInvalidationMode.UNCHECKED_HASH
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(site, quiet=1, stripdir=str(site), invalidation_mode=unchecked)
     shutil.copyfile(Path(__file__).with_name("pyz_main.py"), stage / "__main__.py")
     files = sorted(path for path in stage.rglob("*") if path.is_file())
@@ -70,6 +71,7 @@ def build(wheel: Path, target: Path, stage: Path) -> None:
     python = [sys.implementation.cache_tag, os.uname().machine]
     (stage / "build.json").write_text(json.dumps({"name": name, "python": python}))
     zipapp.create_archive(stage, target, "/usr/bin/env -S python3 -I", compressed=True)
+    target.chmod(0o755)
 
 
 if __name__ == "__main__":

@@ -102,20 +102,30 @@ def unpack_to_remove(archive: zipfile.ZipFile) -> str:
     return folder
 
 
-def remove_after_child(folder: str) -> None:
+def unblock(mask: "set[int]") -> None:
+    """Receive the signals that were blocked: one that ends this process does so without a traceback."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(signal.SIGINT, handler)
+
+
+def remove_after_child(folder: str, mask: "set[int]") -> None:
     """Fork. The child returns. The parent forwards signals to it, removes `folder` afterwards, and ends as it did."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    earlier = signal.sigpending()
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        unblock(mask)
         return
     ended = 0
     while not ended:
         received = signal.sigwaitinfo({signal.SIGCHLD, *FORWARDED})
         if received.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
-        elif received.si_code != SENT_BY_KERNEL:
+        elif received.si_code != SENT_BY_KERNEL or received.si_signo in earlier:
             os.kill(child, received.si_signo)
     shutil.rmtree(folder, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
@@ -127,6 +137,8 @@ def remove_after_child(folder: str) -> None:
 
 
 def main() -> None:
+    # A signal waits until it is known what must be removed.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     with zipfile.ZipFile(ARCHIVE) as archive:
         build = json.loads(archive.read("build.json"))
         this = [sys.implementation.cache_tag, os.uname().machine]
@@ -137,7 +149,9 @@ def main() -> None:
         except OSError:
             folder, is_temporary = unpack_to_remove(archive), True
     if is_temporary:
-        remove_after_child(folder)
+        remove_after_child(folder, mask)
+    else:
+        unblock(mask)
     # In place of the archive: packages of this file are imported before those of the environment.
     sys.path[0] = os.path.join(folder, SITE)
     words = sys.argv[1:]
