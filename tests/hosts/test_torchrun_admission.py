@@ -45,7 +45,7 @@ def hide_torch(host: Host) -> None:
 
 LEAVE = "on_warning=leave"
 HEALTHY = Fault("")
-SLOW_CABLE = Fault("is slow: ", slow)
+SLOW_CABLE = Fault("slow network between ", slow)
 # The host with the highest address connects to all others over gloo, so that a closed port there does no harm.
 FIREWALL = Fault("cannot train: ", lambda host: host.block(port="32768:60999", new=True))
 SMALL_SHM = Fault("/dev/shm on ", lambda host: host.mount_tmpfs("/dev/shm", 1 << 20), conf=LEAVE, stage="host")
