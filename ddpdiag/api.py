@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from msgspec import Struct
 
@@ -39,6 +39,10 @@ from ddpdiag.model.report import WorldSummary
 from ddpdiag.probes.host.programs import ERROR_FILE, python_command, with_package_path
 from ddpdiag.runtime.launchers import read_own_launch
 from ddpdiag.runtime.launchers.launch import Launch
+
+if TYPE_CHECKING:
+    from ddpdiag.periodic import GroupMonitor
+    from ddpdiag.workloads.groups import Groups
 
 Option = int | str | float | bool | Sequence[str] | None
 
@@ -57,9 +61,23 @@ def check(*, nproc_per_node: int | str | None = None, **options: Option) -> Repo
     return run.report
 
 
+@overload
 def preflight(
     *, budget: float | None = None, on_unknown: Literal["raise", "go"] = "raise", **options: Option
-) -> Report:
+) -> Report: ...
+@overload
+def preflight(
+    *,
+    groups: "Groups",
+    every: int | None = None,
+    sizes: "int | Mapping[str, int] | None" = None,
+    budget: float | None = None,
+    join_timeout: float | None = None,
+    strict: bool = False,
+) -> "GroupMonitor": ...
+def preflight(
+    *, budget: float | None = None, on_unknown: Literal["raise", "go"] = "raise", **options: Any
+) -> "Report | GroupMonitor":
     """Check, from inside the training script, whether the job can train. Return the report, or raise UnfitError.
 
     Every rank of the job calls it, best as the first line:
@@ -85,7 +103,28 @@ def preflight(
     `on_unknown` is "go". A launcher may end the others as soon as rank 0 has raised. A rank that could not take part in
     the check raises in any case. Rank 0 has the full report; the report of every other rank has the verdict and rank
     0's sentence, if it sent one. UsageError: wrong options, or missing variables; nothing was run on this rank.
+
+    With `groups`, a DeviceMesh or process groups in a list or a dict, the ranks check these groups instead, after
+    init_process_group and in their own processes:
+
+        monitor = ddpdiag.preflight(groups=mesh, every=1000)   # checks once, now
+        for batch in loader:
+            ...
+            monitor.step()                                     # and again after each 1,000 steps
+
+    Each rank times a matrix product. Each group times an all-reduce and messages between its ranks, of `sizes` bytes
+    (a number, or a dict by the names of groups; default 25 MiB, a bucket of DDP), and compares the values with the
+    known result. `join_timeout` is the time that ranks wait for the last one (default 600 s, NCCL's own limit), and
+    `budget` the time of the measurement (60 s). All ranks raise UnfitError if a rank is absent or stuck, or if values
+    are wrong. A slow rank or link is only logged by rank 0; with `strict`, it also raises. `monitor.report` is the
+    last report; step() returns it in the step of a check, else None.
     """
+    if (groups := options.pop("groups", None)) is not None:
+        from ddpdiag.periodic import GroupMonitor
+
+        if unknown := options.keys() - {"every", "sizes", "join_timeout", "strict"}:
+            raise UsageError(f"preflight(groups=..., {min(unknown)}=...): checks of groups do not have this option")
+        return GroupMonitor(groups, budget=budget, **options)
     if on_unknown not in ("raise", "go"):
         raise UsageError(f"preflight(on_unknown={on_unknown!r}): expected 'raise' or 'go'")
     options = {**options, "budget": budget}
@@ -102,7 +141,9 @@ def preflight(
         return report
     error = UnfitError(report)
     if report.findings:
-        error.add_note(_findings_text(report))
+        from ddpdiag.render.findings import findings_text
+
+        error.add_note(findings_text(report.findings))
     elif launch is not None and launch.place.rank != 0 and not run.is_lost:
         # A launcher kills the other ranks when one fails, and only rank 0's error has the findings.
         time.sleep(RANK_0_FIRST_SECONDS)
@@ -190,16 +231,6 @@ def _verdict_only(run: "_CheckRun", launch: Launch | None, seconds: float) -> Re
         recording_problems=(f"This is the report of {who}: it has the verdict only; rank 0 has the findings.",),
         version=ddpdiag.__version__,
     )
-
-
-def _findings_text(report: Report) -> str:
-    """The errors and warnings with their fixes, as `ddpdiag check --quiet` shows them."""
-    from ddpdiag.render.findings import SEVERITIES, write_findings
-    from ddpdiag.render.page import Page
-
-    page = Page(color=False, width=80)
-    write_findings(page, report.findings, details=False, severities=SEVERITIES[:2])
-    return page.text().rstrip()
 
 
 # The subprocess ------------------------------------------------------------------------------------------------------

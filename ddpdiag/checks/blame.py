@@ -79,13 +79,14 @@ def is_echo(outcome: Outcome) -> bool:
     if outcome.interrupted:
         return True
     if outcome.status is Status.RAISED:
-        return _contains_echo(outcome.error)
+        return contains_echo(outcome.error)
     # NCCL's watchdog aborts the process of a rank whose peer has ended. Any other signal is this rank's failure.
-    aborted = "SIGABRT" in outcome.error and _contains_echo(outcome.detail)
-    return outcome.status is Status.DIED and (aborted or _contains_echo(outcome.error))
+    aborted = "SIGABRT" in outcome.error and contains_echo(outcome.detail)
+    return outcome.status is Status.DIED and (aborted or contains_echo(outcome.error))
 
 
-def _contains_echo(text: str) -> bool:
+def contains_echo(text: str) -> bool:
+    """Whether `text` has an error that shows only that another rank ended."""
     return any(echo in text for echo in ECHOES) or known_errors.is_echo(text)
 
 

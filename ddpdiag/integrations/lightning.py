@@ -32,7 +32,7 @@ def preflight(trainer: "Trainer", **options: api.Option) -> Report:
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is None:
-        return api.preflight(**options)  # type: ignore[arg-type]
+        return api.preflight(**options)  # type: ignore[arg-type, return-value]
     # As the strategy does next. Without it, every rank that Lightning forked has rank 0; launchers ignore it.
     environment.set_global_rank(trainer.node_rank * trainer.num_devices + trainer.local_rank)
     environment.set_world_size(trainer.num_nodes * trainer.num_devices)
@@ -43,4 +43,4 @@ def preflight(trainer: "Trainer", **options: api.Option) -> Report:
         "master_addr": environment.main_address,
         "master_port": environment.main_port,
     }
-    return api.preflight(**place | options)  # type: ignore[arg-type]
+    return api.preflight(**place | options)  # type: ignore[arg-type, return-value]

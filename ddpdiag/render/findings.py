@@ -74,6 +74,13 @@ def write_findings(
         _write_omitted(page, group, shown, details=details)
 
 
+def findings_text(findings: Iterable[Finding]) -> str:
+    """The errors and warnings with their fixes, as `ddpdiag check --quiet` shows them, in 80 columns."""
+    page = Page(color=False, width=80)
+    write_findings(page, [*findings], details=False, severities=SEVERITIES[:2])
+    return page.text().rstrip()
+
+
 def _write_with_code(page: Page, finding: Finding, text: str, *, style: str = "") -> None:
     """Write `text` as a paragraph that begins with the severity and code of a finding."""
     lead = f"{finding.severity.value} {one_line(finding.code)}: "

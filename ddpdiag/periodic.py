@@ -1,0 +1,256 @@
+"""Checks of the process groups of a job, made by the job's own processes: `ddpdiag.preflight(groups=...)`.
+
+The ranks exchange what they measured through the job's store, so that a group that hangs does not hang the check. Rank
+0 decides, and the other ranks read its answer. A rank that gets no answer decides by itself. The keys of a check have a
+prefix of their own: `here/RANK` is a GroupArrival and `here` the _Plan, `done0/RANK` a GroupRecord and `done0` the
+_Result, `done1` the same for a second measurement, `read` a count. They are deleted at the end.
+"""
+
+import itertools
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+import torch.distributed as dist
+from msgspec import Struct, structs
+from torch.distributed.distributed_c10d import _get_default_store
+
+from ddpdiag.codec import decode, encode, readable
+from ddpdiag.errors import UnfitError, UsageError
+from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, lost_store, needs_repetition
+from ddpdiag.model import Report, Verdict
+from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord
+from ddpdiag.render.findings import findings_text
+from ddpdiag.workloads.devices import first_line
+from ddpdiag.workloads.groups import Groups, measure_groups, name_groups
+from ddpdiag.workloads.steps import BUCKET_BYTES
+
+T = TypeVar("T")
+V = TypeVar("V", bound=Struct)
+D = TypeVar("D", bound=Struct)
+
+# A rank may be late because it writes a checkpoint. After 10 minutes, NCCL would end the job (its default timeout).
+JOIN_SECONDS = 600.0
+# The first operation of a group creates its communicator, which may take 25 s.
+BUDGET_SECONDS = 60.0
+# The most of the job's time that periodic checks may take. If one takes more, the messages of the next are smaller.
+COST_SHARE = 0.005
+_MIN_BYTES = 64 << 10
+# Between two questions to the store.
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2e-4, 0.05
+# For rank 0 to read what the other ranks sent and to answer, on a busy host.
+_ANSWER_SECONDS = 5.0
+# Several checks may follow each other in one store.
+_NUMBERS = itertools.count()
+_LOGGER = logging.getLogger("ddpdiag")
+
+
+class _Plan(Struct, frozen=True):
+    """Rank 0's answer to the arrivals: all hosts by rank, or why the groups cannot be checked."""
+
+    hosts: dict[int, str]
+    mistake: str = ""
+    report: Report | None = None
+
+
+class _Result(Struct, frozen=True):
+    """Rank 0's answer to the measurements. None: measure again. `scale` multiplies the sizes in the next check."""
+
+    report: Report | None
+    scale: float
+
+
+class GroupMonitor:
+    """The checks of a job's process groups. `report` is that of the last check. `preflight(groups=...)` makes one."""
+
+    report: Report
+
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        every: int | None = None,
+        sizes: int | Mapping[str, int] | None = None,
+        budget: float | None = None,
+        join_timeout: float | None = None,
+        strict: bool = False,
+    ) -> None:
+        if not dist.is_initialized():
+            raise UsageError("preflight(groups=...): there are no groups before init_process_group")
+        if every is not None and every < 1:
+            raise UsageError(f"preflight(every={every!r}): expected a number of steps, at least 1")
+        try:
+            self._groups = name_groups(groups)
+        except TypeError as error:
+            expected = "expected a DeviceMesh, or process groups in a list or a dict"
+            raise UsageError(f"preflight(groups=...): {error}; {expected}") from None
+        names = [group.name for group in self._groups]
+        self._sizes = dict.fromkeys(names, sizes if isinstance(sizes, int) else BUCKET_BYTES)
+        self._sizes.update(sizes if isinstance(sizes, Mapping) else {})
+        if len(self._sizes) > len(set(names)) or min(self._sizes.values(), default=0) < 1:
+            raise UsageError(f"preflight(sizes={sizes!r}): expected bytes for the groups {', '.join(names)}")
+        self._every, self._strict = every, strict
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._steps, self._scale = 0, 1.0
+        self._last_end, self._interval = math.nan, math.nan
+        self._logged: frozenset[object] = frozenset()
+        # Rank 0 has the arrivals of the first check, because the groups stay the same. Other ranks have hosts only.
+        self._known = GroupCheck(
+            world_size=self._world_size,
+            join_seconds=JOIN_SECONDS if join_timeout is None else join_timeout,
+            budget_seconds=BUDGET_SECONDS if budget is None else budget,
+            arrivals={},
+            hosts={},
+        )
+        self.report = self._check()
+
+    def step(self) -> Report | None:
+        """Count a training step. After each `every` steps, check the groups and return the report; else return None.
+
+        Every rank calls it at the end of each step. Raises UnfitError on all ranks, as `preflight` does.
+        """
+        self._steps += 1
+        if self._every is None or self._steps % self._every:
+            return None
+        self.report = self._check()
+        return self.report
+
+    def _check(self) -> Report:
+        """Check the groups once. All ranks return, or all raise UnfitError."""
+        begin = time.monotonic()
+        self._interval = begin - self._last_end
+        store = dist.PrefixStore(f"ddpdiag-groups-{next(_NUMBERS)}", _get_default_store())
+        members = {} if self._known.arrivals else {group.name: group.ranks for group in self._groups}
+        own = GroupArrival(readable(socket.gethostname()), members, self._sizes)
+        plan = self._ask(store, "here", own, self._plan, _Plan, self._known.join_seconds)
+        if plan.mistake:
+            raise UsageError(plan.mistake)
+        report, keys, next_scale = plan.report, ["here"], self._scale
+        if self._rank != 0:
+            arrivals = {rank: GroupArrival(host, {}, {}) for rank, host in plan.hosts.items()}
+            self._known = structs.replace(self._known, arrivals=arrivals, hosts=plan.hosts)
+        while report is None:
+            sizes = {name: max(min(size, _MIN_BYTES), int(size * self._scale)) for name, size in self._sizes.items()}
+            deadline = time.monotonic() + self._known.budget_seconds
+            record = measure_groups(self._groups, sizes, deadline)
+            keys.append(f"done{len(keys)}")
+            left = deadline - time.monotonic() + _ANSWER_SECONDS
+            result = self._ask(store, keys[-1], record, self._judge, _Result, left)
+            report, next_scale = result.report, result.scale
+        report = structs.replace(report, seconds=time.monotonic() - begin)
+        if report.verdict is not Verdict.FIT:
+            raise _unfit_error(report)
+        self._scale = next_scale
+        with suppress(RuntimeError, TimeoutError):  # a store that is lost now ends the job by itself
+            _within(_ANSWER_SECONDS, lambda: self._delete(store, keys))
+        self._last_end = time.monotonic()
+        if report.exit_code:
+            raise _unfit_error(report)
+        blamed = frozenset((finding.code, finding.ranks, finding.links) for finding in report.findings)
+        if self._rank == 0 and blamed - self._logged:
+            _LOGGER.warning("%s\n%s", report, findings_text(report.findings))
+        self._logged = blamed
+        return report
+
+    def _ask(
+        self, store: dist.Store, key: str, own: V, decide: Callable[[dict[int, V]], D], kind: type[D], seconds: float
+    ) -> D:
+        """Send a value to rank 0, and return what it decides from the values of all ranks that sent one in time."""
+        keys = {rank: f"{key}/{rank}" for rank in range(self._world_size)}
+
+        def talk() -> D:
+            store.set(keys[self._rank], encode(own).decode())
+            if self._rank != 0 and _is_set(store, [key], seconds + _ANSWER_SECONDS):
+                return decode(store.get(key), kind)
+            if self._rank == 0 and _is_set(store, [*keys.values()], seconds):
+                values = {rank: decode(store.get(name), type(own)) for rank, name in keys.items()}
+            else:
+                # Without its answer, rank 0 is at fault, whatever it sent before.
+                sent = {rank: name for rank, name in keys.items() if (rank or not self._rank) and store.check([name])}
+                values = {rank: decode(store.get(name), type(own)) for rank, name in sent.items()}
+            decision = decide(values)
+            if self._rank == 0:
+                store.set(key, encode(decision).decode())
+            return decision
+
+        try:
+            return _within(seconds + 2 * _ANSWER_SECONDS, talk)
+        except TimeoutError:
+            text = ""
+        except RuntimeError as error:
+            text = first_line(error)
+        raise _unfit_error(group_report(self._known, (lost_store(self._known, text),), strict=False))
+
+    def _plan(self, arrivals: dict[int, GroupArrival]) -> _Plan:
+        known = {rank: self._known.arrivals.get(rank, arrival) for rank, arrival in arrivals.items()}
+        hosts = self._known.hosts | {rank: arrival.host for rank, arrival in arrivals.items()}
+        self._known = structs.replace(self._known, arrivals=known, hosts=hosts, rounds=())
+        findings = judge_groups(self._known)
+        report = group_report(self._known, findings, strict=self._strict) if findings else None
+        return _Plan(hosts, "" if findings else find_mistake(known), report)
+
+    def _judge(self, records: dict[int, GroupRecord]) -> _Result:
+        self._known = structs.replace(self._known, rounds=(*self._known.rounds, records))
+        findings = judge_groups(self._known)
+        if len(self._known.rounds) == 1 and needs_repetition(findings):
+            return _Result(None, self._scale)
+        first = {rank: _baseline(self._known.first.get(rank, record), record) for rank, record in records.items()}
+        report = group_report(self._known, findings, strict=self._strict)
+        self._known = structs.replace(self._known, first=first)
+        cost = sum(max(record.seconds for record in each.values()) for each in self._known.rounds)
+        allowed, scale = COST_SHARE * self._interval, self._scale
+        if cost > allowed:  # False in the first check, before which there is no interval (nan)
+            scale *= 2.0 ** math.floor(math.log2(allowed / cost))
+        return _Result(report, scale)
+
+    def _delete(self, store: dist.Store, keys: list[str]) -> None:
+        """Delete this rank's keys, and after all ranks have read rank 0's answers, also these."""
+        own = [f"{key}/{self._rank}" for key in keys]
+        is_last = store.add("read", 1) == self._world_size
+        for key in own + (["read", *keys] if is_last else []):
+            store.delete_key(key)
+
+
+def _baseline(first: GroupRecord, record: GroupRecord) -> GroupRecord:
+    """The measurements to compare later ones with: the first ones, but of messages only those of the present size."""
+    sizes = [[times.size_bytes for times in each.groups] for each in (first, record)]
+    return first if sizes[0] == sizes[1] else structs.replace(first, groups=record.groups)
+
+
+def _unfit_error(report: Report) -> UnfitError:
+    error = UnfitError(report)
+    error.add_note(findings_text(report.findings))
+    return error
+
+
+def _is_set(store: dist.Store, keys: list[str], seconds: float) -> bool:
+    """Wait until all keys are set. False if they are not after `seconds`."""
+    # store.wait() would block torch's other threads that use the store, and print warnings when its time is over.
+    end, pause = time.monotonic() + seconds, _MIN_PAUSE_SECONDS
+    while not (is_set := store.check(keys)) and time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(1.2 * pause, _MAX_PAUSE_SECONDS)
+    return is_set
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Run `call` in a thread, because a store whose process is stopped never answers. TimeoutError after `seconds`."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    result = future.result(seconds)
+    thread.join()
+    return result
