@@ -37,6 +37,10 @@ _ONLY_ECHOES = (
     "error. Look at the output of the ranks and hosts that are not named here, at the kernel's log (dmesg -T) and at "
     "the scheduler's record of the job."
 )
+_ONLY_ROOT_CAUSE = (
+    "torchrun saw it exit first, and no line shows why. Read that rank's own output (torchrun --log-dir DIR "
+    "--redirects 3 keeps it); if it only lost another rank, look at those of other hosts."
+)
 _ONLY_NOTES = (
     "No failure found in this {}. Healthy jobs print such lines, too. If the job failed, look at the output of its "
     "other ranks and hosts, and test the allocation itself with `ddpdiag check`."
@@ -248,7 +252,7 @@ def _closing_sentence(explanation: Explanation) -> str:
     if not explanation.is_explained:
         exits = (one for one in explanation.sightings if one.card.is_root_cause)
         root_cause = next((_location(one, is_one_log) for one in exits), "")
-        return f"Start with {root_cause}: torchrun saw it exit first. {_ONLY_ECHOES}" if root_cause else _ONLY_ECHOES
+        return f"Start with {root_cause}: {_ONLY_ROOT_CAUSE}" if root_cause else _ONLY_ECHOES
     if explanation.is_pasted:
         return ""
     if first.card.is_fallback:

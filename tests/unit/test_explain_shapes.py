@@ -97,3 +97,12 @@ CALL = "[E a.cpp:1] [Rank {}] Watchdog caught collective operation timeout: Work
 def test_the_first_text_is_the_one_that_says_most(log: str, first: str) -> None:
     names = [one.card.name for one in explained(log).sightings]
     assert names[:1] == [first][: len(first)]
+
+
+def test_torchruns_summary_alone_names_the_rank_that_exited_first() -> None:
+    table = "".join(
+        f"{head}[{n}]:\n  time      : 2026-01-02\n  host      : n{rank}\n  rank      : {rank} (local_rank: {rank})\n"
+        f"  exitcode  : 1 (pid: 7{rank})\n  error_file: <N/A>\n"
+        for n, (rank, head) in enumerate(((1, "Failures:\n"), (3, "Root Cause (first observed failure):\n")))
+    )
+    assert "(rank 3; host n3): torchrun saw it exit first, and no line shows why" in lead(explained(table))
