@@ -37,8 +37,8 @@ def _recurrence_blocks(answer: Recurrence, noun: str) -> Iterator[Block]:
     if answer.recurring:
         yield _recurring_table(answer.recurring, noun)
         yield Text(
-            f"Failures of one day without a healthy run between count once. Other {noun}s: "
-            f"{share_text(answer.fleet_share)}. alone: failures for which no other {noun} was blamed."
+            f"Failures of one day without a healthy run between count once. check: where it differs most. others: the "
+            f"share of the other {noun}s. alone: failures for which no other {noun} was blamed."
         )
     if answer.recovered:
         healthy = (
@@ -49,17 +49,21 @@ def _recurrence_blocks(answer: Recurrence, noun: str) -> Iterator[Block]:
 
 
 def _recurring_table(rows: Sequence[Recurring], noun: str) -> Table:
-    columns = [Column(noun, no_wrap=True), *map(Column, ("failed", "of runs", "share", "95 %", "alone", "last"))]
+    columns = [
+        Column(noun, no_wrap=True),
+        *map(Column, ("check", "failed", "runs", "95 %", "others", "alone", "last")),
+    ]
     has_hosts = any(len(each.hosts) > 1 for each in rows)
     return Table(
         columns=(*columns, *([Column("hosts")] if has_hosts else []), Column("findings")),
         rows=tuple(
             (
                 each.name,
+                each.check or "any",
                 each.incidents,
                 each.runs,
-                share_text(each.incidents / each.runs),
                 f"{100 * each.low_share:.0f}-{100 * each.high_share:.0f} %",
+                share_text(each.fleet_share),
                 each.alone,
                 _day(each.last_seconds)[5:],
                 *([fold_hosts(each.hosts, limit=_NAMES_SHOWN)] if has_hosts else []),

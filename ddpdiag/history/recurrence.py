@@ -56,14 +56,16 @@ _MAX_REPETITIONS = 10
 class Recurring(Struct, frozen=True, kw_only=True):
     """A host or GPU that fails again and again.
 
-    `incidents` of `runs` runs; `low_share` and `high_share` are the limits of the rate (95 %), and `fleet_share` is the
-    rate of the others. `alone` incidents blame no other host. `codes` counts incidents by finding, the most frequent
-    first. `first_seconds` and `last_seconds` are the times of the first and last incident, and `healthy_since` counts
-    the healthy runs after the last. `has_recovered`: so many healthy runs are unlikely at the earlier rate. `hosts` are
-    the hosts on which a GPU was blamed.
+    `check` is the check in which it differs most from the others, or empty if that is all checks together. It has
+    `incidents` in `runs` runs with this check, of which `alone` blame no other host; `low_share` and `high_share` are
+    the limits of the rate (95 %), and `fleet_share` is the rate of the others. `codes` counts the incidents of all
+    checks by finding, the most frequent first. `first_seconds` and `last_seconds` are the times of the first and last,
+    and `healthy_since` counts the healthy runs after the last. `has_recovered`: so many are unlikely at the earlier
+    rate. `hosts` are the hosts on which a GPU was blamed.
     """
 
     name: str
+    check: str
     incidents: int
     runs: int
     low_share: float
@@ -198,8 +200,9 @@ def subject_of(trials: Sequence[Trial]) -> Subject:
 
 
 class _Score(NamedTuple):
-    name: str
     p_value: float
+    name: str
+    check: str
 
 
 class _Counts(NamedTuple):
@@ -214,10 +217,10 @@ def recurrence(
 ) -> Recurrence:
     """Find the subjects of `trials` that fail more often than the others. `hosts_of` gives the hosts of each GPU."""
     subjects = {name: subject_of(rows) for name, rows in trials.items()}
-    established: dict[str, float] = {}
+    established: dict[str, _Score] = {}
     pairs: dict[tuple[str, str], list[Incident]] = {}
     while scores := _accepted_scores(subjects, established):
-        added: dict[str, float] = {}
+        added: dict[str, _Score] = {}
         for score in scores:
             incidents = _unexplained(subjects[score.name], established)
             if any(incident.company & added.keys() for incident in incidents):
@@ -227,14 +230,18 @@ def recurrence(
                 first, second = sorted((score.name, partner))
                 pairs[first, second] = [incident for incident in incidents if partner in incident.company]
                 continue
-            added[score.name] = score.p_value
+            added[score.name] = score
         if not added:
             break
         established |= added
     pairs = {pair: shared for pair, shared in pairs.items() if established.keys().isdisjoint(pair)}
-    rate = _fleet_rate(_counts(subjects, established, _ALL))
+    rates = {
+        check: _fleet_rate(_counts(subjects, established, check))
+        for check in {_ALL, *(score.check for score in established.values())}
+    }
     named = [
-        _recurring(name, subjects[name], p, rate, (hosts_of or {}).get(name, ())) for name, p in established.items()
+        _recurring(score, subjects[name], rates[score.check], (hosts_of or {}).get(name, ()))
+        for name, score in established.items()
     ]
     named.sort(key=lambda each: (-each.low_share, each.name))
     runs = {name: subject.healthy + len(subject.incidents) for name, subject in subjects.items()}
@@ -246,17 +253,17 @@ def recurrence(
         pairs=tuple(_pair(pair, shared, trials) for pair, shared in sorted(pairs.items())),
         judged=len(judged),
         unjudged=tuple(sorted(name for name, n in runs.items() if n < MIN_RUNS and name not in established)),
-        fleet_share=rate,
+        fleet_share=rates[_ALL],
         median_runs=middle,
-        detectable_share=_detectable_share(middle, rate, MAX_FALSE_SHARE / max(1, len(subjects))) if judged else None,
+        detectable_share=_detectable_share(middle, rates[_ALL], len(subjects)) if judged else None,
     )
 
 
-def _unexplained(subject: Subject, established: Mapping[str, float]) -> list[Incident]:
+def _unexplained(subject: Subject, established: Collection[str]) -> list[Incident]:
     return [incident for incident in subject.incidents if incident.company.isdisjoint(established)]
 
 
-def _counts(subjects: Mapping[str, Subject], established: Mapping[str, float], check: str) -> _Counts:
+def _counts(subjects: Mapping[str, Subject], established: Collection[str], check: str) -> _Counts:
     """Count the incidents and runs of all subjects that are not established, for one check or for all (`_ALL`)."""
     incidents: dict[str, float] = {}
     runs: dict[str, int] = {}
@@ -264,17 +271,21 @@ def _counts(subjects: Mapping[str, Subject], established: Mapping[str, float], c
         if name in established:
             continue
         own = _unexplained(subject, established) if subject.incidents else []
-        if check is not _ALL:
-            own = [incident for incident in own if any(code.partition(".")[0] == check for code in incident.codes)]
-            share = sum(number for codes, number in subject.runs_by_codes.items() if check in codes)
-            # Trials that one incident joined count once, as they do in the test of all codes.
-            share -= sum(subject.runs_by_codes.values()) - subject.healthy - len(subject.incidents)
-            runs[name] = max(len(own), share)
-        else:
-            runs[name] = subject.healthy + len(own)
-        if own:
-            incidents[name] = _weight(name, own, subjects)
+        tested, runs[name] = _tested(subject, own, check)
+        if tested:
+            incidents[name] = _weight(name, tested, subjects)
     return _Counts(incidents, {name: number for name, number in runs.items() if number})
+
+
+def _tested(subject: Subject, incidents: Sequence[Incident], check: str) -> tuple[Sequence[Incident], int]:
+    """The `incidents` of a check, and the runs with this check."""
+    if check == _ALL:
+        return incidents, subject.healthy + len(incidents)
+    own = [incident for incident in incidents if any(code.partition(".")[0] == check for code in incident.codes)]
+    runs = sum(number for codes, number in subject.runs_by_codes.items() if check in codes)
+    # Trials that one incident joined count once, as they do in the test of all checks.
+    runs -= sum(subject.runs_by_codes.values()) - subject.healthy - len(subject.incidents)
+    return own, max(len(own), runs)
 
 
 def _weight(name: str, incidents: Iterable[Incident], subjects: Mapping[str, Subject]) -> float:
@@ -289,14 +300,14 @@ def _fleet_rate(counts: _Counts) -> float:
     return sum(counts.incidents.values()) / max(1, sum(counts.runs.values()))
 
 
-def _accepted_scores(subjects: Mapping[str, Subject], established: Mapping[str, float]) -> list[_Score]:
+def _accepted_scores(subjects: Mapping[str, Subject], established: Collection[str]) -> list[_Score]:
     """Test all subjects that are not established. Returns the accepted ones, the clearest first."""
     checks = {
         code.partition(".")[0] for subject in subjects.values() for each in subject.incidents for code in each.codes
     }
     # With one check, the test of all codes is its test.
     tests = [_ALL, *(sorted(checks) if len(checks) > 1 else ())]
-    best: dict[str, float] = {}
+    best: dict[str, _Score] = {}
     p_values: list[float] = []
     number = 0
     for check in tests:
@@ -304,12 +315,12 @@ def _accepted_scores(subjects: Mapping[str, Subject], established: Mapping[str, 
         number += len(counts.runs)
         for name, p_value in _p_values(counts).items():
             p_values.append(p_value)
-            best[name] = min(p_value, best.get(name, 1.0))
+            score = _Score(p_value, name, check)
+            best[name] = min(score, best.get(name, score))
     # Established subjects count as accepted tests, as they would if all were judged at once.
     p_values += [0.0] * len(established)
     limit = false_discovery_limit(p_values, max(1, number + len(established)), MAX_FALSE_SHARE)
-    scores = [_Score(name, p) for name, p in best.items() if p <= limit]
-    return sorted(scores, key=lambda score: (score.p_value, score.name))
+    return sorted(score for score in best.values() if score.p_value <= limit)
 
 
 def _p_values(counts: _Counts) -> dict[str, float]:
@@ -357,7 +368,7 @@ def _most_frequent_partner(incidents: Sequence[Incident]) -> str | None:
     return partners.most_common(1)[0][0] if partners else None
 
 
-def _stands_without(partner: str, name: str, subjects: Mapping[str, Subject], established: Mapping[str, float]) -> bool:
+def _stands_without(partner: str, name: str, subjects: Mapping[str, Subject], established: Collection[str]) -> bool:
     """Whether the subject is still remarkable without the incidents that it shares with `partner`."""
     counts = _counts(subjects, established, _ALL)
     own = [each for each in _unexplained(subjects[name], established) if partner not in each.company]
@@ -369,33 +380,35 @@ def _stands_without(partner: str, name: str, subjects: Mapping[str, Subject], es
     return _p_values(_Counts(incidents, runs)).get(name, 1.0) <= _MAX_P_ALONE
 
 
-def _recurring(name: str, subject: Subject, p_value: float, rate: float, hosts: Sequence[str]) -> Recurring:
-    incidents, runs = len(subject.incidents), subject.healthy + len(subject.incidents)
+def _recurring(score: _Score, subject: Subject, rate: float, hosts: Sequence[str]) -> Recurring:
+    tested, runs = _tested(subject, subject.incidents, score.check)
+    incidents = len(tested)
     low, high = rate_interval(incidents, runs)
-    earlier_runs = runs - subject.healthy_since
+    silence = _probability_of_silence(len(subject.incidents), subject.healthy, subject.healthy_since)
     codes = Counter(code for incident in subject.incidents for code in sorted(incident.codes))
     return Recurring(
-        name=name,
+        name=score.name,
+        check=score.check,
         incidents=incidents,
         runs=runs,
         low_share=low,
         high_share=high,
         fleet_share=rate,
-        p_value=p_value,
-        alone=subject.alone,
+        p_value=score.p_value,
+        alone=sum(not incident.company for incident in tested),
         codes=dict(codes.most_common(_SHOWN_CODES)),
         first_seconds=subject.incidents[0].seconds,
         last_seconds=subject.incidents[-1].seconds,
         healthy_since=subject.healthy_since,
-        has_recovered=_probability_of_silence(incidents, earlier_runs, subject.healthy_since) < RECOVERED_PROBABILITY,
+        has_recovered=silence < RECOVERED_PROBABILITY,
         hosts=tuple(hosts),
     )
 
 
-def _probability_of_silence(incidents: int, runs: int, healthy: int) -> float:
-    """The probability of `healthy` runs without an incident, after `incidents` in `runs` (uniform prior)."""
-    a, b = incidents + 1.0, runs - incidents + 1.0
-    return math.exp(math.lgamma(a + b) - math.lgamma(b) + math.lgamma(b + healthy) - math.lgamma(a + b + healthy))
+def _probability_of_silence(incidents: int, healthy: int, healthy_since: int) -> float:
+    """The probability of the last `healthy_since` of all `healthy` runs, at the rate before them (uniform prior)."""
+    a, b = incidents + 1.0, healthy - healthy_since + 1.0
+    return math.exp(math.lgamma(a + b) - math.lgamma(b) + math.lgamma(b + healthy_since) - math.lgamma(a + healthy + 1))
 
 
 def _pair(pair: tuple[str, str], shared: Sequence[Incident], trials: Mapping[str, Sequence[Trial]]) -> RecurringPair:
@@ -408,8 +421,9 @@ def _pair(pair: tuple[str, str], shared: Sequence[Incident], trials: Mapping[str
     )
 
 
-def _detectable_share(runs: int, rate: float, limit: float) -> float | None:
-    """The rate at which a host with `runs` runs is found with a probability of 80 %. None if it never is."""
+def _detectable_share(runs: int, rate: float, subjects: int) -> float | None:
+    """The rate at which one of `subjects` with `runs` runs is found with a probability of 80 %. None if it never is."""
+    limit = MAX_FALSE_SHARE / subjects
     least = next((k for k in range(MIN_INCIDENTS, runs + 1) if binomial_tail(k, runs, max(rate, 1e-9)) <= limit), None)
     if least is None:
         return None

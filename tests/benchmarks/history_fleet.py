@@ -67,7 +67,7 @@ def main() -> None:
         runs = [row_of(report) for report in fleet.reports()]
         print(f"seed {seed}: {len(runs):,} runs, {sum(len(run.hosts) for run in runs):,} host-runs,", end=" ")
         print(f"made in {time.perf_counter() - began:.0f} s")
-        for day in (30, words.days):
+        for day in sorted({30, 60, words.days}):
             planted = {host_name(host) for host in fleet.lemons if day < 40 or host not in fleet.repaired}
             window = until(runs, day)
             began = time.perf_counter()
