@@ -143,6 +143,29 @@ def _sentence(hosts: Recurrence, gpus: Recurrence, drifts: Sequence[Drift], runs
     return f"No host fails more often than the others. {judged}.{found}"
 
 
+def host_answer(history: History, name: str) -> tuple[str, ExitCode]:
+    """The sentence and the exit code for one host of the history."""
+    hosts = history.recurring_hosts
+    own = {each.name: each for each in (*hosts.recurring, *hosts.recovered)}.get(name)
+    slower = [each for each in history.drifts if each.host == name]
+    parts = []
+    if own is not None and not own.has_recovered:
+        rate = f"{own.incidents} of {own.runs} runs; the other hosts in {share_text(own.fleet_share)} of theirs"
+        parts.append(f"{name} fails again and again ({own.check or 'all checks'}: {rate})")
+    for pair in hosts.pairs:
+        if name in pair.hosts:
+            parts.append(f"{name} fails together with {fold_hosts({*pair.hosts} - {name})}")
+    if slower:
+        parts.append(f"{name} gets {share_text(slower[0].loss_share_per_week)} slower a week")
+    if parts:
+        return f"{'; '.join(parts)}.", ExitCode.UNFIT
+    if name in hosts.unjudged:
+        return f"{name} had fewer than {MIN_RUNS} runs with a result, too few to judge it.", ExitCode.UNKNOWN
+    if own is not None:
+        return f"{name} failed again and again; {count(own.healthy_since, 'healthy run')} since.", ExitCode.FIT
+    return f"{name} fails no more often than the other hosts.", ExitCode.FIT
+
+
 def _named(each: Sequence[Recurring], noun: str) -> str:
     return f"{count(len(each), noun)} ({fold_hosts((one.name for one in each), limit=_NAMES_SHOWN)})"
 

@@ -9,7 +9,7 @@ from ddpdiag.cli.outputs import is_one_file, progress_line, show, terminal_style
 from ddpdiag.codec import indented_json, readable
 from ddpdiag.errors import ExitCode, UsageError, did_you_mean
 from ddpdiag.history import HistoryArgs
-from ddpdiag.history.answers import History, answer, time_text
+from ddpdiag.history.answers import History, answer, host_answer, time_text
 from ddpdiag.history.blocks import host_sections, samples, sections
 from ddpdiag.history.rows import Run
 from ddpdiag.history.store import ReadSummary, Store, find_sources
@@ -54,14 +54,17 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
     finally:
         store.close()
     shown = _sections(history, runs, args.host)
-    _write_files(args, history, shown, until)
+    sentence, code = history.sentence, ExitCode(history.exit_code)
+    if args.host is not None:
+        sentence, code = host_answer(history, args.host)
+    verdict = Text(sentence, _WORDS[code], _VERDICTS[code][1])
+    _write_files(args, history, verdict, shown, until)
     stream = sys.stderr if "-" in (getattr(args, name) for name in _OUTPUTS) else sys.stdout
     width, color = terminal_style(stream, args.color)
     page = Page(color=color, width=width)
-    verdict = _verdict(history)
     paint(page, (verdict,) if args.quiet else (*shown, verdict), details=args.details)
     show(page.text().rstrip() + "\n", stream)
-    return history.exit_code
+    return code
 
 
 def _check_outputs(args: HistoryArgs) -> None:
@@ -105,16 +108,11 @@ def _sections(history: History, runs: Sequence[Run], host: str | None) -> tuple[
     return own
 
 
-def _verdict(history: History) -> Text:
-    code = ExitCode(history.exit_code)
-    return Text(history.sentence, _WORDS[code], _VERDICTS[code][1])
-
-
-def _write_files(args: HistoryArgs, history: History, shown: Sequence[Section], until: float) -> None:
+def _write_files(args: HistoryArgs, history: History, verdict: Text, shown: Sequence[Section], until: float) -> None:
     contents: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: indented_json(history),
-        "html": lambda: html.render_page(_html_page(history, shown)),
-        "markdown": lambda: "\n".join(fit_pieces(draw_pieces((_verdict(history), *shown)))).rstrip() + "\n",
+        "html": lambda: html.render_page(_html_page(history, verdict, shown)),
+        "markdown": lambda: "\n".join(fit_pieces(draw_pieces((verdict, *shown)))).rstrip() + "\n",
         "prometheus": lambda: prometheus.render_samples(samples(history, until)),
         "write_failing_hosts": lambda: "".join(f"{host}\n" for host in history.failing_hosts),
     }
@@ -123,8 +121,7 @@ def _write_files(args: HistoryArgs, history: History, shown: Sequence[Section], 
             write(path, content())
 
 
-def _html_page(history: History, shown: Sequence[Section]) -> html.Page:
-    code = ExitCode(history.exit_code)
+def _html_page(history: History, verdict: Text, shown: Sequence[Section]) -> html.Page:
     facts = (
         ("runs", f"{history.runs:,}"),
         ("hosts", f"{history.hosts:,}"),
@@ -133,9 +130,9 @@ def _html_page(history: History, shown: Sequence[Section]) -> html.Page:
     )
     failing = ",".join(history.failing_hosts)
     return html.Page(
-        verdict=_VERDICTS[code][0],
-        verdict_text=_WORDS[code],
-        sentence=cut_line(history.sentence),
+        verdict=next(word for word, mark in _VERDICTS.values() if mark is verdict.mark),
+        verdict_text=verdict.lead,
+        sentence=cut_line(verdict.text),
         head=cut_line(f"History of {count(history.hosts, 'host')}"),
         facts=tuple(Fact(*fact) for fact in facts),
         commands=(Fact("Leave these hosts out:", f"sbatch -x {failing} ..."),) if failing else (),

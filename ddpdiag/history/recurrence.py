@@ -112,11 +112,15 @@ class Recurrence(Struct, frozen=True, kw_only=True):
 
 
 class Incident(NamedTuple):
-    """Failures of a subject within a day. `company`: the smallest set of others that one finding blamed with it."""
+    """Failures of a subject within a day, after `healthy_before` healthy runs.
+
+    `company` is the smallest set of others that one finding blamed with it.
+    """
 
     seconds: float
     codes: frozenset[str]
     company: frozenset[str]
+    healthy_before: int
 
 
 class Subject(NamedTuple):
@@ -124,7 +128,6 @@ class Subject(NamedTuple):
 
     incidents: tuple[Incident, ...]
     healthy: int
-    healthy_since: int
     runs_by_codes: Mapping[frozenset[str], int]
 
     @property
@@ -184,19 +187,18 @@ def _trials(
 def subject_of(trials: Sequence[Trial]) -> Subject:
     """Join the failures of `trials`, which are in order of time, to incidents."""
     incidents: list[Incident] = []
-    healthy = healthy_since = 0
+    healthy = 0
     for trial in trials:
         if not trial.failures:
-            healthy, healthy_since = healthy + 1, healthy_since + 1
+            healthy += 1
             continue
-        last = incidents[-1] if incidents and not healthy_since else None
+        last = incidents[-1] if incidents and incidents[-1].healthy_before == healthy else None
         if last is not None and trial.seconds - last.seconds <= _INCIDENT_SECONDS:
             company = min(last.company, trial.company, key=len)
             incidents[-1] = last._replace(codes=last.codes | trial.failures, company=company)
         else:
-            incidents.append(Incident(trial.seconds, trial.failures, trial.company))
-            healthy_since = 0
-    return Subject(tuple(incidents), healthy, healthy_since, Counter(trial.codes for trial in trials))
+            incidents.append(Incident(trial.seconds, trial.failures, trial.company, healthy))
+    return Subject(tuple(incidents), healthy, Counter(trial.codes for trial in trials))
 
 
 class _Score(NamedTuple):
@@ -384,7 +386,8 @@ def _recurring(score: _Score, subject: Subject, rate: float, hosts: Sequence[str
     tested, runs = _tested(subject, subject.incidents, score.check)
     incidents = len(tested)
     low, high = rate_interval(incidents, runs)
-    silence = _probability_of_silence(len(subject.incidents), subject.healthy, subject.healthy_since)
+    healthy_since = subject.healthy - tested[-1].healthy_before
+    silence = _probability_of_silence(incidents, subject.healthy, healthy_since)
     codes = Counter(code for incident in subject.incidents for code in sorted(incident.codes))
     return Recurring(
         name=score.name,
@@ -397,9 +400,9 @@ def _recurring(score: _Score, subject: Subject, rate: float, hosts: Sequence[str
         p_value=score.p_value,
         alone=sum(not incident.company for incident in tested),
         codes=dict(codes.most_common(_SHOWN_CODES)),
-        first_seconds=subject.incidents[0].seconds,
-        last_seconds=subject.incidents[-1].seconds,
-        healthy_since=subject.healthy_since,
+        first_seconds=tested[0].seconds,
+        last_seconds=tested[-1].seconds,
+        healthy_since=healthy_since,
         has_recovered=silence < RECOVERED_PROBABILITY,
         hosts=tuple(hosts),
     )

@@ -26,6 +26,7 @@ _ASCII_LOOKALIKES = str.maketrans(
     dict.fromkeys("\u2013\u2014\u2212\u2500", "-")
     | dict.fromkeys("\u2588\u2589\u258a\u258b\u258c\u2590", "#")
     | dict.fromkeys("\u258d\u258e\u258f\u2595", " ")
+    | dict(zip("\u2581\u2582\u2583\u2584\u2585\u2586\u2587", "1234567", strict=True))  # of sparklines
 )
 
 

@@ -373,8 +373,9 @@ def test_all_outputs(folder, tmp_path):
 
 
 def test_one_host(folder):
-    text = called(str(folder), "--until", "2026-01-05", "--host", "n0003")
+    text = called(str(folder), "--until", "2026-01-05", "--host", "n0003", code=3)
     assert "Runs of n0003" in text
+    assert "n0003 had fewer than 10 runs with a result" in text
     assert "did you mean" in called(str(folder), "--until", "2026-01-05", "--host", "n003", code=2)
 
 
