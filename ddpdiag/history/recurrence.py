@@ -6,13 +6,13 @@ retried on a broken host five times shows one fault. A finding with several host
 them by how often each is blamed alone.
 
 Test. The number of incidents is compared with what the other hosts' rate makes likely, under a beta-binomial
-distribution, because healthy hosts differ from each other as well. Its spread is estimated from the fleet without the
-hosts that are already established. Each host is tested for all failures together and for each check; Benjamini and
-Hochberg's procedure keeps the share of false ones among all that are named at `MAX_FALSE_SHARE`.
+distribution, because healthy hosts differ from each other as well; how much is estimated from the hosts that are not
+remarkable. Each host is tested for all failures together and for each check (Bonferroni); Benjamini and Hochberg's
+procedure keeps the share of false ones among the named hosts at `MAX_FALSE_SHARE`.
 
 Company. A finding about a link blames both ends, as one with two hosts does. An incident that a finding blames on
-several hosts is explained by an established host among them, and no longer counts for the others. A host that is not
-remarkable without the incidents that it shares with its most frequent partner is not named; the pair is.
+several hosts is explained by an established host among them, and no longer counts for the others. A host that shares
+most of its incidents with one partner, or is not remarkable without these, is not named; the pair is.
 """
 
 import math
@@ -130,10 +130,9 @@ class Subject(NamedTuple):
     healthy: int
     runs_by_codes: Mapping[frozenset[str], int]
 
-    @property
-    def alone(self) -> int:
-        """The number of incidents that blame no other."""
-        return sum(not incident.company for incident in self.incidents)
+    def alone_with(self, codes: frozenset[str]) -> float:
+        """The number of incidents with one of the `codes` that blame no other, and a half, as a weight."""
+        return 0.5 + sum(not each.company and not codes.isdisjoint(each.codes) for each in self.incidents)
 
 
 class Trial(NamedTuple):
@@ -292,9 +291,11 @@ def _tested(subject: Subject, incidents: Sequence[Incident], check: str) -> tupl
 
 def _weight(name: str, incidents: Iterable[Incident], subjects: Mapping[str, Subject]) -> float:
     """The number of incidents of a subject. One that blames several is shared out by how often each is blamed alone."""
-    total, own = 0.0, subjects[name].alone + 0.5
+    total = 0.0
     for incident in incidents:
-        total += own / (own + sum(subjects[other].alone + 0.5 for other in incident.company if other in subjects))
+        own = subjects[name].alone_with(incident.codes)
+        others = (subjects[other].alone_with(incident.codes) for other in incident.company if other in subjects)
+        total += own / (own + sum(others))
     return total
 
 
@@ -310,32 +311,34 @@ def _accepted_scores(subjects: Mapping[str, Subject], established: Collection[st
     # With one check, the test of all codes is its test.
     tests = [_ALL, *(sorted(checks) if len(checks) > 1 else ())]
     best: dict[str, _Score] = {}
-    p_values: list[float] = []
-    number = 0
+    spread = 0.0
     for check in tests:
         counts = _counts(subjects, established, check)
-        number += len(counts.runs)
-        for name, p_value in _p_values(counts).items():
-            p_values.append(p_value)
-            score = _Score(p_value, name, check)
+        # Failures of one check are too few to show how hosts differ: at least as much as in all checks together.
+        own, own_spread = _p_values(counts, spread)
+        spread = own_spread if check == _ALL else spread
+        for name, p_value in own.items():
+            # Bonferroni over the tests of one subject, so that it counts once among all subjects.
+            score = _Score(min(1.0, p_value * len(tests)), name, check)
             best[name] = min(score, best.get(name, score))
-    # Established subjects count as accepted tests, as they would if all were judged at once.
-    p_values += [0.0] * len(established)
-    limit = false_discovery_limit(p_values, max(1, number + len(established)), MAX_FALSE_SHARE)
+    # Established subjects count as accepted, as they would if all were judged at once.
+    p_values = [*(score.p_value for score in best.values()), *([0.0] * len(established))]
+    limit = false_discovery_limit(p_values, len(subjects), MAX_FALSE_SHARE)
     return sorted(score for score in best.values() if score.p_value <= limit)
 
 
-def _p_values(counts: _Counts) -> dict[str, float]:
+def _p_values(counts: _Counts, least_spread: float = 0.0) -> tuple[dict[str, float], float]:
     """The p-value of each subject with enough incidents: the probability of as many or more at the others' rate.
 
     The rate and the spread are those of the subjects that are not accepted themselves. They are found by repetition,
-    beginning with the subjects that a binomial distribution does not accept.
+    beginning with the subjects that a binomial distribution does not accept. Also returns the spread, which is at least
+    `least_spread`.
     """
     candidates = {name: weight for name, weight in counts.incidents.items() if weight >= MIN_INCIDENTS}
     total, runs = sum(counts.incidents.values()), sum(counts.runs.values())
     p_values: dict[str, float] = {}
     accepted: set[str] = set()
-    concentration = _ALIKE
+    spread = least_spread
     for _ in range(_MAX_REPETITIONS):
         for name, weight in candidates.items():
             others = accepted | {name}
@@ -343,26 +346,27 @@ def _p_values(counts: _Counts) -> dict[str, float]:
             other_runs = runs - sum(counts.runs[other] for other in others)
             # Half an incident and one run more: without incidents of others their rate is small, but not 0.
             rate = min(0.999, (other_weight + 0.5) / (other_runs + 1))
+            # The variance of a beta distribution is p (1 - p) / (a + b + 1).
+            concentration = min(_ALIKE, max(2.0, (1 - rate) / (rate * spread) - 1)) if spread > 0 else _ALIKE
             a, b = rate * concentration, (1 - rate) * concentration
             p_values[name] = beta_binomial_tail(int(weight + 1e-9), counts.runs[name], a, b)
         limit = false_discovery_limit([*p_values.values()], len(counts.runs), MAX_FALSE_SHARE)
         before, accepted = accepted, {name for name, p_value in p_values.items() if p_value <= limit}
+        spread = max(least_spread, _spread(counts, accepted))
         if accepted == before:
             break
-        concentration = _concentration(counts, accepted)
-    return p_values
+    return p_values, spread
 
 
-def _concentration(counts: _Counts, left_out: Collection[str]) -> float:
-    """a + b of the beta distribution of the rates, by moments: small where subjects differ, `_ALIKE` where not."""
+def _spread(counts: _Counts, left_out: Collection[str]) -> float:
+    """The variance of the subjects' rates as a share of the squared mean, by moments; 0 if chance explains all."""
     names = [name for name in counts.runs if name not in left_out]
     runs = sum(counts.runs[name] for name in names)
     rate = sum(counts.incidents.get(name, 0.0) for name in names) / max(1, runs)
     squares = sum((counts.incidents.get(name, 0.0) - counts.runs[name] * rate) ** 2 for name in names)
-    spread = sum(counts.runs[name] * (counts.runs[name] - 1) for name in names) * rate * (1 - rate)
-    # Var(k) = n p (1 - p) (1 + (n - 1) rho), with rho = 1 / (a + b + 1).
-    rho = (squares - runs * rate * (1 - rate)) / spread if spread > 0 else 0.0
-    return min(_ALIKE, max(2.0, 1 / rho - 1)) if rho > 0 else _ALIKE
+    # Var(k) = n p (1 - p) + n (n - 1) Var(p)
+    pairs = sum(counts.runs[name] * (counts.runs[name] - 1) for name in names)
+    return max(0.0, (squares - runs * rate * (1 - rate)) / (pairs * rate**2)) if pairs and rate else 0.0
 
 
 def _most_frequent_partner(incidents: Sequence[Incident]) -> str | None:
@@ -371,15 +375,17 @@ def _most_frequent_partner(incidents: Sequence[Incident]) -> str | None:
 
 
 def _stands_without(partner: str, name: str, subjects: Mapping[str, Subject], established: Collection[str]) -> bool:
-    """Whether the subject is still remarkable without the incidents that it shares with `partner`."""
+    """Whether most incidents do not concern `partner`, and the subject is still remarkable without the others."""
     counts = _counts(subjects, established, _ALL)
     own = [each for each in _unexplained(subjects[name], established) if partner not in each.company]
+    if 2 * len(own) < len(_unexplained(subjects[name], established)):
+        return False
     incidents = {**counts.incidents, name: _weight(name, own, subjects)}
     runs = {**counts.runs, name: max(1, subjects[name].healthy + len(own))}
     # If the partner is at fault, its incidents say nothing about the fleet.
     incidents.pop(partner, None)
     runs.pop(partner, None)
-    return _p_values(_Counts(incidents, runs)).get(name, 1.0) <= _MAX_P_ALONE
+    return _p_values(_Counts(incidents, runs))[0].get(name, 1.0) <= _MAX_P_ALONE
 
 
 def _recurring(score: _Score, subject: Subject, rate: float, hosts: Sequence[str]) -> Recurring:

@@ -105,6 +105,7 @@ class FleetMonths:
             while findings and retry < 4 and random.random() < plan.retry_share:
                 retry += 1
                 time += timedelta(minutes=10)
+                findings = (*findings, *self._findings(hosts, day, None))
                 yield self._report(f"{day:03d}-{number:05d}-{retry}", time, hosts, findings, load, day)
 
     def _findings(self, hosts: list[int], day: int, leaf: int | None) -> Iterator[Finding]:
