@@ -10,8 +10,8 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,15 +23,16 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import driver_version
 from ddpdiag.probes.host.kernel import proc_root, read_pairs
 from ddpdiag.text import count
-from ddpdiag.workloads.collectives import check_all_reduce, check_broadcast
-from ddpdiag.workloads.devices import describe
+from ddpdiag.workloads.collectives import check_all_reduce, check_broadcast, minima_over_ranks
+from ddpdiag.workloads.devices import describe, time_call
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.proof import SEED, compute_gradient, flatten, proof_network, without_tf32
 
-# Rows of the matrices, their dtypes in turn, and images per batch: some milliseconds of an H100, or of a core.
-_Work: TypeAlias = tuple[int, tuple[torch.dtype, ...], int]
-_WORK: dict[str, _Work] = {"cpu": (512, (torch.float32, torch.float64), 16)}
-_GPU_WORK: _Work = (4096, (torch.float32, torch.bfloat16, torch.float16), 512)
+# The dtypes of products in turn.
+_DTYPES_ON_CPU, _DTYPES = (torch.float32, torch.float64), (torch.float32, torch.bfloat16, torch.float16)
+# A product has at most _MAX_ROWS rows, and fewer where it would take longer than about _PRODUCT_SECONDS.
+_MIN_ROWS, _MAX_ROWS, _PRODUCT_SECONDS = 512, 4096, 0.02
+_IMAGES_ON_CPU, _IMAGES = 16, 256
 _BATCHES = 2
 # Bytes of a collective in turn: NCCL changes its algorithm in between. An odd number of elements is badly aligned.
 _SIZES = tuple(size + 12 for size in (8, 4 << 10, 256 << 10, 1 << 20, 4 << 20))
@@ -58,24 +59,40 @@ def deterministic() -> Iterator[None]:
 def name_device(device: torch.device) -> str:
     """Describe the device and the software: others may round otherwise, although nothing is wrong."""
     proc = proc_root(os.environ)
-    facts = f"{describe(device).name}, driver {driver_version(proc)}"
+    facts = f"{describe(device).name}, driver {driver_version(proc) or 'unknown'}"
     if device.type == "cpu":
         model = read_pairs(proc / "cpuinfo", ":").get("model name", platform.machine())
         facts = f"{model}, {torch.backends.cpu.get_cpu_capability()}, {count(torch.get_num_threads(), 'thread')}"
     return f"{facts}, torch {torch.__version__}"
 
 
-def draw_matrix(device: torch.device) -> Tensor:
+def dtypes_of(device: torch.device) -> tuple[torch.dtype, ...]:
+    return _DTYPES_ON_CPU if device.type == "cpu" else _DTYPES
+
+
+def affordable_rows(device: torch.device) -> int:
+    """Measure how many rows a square matrix may have, so that a product takes some milliseconds in each dtype."""
+    rows = _MIN_ROWS
+    while rows < _MAX_ROWS:
+        matrices = [torch.zeros((rows, rows), dtype=dtype, device=device) for dtype in dtypes_of(device)]
+        calls = [partial(torch.matmul, matrix, matrix) for matrix in matrices]
+        # The first call loads kernels.
+        slowest = max(min(time_call(call, device) for _ in range(3)) for call in calls)
+        if 8 * slowest > _PRODUCT_SECONDS:  # the seconds of twice as many rows
+            break
+        rows *= 2
+    return rows
+
+
+def draw_matrix(rows: int, device: torch.device) -> Tensor:
     """Draw the square matrix that each step multiplies, the same on every rank: float32."""
-    rows, _, _ = _WORK.get(device.type, _GPU_WORK)
     return torch.rand((rows, rows), generator=torch.Generator().manual_seed(SEED)).sub_(0.5).to(device)
 
 
 def compute_step(digits: Digits, matrix: Tensor, step: int) -> dict[str, int]:
     """Compute the local part of a step on the device of `matrix`. Returns a digest of each result, by its name."""
-    device = matrix.device
-    _, dtypes, images = _WORK.get(device.type, _GPU_WORK)
-    dtype = dtypes[step % len(dtypes)]
+    device, dtypes = matrix.device, dtypes_of(matrix.device)
+    dtype, images = dtypes[step % len(dtypes)], _IMAGES_ON_CPU if device.type == "cpu" else _IMAGES
     product = torch.mm(matrix.roll(step, 0).to(dtype), matrix.to(dtype))
     model = proof_network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -118,7 +135,8 @@ def run_steps(
     ctx.step("compare the devices")
     devices = gather([int.from_bytes(blake2b(result.device.encode(), digest_size=7).digest())], device)
     peers = [peer for peer in range(world_size) if devices[peer] == devices[rank]]
-    matrix = draw_matrix(device)
+    ctx.step("agree on the size of the products")
+    matrix = draw_matrix(minima_over_ranks([affordable_rows(device)], device)[0], device)
     begin = reported_at = time.monotonic()
     end, is_over = min(begin + seconds, ctx.end - _END_SECONDS), False
     while not is_over:

@@ -50,5 +50,5 @@ def test_ctrl_c_reports_what_was_tried(start: Start) -> None:
     job.wait_until(job.reached.exists, 100)
     os.killpg(job.process.pid, signal.SIGINT)
     assert job.wait(120) == 130, job.told()
-    assert found(job)["TRN004.tried"]["evidence"]["steps"] >= 100, job.told()
+    assert found(job)["TRN004.tried"]["evidence"]["steps"] > 0, job.told()
     job.check_left_nothing()

@@ -17,7 +17,7 @@ DTYPES = {
 
 
 def test_a_step_repeats_to_the_last_bit_and_steps_differ():
-    digits, matrix = mnist.load(), draw_matrix(torch.device("cpu"))
+    digits, matrix = mnist.load(), draw_matrix(256, torch.device("cpu"))
     with deterministic():
         first, second, other = (compute_step(digits, matrix, step) for step in (7, 7, 9))
     assert first == second

@@ -65,15 +65,26 @@ def test_blame_of_different_bits(golden, rows, blamed):
     ("wrong", "word", "blamed"),
     [
         (["7", "0", "0"], "differs", (0,)),
-        (["0", "7", "7"], "differs", (0,)),  # a broadcast's sender has its own copy, which is right
+        (["0", "7", "7"], "differs", ()),  # of an all-reduce: rank 0's own values may be right
         (["7", "7", "7"], "wrong", ()),
         (["0", "0", "0"], "wrong", ()),  # only the exchange of the digests was wrong
     ],
 )
-def test_blame_of_wrong_values_from_a_collective(wrong, word, blamed):
+def test_blame_of_wrong_values_from_a_collective(golden, wrong, word, blamed):
     found = findings({rank: differing("a", reduce=own) for rank, own in enumerate(wrong)})
     assert set(found) == {word, "tried"}
     assert found[word].ranks == blamed
+    golden(found[word])
+
+
+def test_the_sender_is_blamed_if_most_ranks_received_wrong_values(golden):
+    rows = {rank: differing("a") for rank in range(3)}
+    for rank, wrong in enumerate(("7", "0", "7")):
+        first = SoakDifference(step=137, digests={"broadcast of 20 B from rank 1": wrong}, repeated=({},) * 2)
+        rows[rank] = structs.replace(rows[rank], first_difference=first)
+    found = findings(rows)
+    assert found["differs"].ranks == (1,)
+    golden(found["differs"])
 
 
 def test_only_equal_devices_are_compared(golden):

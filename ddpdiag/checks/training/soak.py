@@ -206,36 +206,43 @@ def _odd_finding(
     seen: Seen[Data], subject: str, result: str, odd: OddRanks, firsts: Mapping[int, SoakDifference]
 ) -> Finding:
     """The finding that ranks have different bits in `result`. Without a majority, repetitions decide who is blamed."""
-    unsteady = tuple(
-        rank
-        for rank, first in firsts.items()
-        if any(each.get(result, first.digests[result]) != first.digests[result] for each in first.repeated)
-    )
-    # If no rank agrees with itself, the step is not repeatable here, and that is the fault of no rank.
-    blamed = odd.ranks or (unsteady if len(unsteady) < len(firsts) else ())
-    step = next(iter(firsts.values())).step
-    sentence = f"{begun(ranks_text([*firsts]))} got different bits in {subject}, without a majority"
-    if odd.ranks:
-        sentence = f"{begun(subject_text(seen, odd.ranks))} got other bits in {subject} than most ranks"
-    again = ""
-    if all(result in each for first in firsts.values() for each in first.repeated):  # no collective
+    step, repeats = next(iter(firsts.values())).step, {rank: first.repeated for rank, first in firsts.items()}
+    if any(result in each for repeated in repeats.values() for each in repeated):
+        unsteady = tuple(
+            rank
+            for rank, first in firsts.items()
+            if any(each[result] != first.digests[result] for each in repeats[rank])
+        )
+        # If no rank agrees with itself, the step is not repeatable here, and that is the fault of no rank.
+        blamed = odd.ranks or (unsteady if len(unsteady) < len(firsts) else ())
         others = ranks_text(unsteady) if unsteady else "no rank"
-        again = f"When all repeated the step, {others} got other bits than before. "
+        more = f"When all repeated the step, {others} got other bits than before."
+        test = "`dcgmi diag -r 4`" if seen.world.gpu_count else "`memtester`, `stress-ng --matrix 0 --verify`"
+        decide = "Run the soak again with another equal rank: of three ranks, two show which one is wrong."
+    else:  # a collective: a few receivers with wrong values, or the sender, who has the only right ones
+        sender = result.rpartition("from rank ")[2]
+        blamed = tuple(rank for rank in odd.ranks if int(firsts[rank].digests[result], 16) or str(rank) == sender)
+        wrong = [f"{int(str(value), 16):,} on {ranks_text(ranks)}" for value, ranks in odd.by_value.items()]
+        more = f"Wrong elements: {names_text(wrong)}."
+        test = "`ddpdiag check --select COL001` shows whose values arrive wrong"
+        decide = f"Look for the cause: {test}."
+    sentence = f"{begun(ranks_text([*firsts]))} got different bits in {subject}"
+    if blamed and blamed == odd.ranks:
+        sentence = f"{begun(subject_text(seen, odd.ranks))} got other bits in {subject} than most ranks"
     hosts = seen.world.host_names(blamed)
     risen = names_text([*_risen_counters(seen)]) or "none that HST006 or GPU010 read"
     uuids = {row.place.rank: row.data.uuid for row in seen.all_rows}
-    test = "`dcgmi diag -r 4`" if seen.world.gpu_count else "`memtester`, `stress-ng --matrix 0 --verify`"
     return seen.finding(
         "differs",
         f"{ranks_text(blamed) if blamed else 'a rank'} has different bits in step {step:,} of the soak",
-        f"{sentence}, in step {step:,}. {again}{'' if blamed else 'So no rank is blamed. '}"
+        f"{sentence}, in step {step:,}. {more}{'' if blamed else ' No rank is blamed.'} "
         f"{_tried_text(seen)}. Counters that rose meanwhile: {risen}.",
         ranks=blamed,
         gpus=[uuid for rank in blamed if (uuid := uuids[rank])],
         evidence={"step": step, "result": result, **{ranks_text(r): str(value) for value, r in odd.by_value.items()}},
         fix=f"{begun(leave_out(hosts))}, and have it tested ({test}). Results of jobs that ran there are suspect."
         if blamed
-        else "Run the soak again together with another equal rank: of three ranks, two show which one is wrong.",
+        else decide,
     )
 
 

@@ -154,6 +154,13 @@ FAULTS = {
         blame=Blame(ranks={2}),
         inject="noise 2",
     ),
+    "a_bit_flips_once": Fault(
+        about="One product on one rank has one wrong bit, once: no error, and no other check notices (H9).",
+        expect=("TRN004.differs",),
+        blame=Blame(ranks={1}),
+        inject="flip 1",
+        options=("--soak", "60s", "--select", "TRN004"),
+    ),
     "parameters_drift_among_two": Fault(
         about="Two ranks end with different parameters: nobody can say whose are right.",
         expect=("TRN001.diverged",),
