@@ -1,1 +1,1 @@
-"""Entry points by which launchers run ddpdiag. Each module imports its launcher, and no other part imports it."""
+"""Entry points of launchers, and functions for frameworks. No other part of ddpdiag imports these modules."""

@@ -1,6 +1,7 @@
 """A place to start runs from, which ends whatever a failed test leaves."""
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,14 @@ def _starting(folder: Path) -> Iterator[Start]:
     jobs: list[Job] = []
     numbers = itertools.count()  # several threads may start jobs
 
-    def start(*arguments: str, stdout: int | None = None, prefix: Sequence[str] = (), **variables: str) -> Job:
-        job = Job(folder / f"job-{next(numbers)}", arguments, variables, stdout, prefix=prefix)
+    def start(
+        *arguments: str,
+        stdout: int | None = None,
+        prefix: Sequence[str] = (),
+        python: str = sys.executable,
+        **variables: str,
+    ) -> Job:
+        job = Job(folder / f"job-{next(numbers)}", arguments, variables, stdout, prefix=prefix, python=python)
         jobs.append(job)
         return job
 
@@ -31,7 +38,7 @@ def _starting(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """start(arguments for Python, stdout=..., prefix=(...), VARIABLE="value"): a running job."""
+    """start(arguments for Python, stdout=..., prefix=(...), python=..., VARIABLE="value"): a running job."""
     with _starting(tmp_path) as start:
         yield start
 

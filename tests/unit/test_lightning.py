@@ -8,22 +8,17 @@ from ddpdiag import api
 from ddpdiag.integrations.lightning import preflight
 
 
-class Environment:
-    """As lightning's LightningEnvironment; `rank` is that of a launcher, which does not take another."""
-
-    main_address, main_port = "n0", 29511
-
-    def __init__(self, rank=None):
-        self.rank, self.is_fixed = rank or 0, rank is not None
+class Environment(SimpleNamespace):
+    """As LightningEnvironment, or one of a launcher, where only `launched` counts."""
 
     def set_global_rank(self, rank):
-        self.rank = self.rank if self.is_fixed else rank
+        self.rank = rank
 
     def set_world_size(self, size):
         self.size = size
 
     def global_rank(self):
-        return self.rank
+        return self.rank if self.launched is None else self.launched
 
     def local_rank(self):
         return 1
@@ -35,7 +30,8 @@ class Environment:
 @pytest.mark.parametrize(("launched", "rank"), [(None, 5), (6, 6)], ids=["Lightning", "launcher"])
 def test_the_place_is_that_of_the_trainer(monkeypatch, launched, rank):
     monkeypatch.setattr(api, "preflight", lambda **options: options)
-    strategy = SimpleNamespace(cluster_environment=Environment(launched))
+    environment = Environment(launched=launched, main_address="n0", main_port=29511)
+    strategy = SimpleNamespace(cluster_environment=environment)
     trainer = SimpleNamespace(strategy=strategy, node_rank=1, local_rank=1, num_devices=4, num_nodes=2)
     place = {"rank": rank, "local_rank": 1, "world_size": 8, "master_addr": "n0", "master_port": 29511}
     assert preflight(trainer, budget=30) == place | {"budget": 30}
