@@ -79,7 +79,10 @@ def _check_outputs(args: HistoryArgs) -> None:
             raise UsageError(f"{option} {readable(path)} would overwrite the index; give it another file")
         if (other := option_of.setdefault(path if path == "-" else os.path.realpath(path), option)) != option:
             raise UsageError(f"{other} and {option} both name {readable(path)}; give each its own file")
-        check_writable(path)
+        try:
+            check_writable(path)
+        except UsageError as error:
+            raise UsageError(f"{option}: {error}") from error
 
 
 def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], since: float, ahead: float) -> list[str]:
@@ -88,6 +91,9 @@ def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], since: fl
     if summary.duplicates:
         problems.append(f"{count(summary.duplicates, 'file')} of runs that other files also hold")
     number, last, later = store.bounds(ahead)
+    if not number:
+        first = f"; the first: {summary.problems[0][1]}" if summary.problems else ""
+        raise UsageError(f"no run in {count(summary.files, 'file')}{first}")
     for path, run_id, begin in later:
         problems.append(
             f"{path}: run {run_id} begins in the future ({time_text(begin)}): the clock of its host was wrong"

@@ -83,11 +83,6 @@ def false_discovery_limit(p_values: Sequence[float], tests: int, rate: float) ->
     return max((limit for p, limit in limits if p <= limit), default=0.0)
 
 
-def normal_tail(z: float) -> float:
-    """The probability that a standard normal variable exceeds `z`."""
-    return 0.5 * math.erfc(z / math.sqrt(2))
-
-
 def ranks(values: Sequence[float]) -> list[float]:
     """The rank of each value, from 1; equal values share the mean of their ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from ddpdiag.history.distributions import (
     autocorrelation,
+    beta_cdf,
     false_discovery_limit,
     median,
-    normal_tail,
     spearman,
     theil_sen,
 )
@@ -120,12 +120,14 @@ def _p_value(times: Sequence[float], logs: Sequence[float]) -> float:
     """The probability of a fall like this one in values that do not depend on time."""
     correlation = spearman(times, logs)
     slope, middle = _slope(times, logs), sum(times) / len(times)
-    # Neighbouring days are alike where a host is under the same load for days; they count as fewer.
-    alike = max(
-        0.0, min(0.9, autocorrelation([log - slope * (t - middle) for t, log in zip(times, logs, strict=True)]))
-    )
-    effective_days = max(4.0, len(times) * (1 - alike) / (1 + alike))
-    return normal_tail(-correlation * math.sqrt(effective_days - 1))
+    # Neighbouring days are alike where a host is under the same load for days; they count as fewer, unless chance
+    # explains it (95 %).
+    alike = autocorrelation([log - slope * (time - middle) for time, log in zip(times, logs, strict=True)])
+    alike = min(0.9, alike) if alike > 1.645 / math.sqrt(len(times)) else 0.0
+    freedom = max(4.0, len(times) * (1 - alike) / (1 + alike)) - 2
+    # Student's t distribution, by the beta distribution (DLMF 8.17.11).
+    tail = beta_cdf(1 - correlation**2, freedom / 2, 0.5) / 2
+    return tail if correlation < 0 else 1 - tail
 
 
 def _slope(times: Sequence[float], values: Sequence[float]) -> float:

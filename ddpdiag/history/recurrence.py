@@ -37,8 +37,8 @@ MAX_FALSE_SHARE = 0.05
 # A host with fewer runs, and few incidents, is not judged: with 10 healthy runs, a host that fails in every fourth run
 # is still not excluded with 95 % confidence (the rule of three: 3 / 10).
 MIN_RUNS = 10
-# Two incidents on different days are the least that can recur.
-MIN_INCIDENTS = 2
+# With fewer, a host that fails in 1 % of its runs would be left out for good wherever the others nearly never fail.
+MIN_INCIDENTS = 3
 # A host has recovered if a series of healthy runs as long as its last one has this probability at its earlier rate.
 RECOVERED_PROBABILITY = 0.01
 _INCIDENT_SECONDS = 86_400.0
@@ -96,7 +96,7 @@ class RecurringPair(Struct, frozen=True, kw_only=True):
 class Recurrence(Struct, frozen=True, kw_only=True):
     """The answer for hosts or for GPUs. `judged` subjects had enough runs, `unjudged` are the names of the others.
 
-    `fleet_share` is the rate of incidents of the fleet without the established ones. A host with the median number of
+    `fleet_share` is the rate of incidents of those that are not named. A host with the median number of
     runs, `median_runs`, is found with a probability of 80 % if it fails in `detectable_share` of its runs (None: no
     host was judged).
     """
@@ -236,8 +236,9 @@ def recurrence(
             break
         established |= added
     pairs = {pair: shared for pair, shared in pairs.items() if established.keys().isdisjoint(pair)}
+    remarkable = {*established, *(name for pair in pairs for name in pair)}
     rates = {
-        check: _fleet_rate(_counts(subjects, established, check))
+        check: _fleet_rate(_counts(subjects, remarkable, check))
         for check in {_ALL, *(score.check for score in established.values())}
     }
     named = [
@@ -421,7 +422,7 @@ def _probability_of_silence(incidents: int, healthy: int, healthy_since: int) ->
 
 
 def _pair(pair: tuple[str, str], shared: Sequence[Incident], trials: Mapping[str, Sequence[Trial]]) -> RecurringPair:
-    first, second = ({trial.seconds for trial in trials[name]} for name in pair)
+    first, second = ({trial.seconds for trial in trials.get(name, ())} for name in pair)
     return RecurringPair(
         hosts=pair,
         days=len({int(incident.seconds // 86_400) for incident in shared}),

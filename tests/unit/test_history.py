@@ -409,12 +409,16 @@ def test_a_run_of_the_future_is_named_and_does_not_count(folder):
     [
         (["nowhere"], "no such file or folder"),
         (["."], "no report"),
+        (["text.json"], "no run in 1 file; the first: "),
+        ([".", "--json", "/nowhere/x"], "--json: cannot write /nowhere/x"),
         ([".", "--until", "tomorrow"], "expected a date or time"),
         ([".", "--json", "-", "--html", "-"], "both name"),
     ],
 )
 def test_wrong_usage(tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
+    if words[0] == "text.json":
+        (tmp_path / "text.json").write_text("no report")
     assert sentence in called(*words, code=2)
 
 
