@@ -104,7 +104,7 @@ def _blames(report: Report, host_of_gpu: dict[str, str]) -> Iterator[Blame]:
         hosts = [*finding.hosts, *(host_of_gpu[gpu] for gpu in finding.gpus if gpu in host_of_gpu)]
         ends = {end for link in finding.links for end in link.split(_ARROW)}
         # Links of ranks ("rank 0 -> rank 1") have no hosts.
-        if blamed := tuple(dict.fromkeys(hosts or sorted(ends.intersection(report.world.hosts)))):
+        if blamed := tuple(dict.fromkeys(filter(None, hosts or sorted(ends.intersection(report.world.hosts))))):
             yield Blame(finding.code, finding.title, blamed, finding.gpus)
 
 

@@ -24,6 +24,7 @@ _APPLICATION_ID = 0x64647068
 _VERSION = 1
 _MEMORY = ":memory:"
 _LOCK_SECONDS = 30.0
+_LARGEST_INTEGER = 2**63 - 1
 # A signal or a full disk loses at most so many files' work.
 _FILES_PER_COMMIT = 500
 _SUFFIXES = (".json", ".jsonl")
@@ -118,7 +119,7 @@ class Store:
         try:
             self._database.execute("BEGIN IMMEDIATE")
             for source in sources:
-                size, changed_ns, run_id, problem = known.get(source.path, (None, None, None, None))
+                size, changed_ns, run_id, problem = known.get(readable(source.path), (None, None, None, None))
                 if (size, changed_ns) != (source.size, source.changed_ns):
                     read += 1
                     run_id, problem = self._read_source(source)
@@ -141,17 +142,19 @@ class Store:
         run_id = problem = None
         try:
             run = row_of(read_report(source.path))
-            self._insert(run, source.path)
-            run_id = run.run_id
+            self._insert(run, readable(source.path))
+            run_id = readable(run.run_id)
         except UsageError as error:
             problem = str(error)
-        self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (*source, run_id, problem))
+        self._database.execute(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (readable(source.path), *source[1:], run_id, problem)
+        )
         return run_id, problem
 
     def _insert(self, run: Run, path: str) -> None:
         """Insert a run. Of several files of one run, that with the most ranks counts, or the newer state of a file."""
         execute = self._database.execute
-        old = execute("SELECT id, ranks, path FROM runs WHERE run_id = ?", (run.run_id,)).fetchone()
+        old = execute("SELECT id, ranks, path FROM runs WHERE run_id = ?", (readable(run.run_id),)).fetchone()
         if old is not None:
             if old[2] != path and old[1] >= run.ranks:
                 return
@@ -162,11 +165,11 @@ class Store:
         number = execute(
             "INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
             (
-                run.run_id,
+                readable(run.run_id),
                 run.begin_seconds,
                 text_id(run.verdict),
-                run.sentence,
-                run.ranks,
+                readable(run.sentence),
+                min(run.ranks, _LARGEST_INTEGER),
                 joined_id(sorted(run.codes)),
                 path,
             ),
@@ -191,8 +194,9 @@ class Store:
     def _id(self, text: str) -> int:
         text = readable(text)  # SQLite stores UTF-8, without lone surrogates
         if text not in self._ids:
-            row = self._database.execute("INSERT INTO names VALUES (NULL, ?)", (text,)).lastrowid
-            self._ids[text] = int(row or 0)
+            # Another process may have added it meanwhile.
+            self._database.execute("INSERT OR IGNORE INTO names (text) VALUES (?)", (text,))
+            (self._ids[text],) = self._database.execute("SELECT id FROM names WHERE text = ?", (text,)).fetchone()
         return self._ids[text]
 
     def _joined_id(self, words: Iterable[str]) -> int:

@@ -339,6 +339,19 @@ def test_a_run_counts_once_and_damaged_files_are_named(folder, tmp_path):
         assert sorted(Path(path).name for path, _ in seen["problems"]) == ["half.json", "other.json"]
 
 
+def test_names_that_are_no_unicode_and_numbers_that_are_too_large(folder, tmp_path):
+    first = sorted(folder.iterdir())[0]
+    report = json.loads(first.read_text())
+    report["world"] |= {"hosts": ["", "\n", "h\u2028"], "size": 2**63}
+    report["findings"] = [{"code": "X.y", "severity": "error", "title": "", "message": "", "hosts": ["", "h\u2028"]}]
+    first.unlink()
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.json")).write_text(json.dumps(report))
+    seen = read_again(folder, tmp_path / "index")
+    assert seen["problems"] == ()
+    assert read_again(folder, tmp_path / "index")["read"] == 0
+    assert of(seen["runs"]).runs == len(list(folder.iterdir()))
+
+
 def test_the_parts_of_a_recording_are_one_run(tmp_path):
     recording = (Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl").read_text()
     for name in ("run.jsonl", "rank-1.jsonl"):
