@@ -268,6 +268,8 @@ def with_final_roles(
     counts as the failure if the log has a failure without any other reason, or if it is in a pasted text (no log).
     """
     by_name = {card.name: card for card in cards}
+    if "" in line_counts or any(not one.card.is_last_resort and one.card.role is not Role.NOTE for one in sightings):
+        sightings = [sighting for sighting in sightings if not sighting.card.is_last_resort]
     names_in_log = {sighting.card.name for sighting in sightings}
     changed = []
     for sighting in sightings:

@@ -106,3 +106,21 @@ def test_torchruns_summary_alone_names_the_rank_that_exited_first() -> None:
         for n, (rank, head) in enumerate(((1, "Failures:\n"), (3, "Root Cause (first observed failure):\n")))
     )
     assert "(rank 3; host n3): torchrun saw it exit first, and no line shows why" in lead(explained(table))
+
+
+@pytest.mark.parametrize(
+    ("log", "names"),
+    [
+        ("step 1\nring.c:12 Failed to open segment 3\n", ["line-of-failure"]),
+        ("step 1\npeer 3 timed out after 120 s\nerror: no segment\n", ["line-of-time-out", "line-of-error"]),
+        # Not beside another text, in a healthy logger's lines, or for a metric.
+        ("Failed to open segment 3\nCUDA error: out of memory\n", ["cuda-memory-allocation"]),
+        ("Failed to open segment 3\nValueError: no data\n", ["exception"]),
+        ("2026-01-02 INFO Failed to load plugin, going on\nerror: 0.25\n", []),
+        ("*** An error occurred in MPI_Init_thread\n*** on a NULL communicator\n", ["mpi-init"]),
+        ("THCudaCheck FAIL file=/t/THCGeneral.cpp line=51 error=3 : initialization error\n", ["cuda-initialisation"]),
+    ],
+    ids=["failure", "two", "known", "exception", "healthy", "mpi", "thc"],
+)
+def test_a_line_that_speaks_of_a_failure_counts_if_nothing_else_is_known(log: str, names: list[str]) -> None:
+    assert [one.card.name for one in explained(log).sightings] == names
