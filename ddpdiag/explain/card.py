@@ -57,10 +57,10 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `shows_only` is "library" or "process" if the text shows only which library failed, or only that a process ended.
     `is_fallback` marks a card for lines that no other card knows. Such a card quotes the first line of each kind. If it
     has the role "hint", it is a warning: the warning counts as the failure if the log shows a failure, but no better
-    reason for that failure. One that `is_last_resort` counts only in a log where nothing else is known but notes. A card
-    `in_traceback` is matched against the last line of each Python traceback. `action`
-    is what must be done with the GPU or NVSwitch that a line of the kernel's log names. A cause with an action is a
-    fault of that device; a cause without an action is a fault of a program.
+    reason for that failure. One that `is_last_resort` counts only if nothing else but notes is known of the log. A
+    card `in_traceback` is matched against the last line of each Python traceback. `action` is what must be done with
+    the GPU or NVSwitch that a line of the kernel's log names. A cause with an action is a fault of that device; a cause
+    without an action is a fault of a program.
     """
 
     name: str
