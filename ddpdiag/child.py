@@ -1,13 +1,15 @@
 """`python -m ddpdiag.child PID FOLDER ...`: the command line, for a call of the Python API in the process PID.
 
 Launchers may kill a training process alone. The kernel then sends SIGTERM to this process, which ends the command. It
-also removes FOLDER, the temporary folder of the call.
+also removes FOLDER, the temporary folder of the call. Ray kills the children of the training process, too. Then a child
+of this process does the same, so there are two processes above the one that runs the command.
 """
 
 import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 
 from ddpdiag.cli import main
 from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, die_with_parent
@@ -21,11 +23,14 @@ def _run_command_line() -> int:
     return 0
 
 
-def _run_and_clean(parent: int, folder: str) -> int:
-    """Run the command line in a forked process, because `ddpdiag check` ends its process with os._exit."""
+def _run_and_clean(parent: int, folder: str, call: Callable[[], int]) -> int:
+    """Run `call` in a forked process, and return its exit code. Remove `folder` if `parent` ends before that process.
+
+    It is forked, because `ddpdiag check` ends its process with os._exit.
+    """
     die_with_parent(parent, signal.SIGTERM)
     children = ForkedChildren(Signals(children=True))
-    children.fork(_run_command_line)
+    children.fork(call)
     while children.running:
         children.wait(0.5)
     if os.getppid() != parent:
@@ -35,4 +40,5 @@ def _run_and_clean(parent: int, folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_run_and_clean(int(sys.argv.pop(1)), sys.argv.pop(1)))
+    training, folder, own = int(sys.argv.pop(1)), sys.argv.pop(1), os.getpid()
+    sys.exit(_run_and_clean(training, folder, lambda: _run_and_clean(own, folder, _run_command_line)))
