@@ -188,14 +188,20 @@ MOST = list(FRAMEWORKS)[:-2]
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
+def short_folder():
+    """A folder with a short name, because Ray makes sockets in it. Hundreds of MB are not left to pytest."""
+    with tempfile.TemporaryDirectory(prefix="r") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def python(short_folder):
     """The interpreter with the frameworks. DDPDIAG_FRAMEWORKS names that of an environment which has them already."""
     if kept := os.environ.get("DDPDIAG_FRAMEWORKS"):
         return kept
-    folder = tmp_path_factory.mktemp("frameworks")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
-    (packages,) = folder.glob("lib/python3*/site-packages")
+    subprocess.run([sys.executable, "-m", "venv", short_folder], check=True)
+    python = short_folder / "bin" / "python"
+    (packages,) = short_folder.glob("lib/python3*/site-packages")
     # pip then finds this environment's torch, and does not install the index's build of some 3 GB.
     (packages / "base.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -208,20 +214,13 @@ def python(tmp_path_factory):
     return str(python)
 
 
-@pytest.fixture(scope="module")
-def ray_folder():
-    """A folder with a short name, because Ray makes sockets in it."""
-    with tempfile.TemporaryDirectory(prefix="r") as folder:
-        yield folder
-
-
-def begin(start, python, ray_folder, folder, mode, script, before, after=""):
+def begin(start, python, short_folder, folder, mode, script, before, after=""):
     """Start a script in `folder`, where its ranks leave their results."""
     (folder / "shared.py").write_text(SHARED)
     (folder / "job.py").write_text(script)
     port = str(free_port())
     paths = {"OUT": str(folder), "IPYTHONDIR": str(folder / "ipython"), "PYTHONPATH": f"{INJECT}:{folder}"}
-    variables = VARIABLES | paths | {"MODE": mode, "PORT": port, "RAY_TMPDIR": ray_folder}
+    variables = VARIABLES | paths | {"MODE": mode, "PORT": port, "RAY_TMPDIR": str(short_folder)}
     return start(*before.format(port=port).split(), str(folder / "job.py"), *after.split(), python=python, **variables)
 
 
@@ -236,18 +235,18 @@ def results(folder, kind):
 
 
 @pytest.fixture(scope="module")
-def plain_losses(start_shared, python, ray_folder, tmp_path_factory):
+def plain_losses(start_shared, python, short_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
-    job = begin(start_shared, python, ray_folder, folder, "plain", SCRIPT, " ".join(torchrun(2)))
+    job = begin(start_shared, python, short_folder, folder, "plain", SCRIPT, " ".join(torchrun(2)))
     assert job.wait(SECONDS) == 0, job.told()
     return results(folder, "loss")
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_checked_training_has_the_loss_of_a_plain_one(start, python, ray_folder, tmp_path, plain_losses, name):
+def test_a_checked_training_has_the_loss_of_a_plain_one(start, python, short_folder, tmp_path, plain_losses, name):
     script, before, after, _error = FRAMEWORKS[name]
-    job = begin(start, python, ray_folder, tmp_path, "fit", script, before, after)
+    job = begin(start, python, short_folder, tmp_path, "fit", script, before, after)
     assert job.wait(SECONDS) == 0, job.told()
     reports = results(tmp_path, "report").values()
     assert any(report.startswith("FIT: 2 ranks on 1 host") for report in reports)
@@ -257,9 +256,9 @@ def test_a_checked_training_has_the_loss_of_a_plain_one(start, python, ray_folde
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", MOST)
-def test_a_sick_rank_is_in_the_error_of_the_framework(start, python, ray_folder, tmp_path, name):
+def test_a_sick_rank_is_in_the_error_of_the_framework(start, python, short_folder, tmp_path, name):
     script, before, after, error = FRAMEWORKS[name]
-    job = begin(start, python, ray_folder, tmp_path, "sick", script, before, after)
+    job = begin(start, python, short_folder, tmp_path, "sick", script, before, after)
     assert job.wait(SECONDS) != 0, job.told()
     assert error in job.told()
     assert "UnfitError: UNFIT: 2 ranks on 1 host cannot train: " in job.told()
