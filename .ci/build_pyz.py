@@ -21,7 +21,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-# Jinja2 is for --html. prometheus-client is for --prometheus.
+# For --html.
 EXTRAS = ("Jinja2",)
 LEFT_OUT = ("torch",)
 # Files that say where and how a package was installed, and those that only compilers and type checkers read.
@@ -45,7 +45,9 @@ def needed(requirements: list[str]) -> Iterator[str]:
 def copy_package(name: str, site: Path) -> None:
     """Copy the files of an installed package, but not its programs."""
     for file in importlib.metadata.files(name) or ():
-        is_useless = file.name in USELESS_NAMES or file.suffix in USELESS_SUFFIXES
+        # rich loads lexers by name, to colour the source code of languages. ddpdiag shows none.
+        is_lexer = file.parts[:2] == ("pygments", "lexers") and not file.name.startswith("_")
+        is_useless = is_lexer or file.name in USELESS_NAMES or file.suffix in USELESS_SUFFIXES
         if not is_useless and ".." not in file.parts and not {*file.parts[:-1]}.intersection(USELESS_FOLDERS):
             target = site / file
             target.parent.mkdir(parents=True, exist_ok=True)

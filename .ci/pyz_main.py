@@ -21,7 +21,7 @@ from typing import NoReturn
 ARCHIVE = os.path.dirname(os.path.abspath(__file__))
 SITE = "site"
 USAGE = 2
-NEED_TORCH = ("check", "allreduce-bench", "bench", "train")
+NEED_TORCH = ("check", "allreduce-bench", "train", "host --torch")
 # Signals that end or notify a command. The kernel sends those of a terminal (Ctrl-C) to all processes of the command.
 SENT_BY_KERNEL = 0x80  # SI_KERNEL in asm-generic/siginfo.h
 FORWARDED = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -156,6 +156,8 @@ def main() -> None:
     sys.path[0] = os.path.join(folder, SITE)
     words = sys.argv[1:]
     command = next((word for word in words if not word.startswith("-")), "")
+    # Without torch, `host --torch` would find every host UNFIT.
+    command = "host --torch" if command == "host" and "--torch" in words else command
     if command in NEED_TORCH and not {"-h", "--help"}.intersection(words) and find_spec("torch") is None:
         refuse(
             f"{command} needs torch, which {sys.executable} cannot import; run `pip install ddpdiag` in the "

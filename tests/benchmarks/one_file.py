@@ -5,11 +5,12 @@
 Builds the program from this tree, and prints its size and, for `ddpdiag host` and `ddpdiag explain`, the medians of:
 the installed program; a first start, which unpacks to an empty cache; a later start; and a start without a place for
 the cache, which unpacks to a temporary folder and removes it. In a round all run one right after the other, in an empty
-environment. Nothing that depends on the machine is a test.
+environment. Seconds of a core depend less on what else runs. Nothing that depends on the machine is a test.
 """
 
 import argparse
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -23,10 +24,16 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = {"host": ["host"], "explain": ["explain", str(ROOT / "tests/recordings/logs/own_name_is_loopback.log")]}
 
 
-def seconds(command: list[str], folder: str, **variables: str) -> float:
-    begin = time.perf_counter()
+def core_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def seconds(command: list[str], folder: str, **variables: str) -> tuple[float, float]:
+    """The seconds of a run, by the clock and of a core."""
+    begin, used = time.perf_counter(), core_seconds()
     done = subprocess.run(command, cwd="/", env=variables | {"TMPDIR": folder}, capture_output=True, check=False)
-    taken = time.perf_counter() - begin
+    taken = time.perf_counter() - begin, core_seconds() - used
     if done.returncode not in (0, 1, 3):
         raise SystemExit(f"{command} left with {done.returncode}:\n{done.stdout.decode()}{done.stderr.decode()}")
     return taken
@@ -45,7 +52,7 @@ def main() -> None:
         print(f"ddpdiag.pyz: {os.path.getsize(pyz) / 1e6:.1f} MB, load at start {os.getloadavg()[0]:.1f}")
         installed = str(Path(sysconfig.get_path("scripts")) / "ddpdiag")
         for name, words in COMMANDS.items():
-            times: dict[str, list[float]] = {}
+            times: dict[str, list[tuple[float, float]]] = {}
             for _ in range(rounds):
                 shutil.rmtree(cache, ignore_errors=True)
                 one_file = [sys.executable, "-I", pyz, *words]
@@ -56,8 +63,9 @@ def main() -> None:
                     ("no cache", one_file, {"XDG_CACHE_HOME": "/dev/null"}),
                 ):
                     times.setdefault(case, []).append(seconds(command, folder, **variables))
-            medians = ", ".join(f"{case} {statistics.median(taken):.2f} s" for case, taken in times.items())
-            print(f"ddpdiag {name}: {medians}")
+            for case, taken in times.items():
+                wall, core = map(statistics.median, zip(*taken, strict=True))
+                print(f"ddpdiag {name}, {case}: {wall:.2f} s, {core:.2f} s of a core")
             unpacked = sum(path.stat().st_size for path in Path(cache).rglob("*") if path.is_file())
         print(f"unpacked: {unpacked / 1e6:.1f} MB")
 

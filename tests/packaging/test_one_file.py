@@ -75,8 +75,9 @@ def told(process: subprocess.Popen) -> tuple[int, str]:
         (["compare", HEALTHY, HEALTHY], 3, "NOT COMPARED"),
         (["lint", ROOT / "recipes" / "train_ddp.py"], 0, ""),
         (["simulate", "--hosts", "8", "--fault", "slow-host:1"], 0, "FIT, degraded"),
+        (["history", RECORDINGS], 3, "runs"),
         (["check", "--help"], 0, "--nproc-per-node"),
-        *((command, 2, "needs torch") for command in (["check"], ["allreduce-bench", "-e", "8"], ["train"])),
+        *((command, 2, "needs torch") for command in (["check"], ["allreduce-bench"], ["train"], ["host", "--torch"])),
     ],
 )
 def test_commands_work_without_torch_or_say_what_is_missing(start, place, words, code, word):
