@@ -9,9 +9,9 @@ Why: a processor or memory that computes a wrong value now and then raises no er
 value to all ranks, and the loss diverges much later.
 
 Only ranks on equal devices are compared (model of GPU or CPU, threads, driver, torch): others may round differently.
-The soak has parts of one to ten minutes: a hang ends it at the deadline of a part, a difference after its part. A
-finding lists the counters that HST006 and GPU010 read before and after, if they rose. A soak without a difference is no
-proof: synthetic tests missed more than 60 % of the GPUs that corrupted real trainings (SDCHunter).
+The soak has parts of one to ten minutes. A hang ends it `deadline_seconds` after the end of a part, a difference at the
+end of its part. A finding lists the counters that HST006 and GPU010 read before and after, if they rose. A soak without
+a difference is no proof: synthetic tests missed more than 60 % of the GPUs that corrupted real trainings (SDCHunter).
 
 Findings:
 
@@ -112,7 +112,7 @@ def measure(ctx: Context) -> Data:
         seconds = float(params["before_seconds"]) + part.seconds
         steps = f"{int(params['first_step']) + part.steps - 1:,} steps"
         different = f", {part.different_steps:,} different" if part.different_steps else ""
-        ctx.report(part, f"soak {seconds:.0f} s of {ctx.options.soak_seconds or 0.0:.0f} s, {steps}{different}")
+        ctx.report(part, f"{seconds:.0f} of {ctx.options.soak_seconds or 0.0:.0f} s soaked, {steps}{different}")
 
     ctx.step("read the digits")
     digits = mnist.load()
@@ -143,11 +143,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Run the soak on hosts of one kind, with one driver, one version of torch and equal OMP_NUM_THREADS."
             if alone
             else "Run again with a longer --budget, or without it: then it grows with --soak.",
+            is_about_run=True,
         )
     yield seen.finding(
         "tried",
         f"the soak compared {count(int(steps), 'step')}",
-        f"{_tried_text(seen)}. {'' if differing else 'All bits were equal. '}Synthetic tests miss most silent "
+        f"{_tried_text(seen)}. {'' if differing else 'All compared bits were equal. '}Synthetic tests miss most silent "
         "corruption, so this does not prove that each host computes right.",
         evidence={
             "steps": int(steps),
@@ -235,8 +236,7 @@ def _odd_finding(
     return seen.finding(
         "differs",
         f"{ranks_text(blamed) if blamed else 'a rank'} has different bits in step {step:,} of the soak",
-        f"{sentence}, in step {step:,}. {more}{'' if blamed else ' No rank is blamed.'} "
-        f"{_tried_text(seen)}. Counters that rose meanwhile: {risen}.",
+        f"{sentence}, in step {step:,}. {more} {_tried_text(seen)}. Counters that rose meanwhile: {risen}.",
         ranks=blamed,
         gpus=[uuid for rank in blamed if (uuid := uuids[rank])],
         evidence={"step": step, "result": result, **{ranks_text(r): str(value) for value, r in odd.by_value.items()}},
