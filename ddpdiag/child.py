@@ -1,8 +1,8 @@
 """`python -m ddpdiag.child PID FOLDER ...`: the command line, for a call of the Python API in the process PID.
 
 Launchers may kill a training process alone. The kernel then sends SIGTERM to this process, which ends the command. It
-also removes FOLDER, the temporary folder of the call. Ray kills the children of the training process, too. Then a child
-of this process does the same, so there are two processes above the one that runs the command.
+also removes FOLDER, the temporary folder of the call. Ray kills the whole process group of a training process. Then a
+child of this process, which is in a group of its own, does the same for the command, which it runs in a child.
 """
 
 import os
@@ -39,6 +39,11 @@ def _run_and_clean(parent: int, folder: str, call: Callable[[], int]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _run_in_own_group(parent: int, folder: str) -> int:
+    os.setpgid(0, 0)
+    return _run_and_clean(parent, folder, _run_command_line)
+
+
 if __name__ == "__main__":
     training, folder, own = int(sys.argv.pop(1)), sys.argv.pop(1), os.getpid()
-    sys.exit(_run_and_clean(training, folder, lambda: _run_and_clean(own, folder, _run_command_line)))
+    sys.exit(_run_and_clean(training, folder, lambda: _run_in_own_group(own, folder)))

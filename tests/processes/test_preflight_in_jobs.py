@@ -1,5 +1,6 @@
 """ddpdiag.preflight() in a training: real ranks under torchrun, by hand and under multiprocessing."""
 
+import os
 import re
 import shutil
 import signal
@@ -137,12 +138,10 @@ def test_the_check_ends_with_the_training(start, signum):
 
 
 @pytest.mark.deep
-def test_the_check_ends_with_a_training_whose_children_are_killed(start):
+def test_the_check_ends_with_a_process_group_that_is_killed(start):
     """As Ray does with a worker."""
     job = start("-c", "import ddpdiag; ddpdiag.preflight(nproc_per_node=2)")
     job.wait_until(lambda: any(process.is_fork_server for process in processes(job.mark)))
-    for process in processes(job.mark):
-        if job.process.pid in (process.pid, process.parent):
-            process.kill(signal.SIGKILL)
+    os.killpg(job.process.pid, signal.SIGKILL)
     job.wait(60)
     job.check_left_nothing()
