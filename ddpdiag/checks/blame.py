@@ -34,6 +34,8 @@ ECHOES = (
     "Socket closed",
     "Connect timeout",
     "timed out connecting",
+    # The text of gloo for each failure to connect, until torch 2.6.
+    "] no error",
     "Timed out waiting",
     "wait timeout after",
     "Wait timeout",

@@ -111,6 +111,13 @@ def test_every_known_echo_blames_no_rank(card) -> None:
     assert find_blame([echo, outcome(1, Status.DIED, error="killed by SIGSEGV")]).ranks == (1,)
 
 
+def test_ranks_that_only_cannot_connect_are_not_blamed() -> None:
+    no_error = f"RuntimeError: Gloo connectFullMesh failed with [{BUILD}/pair.cc:144] no error"
+    others = [outcome(rank, Status.RAISED, error=error) for rank, error in ((1, no_error), (2, REFUSED))]
+    assert find_blame([outcome(0, Status.RAISED, error=NO_INTERFACE), *others]).ranks == (0,)
+    assert find_blame([outcome(0, Status.DONE), *others]).ranks == ()
+
+
 def waiting(rank: int, missing: int, step: int) -> Outcome:
     said = f"DistStoreError: wait timeout after 9000ms, keys: /default_pg/0//cpu//0/{missing}"
     return outcome(rank, Status.RAISED, error=said, step_count=step)
