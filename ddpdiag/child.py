@@ -28,14 +28,15 @@ def _run_and_clean(parent: int, folder: str, call: Callable[[], int]) -> int:
 
     It is forked, because `ddpdiag check` ends its process with os._exit.
     """
-    die_with_parent(parent, signal.SIGTERM)
-    children = ForkedChildren(Signals(children=True))
-    children.fork(call)
-    while children.running:
-        children.wait(0.5)
+    children, code = ForkedChildren(Signals(children=True)), 0
+    die_with_parent(os.getppid(), signal.SIGTERM)
+    if os.getppid() == parent:  # else it has ended before this process asked for the signal
+        children.fork(call)
+        while children.running:
+            children.wait(0.5)
+        code = children.exit_codes[0]
     if os.getppid() != parent:
         shutil.rmtree(folder, ignore_errors=True)
-    code = children.exit_codes[0]
     return code if code >= 0 else 128 - code
 
 

@@ -27,6 +27,7 @@ ddp = torch.nn.parallel.DistributedDataParallel(model)
 ddp(torch.ones(2, 4)).sum().backward()
 torch.optim.SGD(ddp.parameters(), lr=0.1).step()
 print(f"step at {time.monotonic()}", flush=True)
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
 KINDS = {

@@ -1,10 +1,12 @@
 """Which hosts torchrun's rendezvous admits: the settings of --rdzv-conf, and the decision after a check."""
 
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+import ddpdiag
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.integrations.admission import (
     Action,
@@ -18,8 +20,9 @@ from ddpdiag.integrations.admission import (
     read_settings,
     world_verdict,
 )
-from ddpdiag.model import Finding, HostLists, Report, Severity, Verdict, WorldSummary
+from ddpdiag.model import Finding, HostLists, Severity, Verdict
 
+HEALTHY = ddpdiag.judge(Path(__file__).parents[1] / "recordings" / "healthy-2-ranks.jsonl")
 FIT = WorldVerdict(ExitCode.FIT, "all well")
 UNFIT = WorldVerdict(ExitCode.UNFIT, "h2 fails.", {2: "h2"})
 TWO_UNFIT = WorldVerdict(ExitCode.UNFIT, "two fail.", {1: "h1", 2: "h2"})
@@ -118,18 +121,5 @@ def warning(title, **subject):
 )
 def test_hosts_that_a_report_blames_are_found_by_their_ranks(changes, verdict):
     rows = tuple({"rank": rank, "host": f"h{rank // 2}"} for rank in range(6))
-    world = WorldSummary(size=6, hosts=("h0", "h1", "h2"), launcher="hand", backend="gloo")
-    report = Report(
-        verdict=Verdict.FIT,
-        sentence="It ends.",
-        exit_code=0,
-        seconds=1.0,
-        budget_seconds=30.0,
-        run_id="run",
-        world=world,
-        ranks=rows,
-        stages=(),
-        checks=(),
-        findings=(),
-    )
+    report = structs.replace(HEALTHY, sentence="It ends.", ranks=rows, findings=(), hosts=HostLists())
     assert world_verdict(structs.replace(report, **changes), 2) == verdict
