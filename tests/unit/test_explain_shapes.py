@@ -119,8 +119,14 @@ def test_torchruns_summary_alone_names_the_rank_that_exited_first() -> None:
         ("2026-01-02 INFO Failed to load plugin, going on\nerror: 0.25\n", []),
         ("*** An error occurred in MPI_Init_thread\n*** on a NULL communicator\n", ["mpi-init"]),
         ("THCudaCheck FAIL file=/t/THCGeneral.cpp line=51 error=3 : initialization error\n", ["cuda-initialisation"]),
+        ("[n0:40] PMIX ERROR: ERROR in file gds.c at line 1\n", ["line-with-error"]),
+        ("[t] _job_complete: JobId=7 WTERMSIG 9\n", ["slurmctld-signal"]),
+        (
+            "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via x: Timeout\n",
+            ["unique-id-timeout"],
+        ),
     ],
-    ids=["failure", "two", "known", "exception", "healthy", "mpi", "thc"],
+    ids=["failure", "two", "known", "exception", "healthy", "mpi", "thc", "mark", "slurmctld", "old-spelling"],
 )
 def test_a_line_that_speaks_of_a_failure_counts_if_nothing_else_is_known(log: str, names: list[str]) -> None:
     assert [one.card.name for one in explained(log).sightings] == names
