@@ -136,7 +136,7 @@ def world_verdict(report: Report, ranks_per_host: int) -> WorldVerdict:
         return WorldVerdict(report.exit_code, report.sentence, failing)
     # A warning that blames all hosts leaves them in the list of healthy hosts.
     warned = {number: name for number, name in names.items() if name not in report.hosts.healthy}
-    titles = listed([*dict.fromkeys(each.title for each in warnings)], _TITLES_SHOWN)
+    titles = "; ".join([*dict.fromkeys(each.title for each in warnings)][:_TITLES_SHOWN])
     return WorldVerdict(report.exit_code, f"{report.sentence} Warnings: {titles}.", failing, warned)
 
 
