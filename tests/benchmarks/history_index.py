@@ -18,9 +18,9 @@ from ddpdiag.simulate.months import FleetMonths, Plan
 TABLES = ("names", "files", "runs", "hosts", "blames", "figures")
 
 
-def call(folder: Path, index: Path, what: str) -> None:
-    """Run the command as users do, and print its time, memory and index."""
-    words = [str(folder), "--index", str(index), "--until", "2027-01-01", "--days", "400", "-q"]
+def call(folder: Path, index: Path, until: str, what: str) -> None:
+    """Run the command as users do, for the last 30 days, and print its time, memory and index."""
+    words = [str(folder), "--index", str(index), "--until", until, "-q"]
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "ddpdiag", "history", *words], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -71,24 +71,25 @@ def main() -> None:
         reports, index = Path(folder, "reports"), Path(folder, "history.db")
         began, made, size = time.perf_counter(), 0, 0
         source = FleetMonths(plan).reports()
+        until = ""
 
         def write(number: int) -> None:
-            nonlocal made, size
+            nonlocal made, size, until
             for report in (next(source) for _ in range(number)):
                 data = encode(report)
                 # 1,000 files in a folder, as a folder for each day has.
                 path = reports / f"{made // 1000:04d}" / f"{report.run_id}.json"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-                made, size = made + 1, size + len(data)
+                made, size, until = made + 1, size + len(data), report.created
 
         write(words.reports)
         print(f"{made:,} reports, {size / (1 << 20):,.0f} MiB, written in {time.perf_counter() - began:.0f} s")
         print(f"load {os.getloadavg()[0]:.1f}")
-        call(reports, index, "first index")
-        call(reports, index, "nothing new")
+        call(reports, index, until, "first index")
+        call(reports, index, until, "nothing new")
         write(day)
-        call(reports, index, f"a day more ({day} reports)")
+        call(reports, index, until, f"a day more ({day} reports)")
         if words.duckdb:
             copy_to_duckdb(index, Path(folder, "history.duckdb"))
 
