@@ -9,7 +9,7 @@ false ones. The slope is Theil and Sen's, which a third of wrong days does not c
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -102,18 +102,25 @@ def _relative_days(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, list[
                 lonely[day, name] += values
     for (day, name), values in lonely.items():
         if len({host for host, _ in values}) > MIN_PEERS:
-            _append(series, name, day, values)
+            # The load differs from run to run, so these values count only where the day has no better ones.
+            _append(series, name, day, values, better={host for host, _ in values if day in series[host, name]})
     for key in known:
         series.setdefault(key, {})  # a series without peers is known, and not judged
     return series
 
 
 def _append(
-    series: Mapping[tuple[str, str], dict[int, list[float]]], name: str, day: int, values: Sequence[tuple[str, float]]
+    series: Mapping[tuple[str, str], dict[int, list[float]]],
+    name: str,
+    day: int,
+    values: Sequence[tuple[str, float]],
+    better: Collection[str] = (),
 ) -> None:
+    """Append the values of a run or day to the series, but for hosts in `better`."""
     middle, sign = median([value for _, value in values]), 1 if is_rate(name) else -1
     for host, value in values:
-        series[host, name][day].append(sign * (value - middle))
+        if host not in better:
+            series[host, name][day].append(sign * (value - middle))
 
 
 def _p_value(times: Sequence[float], logs: Sequence[float]) -> float:
