@@ -11,6 +11,8 @@ def _parse_time(text: str) -> float:
     """Convert a date or time in ISO 8601 (UTC unless it has an offset) to seconds since 1970."""
     try:
         time = datetime.fromisoformat(text)
+        if not 1970 < time.year < 9999:
+            raise ValueError(text)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise UsageError("expected a date or time such as 2026-05-31 or 2026-05-31T12:00") from None

@@ -31,9 +31,10 @@ class HostDays(Struct, frozen=True, kw_only=True):
 class History(Struct, frozen=True, kw_only=True):
     """The answers. `since` and `until` are the window (UTC, ISO 8601).
 
-    `exit_code` is 1 if a host, GPU or pair recurs or a host gets slower, 3 if no host could be judged, else 0.
-    `problems` are sentences about files and runs that do not count. `host_runs` counts hosts over all runs. `days` has
-    the hosts that are named anywhere, and `day_names` its days.
+    `failing_hosts` are the recurring hosts, and the hosts to which recurring GPUs were moved. `exit_code` is 1 if a
+    host, GPU or pair recurs or a host gets slower, 3 if no host could be judged, else 0. `problems` are sentences about
+    files and runs that do not count. `host_runs` counts hosts over all runs. `days` has the hosts that are named
+    anywhere, and `day_names` its days.
     """
 
     schema: str = SCHEMA
@@ -60,8 +61,9 @@ def answer(runs: Sequence[Run], *, since_seconds: float, until_seconds: float, p
     """Answer all questions about the runs of a window, which are in order of time."""
     hosts_of_gpu = _hosts_of_blamed_gpus(runs)
     gpus = recurrence(gpu_trials(runs), hosts_of_gpu)
-    moved = frozenset(gpu.name for gpu in gpus.recurring if len(gpu.hosts) > 1)
-    hosts = recurrence(host_trials(runs, moved))
+    moved = {gpu.name: gpu.hosts[-1] for gpu in gpus.recurring if len(gpu.hosts) > 1}
+    hosts = recurrence(host_trials(runs, frozenset(moved)))
+    failing = dict.fromkeys([*(each.name for each in hosts.recurring), *moved.values()])
     slower = drift(runs)
     names = dict.fromkeys(
         [*(each.name for each in (*hosts.recurring, *hosts.recovered)), *(each.host for each in slower.drifts)]
@@ -79,7 +81,7 @@ def answer(runs: Sequence[Run], *, since_seconds: float, until_seconds: float, p
         runs=len(runs),
         hosts=len(all_hosts),
         host_runs=sum(len(run.hosts) for run in runs),
-        failing_hosts=tuple(each.name for each in hosts.recurring if _HOST_NAME.fullmatch(each.name)),
+        failing_hosts=tuple(filter(_HOST_NAME.fullmatch, failing)),
         recurring_hosts=hosts,
         recurring_gpus=gpus,
         drifts=slower.drifts,
@@ -98,13 +100,15 @@ def time_text(seconds: float) -> str:
 
 
 def _hosts_of_blamed_gpus(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-    """For each blamed GPU, the hosts on which it was blamed, in order of time."""
+    """For each blamed GPU, the hosts on which it was blamed, the last one at the end."""
     hosts: dict[str, dict[str, None]] = {}
     for run in runs:
         blamed = {gpu for blame in run.blames for gpu in blame.gpus}
         for row in run.hosts if blamed else ():
             for gpu in blamed.intersection(row.gpus):
-                hosts.setdefault(gpu, {})[row.host] = None
+                names = hosts.setdefault(gpu, {})
+                names.pop(row.host, None)
+                names[row.host] = None
     return {gpu: tuple(names) for gpu, names in hosts.items()}
 
 

@@ -49,7 +49,7 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
             progress.tell("judging ...")
             # Runs that seem to begin after now do not count, even if the window ends later.
             runs = store.runs(since, min(until, now + _MAX_AHEAD_SECONDS))
-            problems = _problems(store, summary, runs, since, now + _MAX_AHEAD_SECONDS)
+            problems = _problems(store, summary, runs, now + _MAX_AHEAD_SECONDS)
             history = answer(runs, since_seconds=since, until_seconds=until, problems=problems)
     finally:
         store.close()
@@ -85,7 +85,7 @@ def _check_outputs(args: HistoryArgs) -> None:
             raise UsageError(f"{option}: {error}") from error
 
 
-def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], since: float, ahead: float) -> list[str]:
+def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], ahead: float) -> list[str]:
     """Sentences about files and runs that do not count."""
     problems = [f"skipped: {problem}" for _path, problem in summary.problems]
     if summary.duplicates:

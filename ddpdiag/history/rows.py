@@ -76,12 +76,14 @@ def is_rate(name: str) -> bool:
 
 
 def row_of(report: Report) -> Run:
-    """Make the rows of a report. UsageError if the report has no time, without which it has no place in a history."""
+    """Make the rows of a report. UsageError if it has no time, and so no place in a history."""
     try:
         begin = datetime.fromisoformat(report.created)
         begin_seconds = (begin if begin.tzinfo else begin.replace(tzinfo=UTC)).timestamp()
+        if not 1970 < begin.year < 9999:
+            raise ValueError(report.created)
     except (ValueError, OverflowError):
-        raise UsageError("the run has no start time (a simulated run has none)") from None
+        raise UsageError(f"the run has no start time: {report.created!r} (a simulated run has none)") from None
     host_of_gpu = {str(row["gpu_uuid"]): str(row["host"]) for row in report.ranks if row.get("gpu_uuid") is not None}
     blames = tuple(_blames(report, host_of_gpu))
     return Run(
