@@ -50,6 +50,11 @@ def is_private(folder: str) -> bool:
     return True
 
 
+def refuse_shared(folder: str) -> None:
+    if not is_private(folder):
+        raise PermissionError(f"{folder} or a folder above it may be changed by other users")
+
+
 def cache_folder() -> str:
     """The folder for unpacked builds, made if it is missing. Raises OSError if this user can have none."""
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -74,14 +79,15 @@ def unpack_once(archive: zipfile.ZipFile, build: str) -> str:
     """The folder with this build, unpacked if it is missing. Raises OSError if it cannot be written or is not safe."""
     cache = cache_folder()
     folder = os.path.join(cache, build)
+    # Before anything is written, too: where others can swap folders, root would write wherever a link of theirs leads.
+    refuse_shared(cache)
     if not os.path.lexists(folder):
         # Several processes may start at once: each unpacks to a folder of its own, and one of them is renamed.
         with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as unfinished:
             unpack(archive, unfinished)
             with contextlib.suppress(OSError):  # another process was faster
                 os.rename(unfinished, folder)
-    if not is_private(folder):
-        raise PermissionError(f"{folder} or a folder above it may be changed by other users")
+    refuse_shared(folder)
     return folder
 
 

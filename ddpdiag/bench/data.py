@@ -85,7 +85,7 @@ class Sweep:
     collective: str
     data_by_rank: Mapping[int, Data]
 
-    @property
+    @cached_property
     def rank_count(self) -> int:
         return len(self.trial.ranks)
 
