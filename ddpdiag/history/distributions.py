@@ -40,12 +40,13 @@ def rate_interval(successes: float, trials: float, confidence: float = 0.95) -> 
     tail = (1 - confidence) / 2
     if trials <= 0:
         return 0.0, 1.0
-    low = _solve(lambda p: beta_cdf(p, successes, trials - successes + 1), tail) if successes > 0 else 0.0
-    high = _solve(lambda p: beta_cdf(p, successes + 1, trials - successes), 1 - tail) if successes < trials else 1.0
+    low = solve(lambda p: beta_cdf(p, successes, trials - successes + 1), tail) if successes > 0 else 0.0
+    high = solve(lambda p: beta_cdf(p, successes + 1, trials - successes), 1 - tail) if successes < trials else 1.0
     return low, high
 
 
-def _solve(rising: Callable[[float], float], target: float) -> float:
+def solve(rising: Callable[[float], float], target: float) -> float:
+    """The share of 1 at which a rising function reaches `target`."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

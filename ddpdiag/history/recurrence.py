@@ -24,10 +24,10 @@ from msgspec import Struct
 
 from ddpdiag.history.distributions import (
     beta_binomial_tail,
-    beta_cdf,
     binomial_tail,
     false_discovery_limit,
     rate_interval,
+    solve,
 )
 from ddpdiag.history.rows import Blame, HostRow, Run, State
 from ddpdiag.stats import quantile
@@ -437,8 +437,4 @@ def _detectable_share(runs: int, rate: float, subjects: int) -> float | None:
     least = next((k for k in range(MIN_INCIDENTS, runs + 1) if binomial_tail(k, runs, max(rate, 1e-9)) <= limit), None)
     if least is None:
         return None
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if beta_cdf(middle, least, runs - least + 1) < 0.8 else (low, middle)
-    return high
+    return solve(lambda share: binomial_tail(least, runs, share), 0.8)

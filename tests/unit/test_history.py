@@ -357,6 +357,18 @@ def test_names_that_are_no_unicode_and_numbers_that_are_too_large(folder, tmp_pa
     assert of(seen["runs"]).runs == len(list(folder.iterdir())) - 1
 
 
+def test_the_query_of_the_manual(folder, tmp_path):
+    runs = read_again(folder, tmp_path / "index")["runs"]
+    page = (ROOT / "docs" / "history.md").read_text()
+    query = re.search(r"```sql\n(.*?)```", page, re.DOTALL)[1].replace("begin_seconds > strftime", "0 < strftime")
+    database = sqlite3.connect(tmp_path / "index")
+    rows = database.execute(query).fetchall()
+    database.close()
+    states = [row.state for each in runs for row in each.hosts if row.host == rows[0][0]]
+    assert rows[0][1:] == (len(states), states.count(State.FAILING))
+    assert len(rows) == 8
+
+
 def test_the_parts_of_a_recording_are_one_run(tmp_path):
     recording = (Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl").read_text()
     for name in ("run.jsonl", "rank-1.jsonl"):
