@@ -1,10 +1,10 @@
 """Hosts whose figures get worse over weeks, compared with the other hosts.
 
 A figure of a host is divided by the median of its peers: the other hosts of the same run if there are `MIN_PEERS` of
-them, because they had the same load, else the hosts of the same day. So a change of the whole fleet, such as a new
-release of NCCL, is nobody's drift. The median of each day makes a series. Spearman's rank correlation with time tests
-it, with fewer effective days where neighbouring days are alike; Benjamini and Hochberg's procedure limits the share of
-false ones. The slope is Theil and Sen's, which a third of wrong days does not change.
+them, because they had the same load, else those of runs of the same day with as many ranks. So a change of the whole
+fleet, such as a new release of NCCL, is no host's drift. The median of each day makes a series. Spearman's rank
+correlation with time tests it, with fewer effective days where neighbouring days are alike; Benjamini and Hochberg's
+procedure limits the share of false ones. The slope is Theil and Sen's, which a third of wrong days does not change.
 """
 
 import math
@@ -86,8 +86,8 @@ def drift(runs: Iterable[Run]) -> DriftAnswer:
 def _relative_days(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, list[float]]]:
     """For each host and figure: by day, the logarithms of the figure over its peers' median (above 0: better)."""
     series: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    # The figures of runs with too few hosts, by day and figure.
-    lonely: dict[tuple[int, str], list[tuple[str, float]]] = defaultdict(list)
+    # The figures of runs with too few hosts, by day, figure and number of ranks, on which figures depend.
+    lonely: dict[tuple[int, str, int], list[tuple[str, float]]] = defaultdict(list)
     known: set[tuple[str, str]] = set()
     for run in runs:
         day = int(run.begin_seconds // _DAY_SECONDS)
@@ -99,8 +99,8 @@ def _relative_days(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, list[
             if len(values) > MIN_PEERS:
                 _append(series, name, day, values)
             else:
-                lonely[day, name] += values
-    for (day, name), values in lonely.items():
+                lonely[day, name, run.ranks] += values
+    for (day, name, _ranks), values in lonely.items():
         if len({host for host, _ in values}) > MIN_PEERS:
             # The load differs from run to run, so these values count only where the day has no better ones.
             _append(series, name, day, values, better={host for host, _ in values if day in series[host, name]})
