@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from ddpdiag.codec import decode, encode, readable
 from ddpdiag.errors import UnfitError, UsageError
 from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, lost_store, needs_repetition
-from ddpdiag.model import Report, Verdict
+from ddpdiag.model import Report
 from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord
 from ddpdiag.render.findings import findings_text
 from ddpdiag.workloads.devices import first_line
@@ -52,18 +52,21 @@ _LOGGER = logging.getLogger("ddpdiag")
 
 
 class _Plan(Struct, frozen=True):
-    """Rank 0's answer to the arrivals: all hosts by rank, or why the groups cannot be checked."""
+    """Rank 0's answer to the arrivals: all hosts by rank, or why the groups cannot be checked.
+
+    `scale` multiplies the sizes of messages.
+    """
 
     hosts: dict[int, str]
+    scale: float
     mistake: str = ""
     report: Report | None = None
 
 
 class _Result(Struct, frozen=True):
-    """Rank 0's answer to the measurements. None: measure again. `scale` multiplies the sizes in the next check."""
+    """Rank 0's answer to the measurements. None: measure again."""
 
     report: Report | None
-    scale: float
 
 
 class GroupMonitor:
@@ -98,7 +101,8 @@ class GroupMonitor:
         self._every, self._strict = every, strict
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._steps, self._scale = 0, 1.0
-        self._last_end, self._interval = math.nan, math.nan
+        # The end and the seconds of the last check, and the seconds between both: not known in the first check.
+        self._last_end = self._cost = self._interval = math.nan
         self._logged: frozenset[object] = frozenset()
         # Rank 0 has the arrivals of the first check, because the groups stay the same. Other ranks have hosts only.
         self._known = GroupCheck(
@@ -130,28 +134,28 @@ class GroupMonitor:
         own = GroupArrival(readable(socket.gethostname()), members, self._sizes)
         plan = self._ask(store, "here", own, self._plan, _Plan, self._known.join_seconds)
         if plan.mistake:
+            self._leave_last(store)
             raise UsageError(plan.mistake)
-        report, keys, next_scale = plan.report, ["here"], self._scale
+        report, keys = plan.report, ["here"]
         if self._rank != 0:
             arrivals = {rank: GroupArrival(host, {}, {}) for rank, host in plan.hosts.items()}
             self._known = structs.replace(self._known, arrivals=arrivals, hosts=plan.hosts)
+        measure_begin = time.monotonic()
         while report is None:
-            sizes = {name: max(min(size, _MIN_BYTES), int(size * self._scale)) for name, size in self._sizes.items()}
+            sizes = {name: max(min(size, _MIN_BYTES), int(size * plan.scale)) for name, size in self._sizes.items()}
             deadline = time.monotonic() + self._known.budget_seconds
             record = measure_groups(self._groups, sizes, deadline)
             keys.append(f"done{len(keys)}")
             left = deadline - time.monotonic() + _ANSWER_SECONDS
-            result = self._ask(store, keys[-1], record, self._judge, _Result, left)
-            report, next_scale = result.report, result.scale
+            report = self._ask(store, keys[-1], record, self._judge, _Result, left).report
         report = structs.replace(report, seconds=time.monotonic() - begin)
-        if report.verdict is not Verdict.FIT:
+        if report.exit_code:
+            self._leave_last(store)
             raise _unfit_error(report)
-        self._scale = next_scale
         with suppress(RuntimeError, TimeoutError):  # a store that is lost now ends the job by itself
             _within(_ANSWER_SECONDS, lambda: self._delete(store, keys))
         self._last_end = time.monotonic()
-        if report.exit_code:
-            raise _unfit_error(report)
+        self._cost = (self._last_end - measure_begin) / (len(keys) - 1)
         blamed = frozenset((finding.code, finding.ranks, finding.links) for finding in report.findings)
         if self._rank == 0 and blamed - self._logged:
             _LOGGER.warning("%s\n%s", report, findings_text(report.findings))
@@ -193,21 +197,32 @@ class GroupMonitor:
         self._known = structs.replace(self._known, arrivals=known, hosts=hosts, rounds=())
         findings = judge_groups(self._known)
         report = group_report(self._known, findings, strict=self._strict) if findings else None
-        return _Plan(hosts, "" if findings else find_mistake(known), report)
+        allowed = COST_SHARE * self._interval
+        if self._cost > allowed:  # False in the first check
+            self._scale *= 2.0 ** math.floor(math.log2(allowed / self._cost))
+        return _Plan(hosts, self._scale, "" if findings else find_mistake(known), report)
 
     def _judge(self, records: dict[int, GroupRecord]) -> _Result:
         self._known = structs.replace(self._known, rounds=(*self._known.rounds, records))
         findings = judge_groups(self._known)
         if len(self._known.rounds) == 1 and needs_repetition(findings):
-            return _Result(None, self._scale)
+            return _Result(None)
         first = {rank: _baseline(self._known.first.get(rank, record), record) for rank, record in records.items()}
         report = group_report(self._known, findings, strict=self._strict)
         self._known = structs.replace(self._known, first=first)
-        cost = sum(max(record.seconds for record in each.values()) for each in self._known.rounds)
-        allowed, scale = COST_SHARE * self._interval, self._scale
-        if cost > allowed:  # False in the first check, before which there is no interval (nan)
-            scale *= 2.0 ** math.floor(math.log2(allowed / cost))
-        return _Result(report, scale)
+        return _Result(report)
+
+    def _leave_last(self, store: dist.Store) -> None:
+        """On rank 0, wait until the other ranks have read its answer: its process may serve the store, and then end."""
+
+        def talk() -> None:
+            end = time.monotonic() + _ANSWER_SECONDS
+            store.add("read", 1)
+            while self._rank == 0 and store.add("read", 0) < len(self._known.arrivals) and time.monotonic() < end:
+                time.sleep(_MAX_PAUSE_SECONDS)
+
+        with suppress(RuntimeError, TimeoutError):
+            _within(2 * _ANSWER_SECONDS, talk)
 
     def _delete(self, store: dist.Store, keys: list[str]) -> None:
         """Delete this rank's keys, and after all ranks have read rank 0's answers, also these."""

@@ -6,7 +6,7 @@ hosts if the link is.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -62,7 +62,7 @@ def judge_groups(check: GroupCheck) -> tuple[Finding, ...]:
         return tuple(ended)
     slow_ranks = dict(_slow_ranks(check))
     ranks = (_slow_rank(check, rank, slow) for rank, slow in slow_ranks.items())
-    return (*_wrong_values(check), *ranks, *_slow_links(check, slow_ranks.keys()))
+    return (*_wrong_values(check), *ranks, *_slow_links(check, slow_ranks))
 
 
 def needs_repetition(findings: Sequence[Finding]) -> bool:
@@ -281,8 +281,9 @@ def _slow_rank(check: GroupCheck, rank: int, slow: _Slow) -> Finding:
     )
 
 
-def _slow_links(check: GroupCheck, slow_ranks: Iterable[int]) -> Iterator[Finding]:
-    """Findings about slow links. A slow rank explains its links, and a rank with most of the slow links is blamed.
+def _slow_links(check: GroupCheck, slow_ranks: Mapping[int, _Slow]) -> Iterator[Finding]:
+    """Findings about slow links. A rank explains links that are not much slower than it computes. A rank with most of
+    the slow links is blamed.
 
     Inside a host, ranks on CPUs exchange messages through memory, so only the time on a core would be judged.
     """
@@ -295,8 +296,9 @@ def _slow_links(check: GroupCheck, slow_ranks: Iterable[int]) -> Iterator[Findin
         link: slow
         for links in peers.values()
         for link in links
-        if not {*slow_ranks} & {*link.ends} and (slow := _slow(rounds, first, link, links, _MIN_RATE_SHARE))
-        if link.size_bytes / slow.value - link.size_bytes / slow.expected > _MIN_EXCESS_SECONDS
+        if (slow := _slow(rounds, first, link, links, _MIN_RATE_SHARE))
+        and not any(slow.shares[-1] > 0.5 * slow_ranks[end].shares[-1] for end in link.ends if end in slow_ranks)
+        and link.size_bytes / slow.value - link.size_bytes / slow.expected > _MIN_EXCESS_SECONDS
     }
     ends = Counter(rank for link in {frozenset(link.ends) for link in slow_links} for rank in link).most_common(2)
     blamed = ends[0][0] if len(ends) > 1 and ends[0][1] > max(1, ends[1][1]) else None

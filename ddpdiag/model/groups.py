@@ -31,9 +31,9 @@ class GroupRecord(Struct, frozen=True, kw_only=True):
     """All that one rank measured in one check.
 
     `product_seconds` is the time of a matrix product on the `device`, a type of torch. On "cpu", `core_seconds` is the
-    part of it in which the rank had a core, and `cores` are those that it may use. If the measurement ended early,
-    `stopped_at` is the operation, `stopped_in` its group (empty: none), and `error` the text of torch; `timed_out`: at
-    the deadline.
+    shortest time in which the rank had a core for one, and `cores` are those that it may use. If the measurement ended
+    early, `stopped_at` is the operation, `stopped_in` its group (empty: none), and `error` the text of torch;
+    `timed_out`: at the deadline.
     """
 
     device: str = "cpu"
@@ -45,7 +45,6 @@ class GroupRecord(Struct, frozen=True, kw_only=True):
     stopped_in: str = ""
     error: str = ""
     timed_out: bool = False
-    seconds: float = 0.0
 
 
 class GroupCheck(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -20,9 +21,10 @@ from ddpdiag.text import size_text
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern
 from ddpdiag.workloads.devices import first_line
 
-# A product takes an H100 0.2 ms and a processor core about 1 ms.
+# A product takes an H100 0.2 ms and a processor core about as long. Processes that share a core take turns of 3 ms, so
+# all products together have to take several turns.
 _ROWS, _ROWS_ON_CPU = 4096, 256
-_CALLS, _WARMUP_CALLS = 10, 2
+_BATCHES, _CALLS = 4, 10
 _MESSAGES = 3
 _POLL_SECONDS = 1e-4
 # gloo ends an all-reduce at its own deadline, and raises. It gets so long for this.
@@ -72,7 +74,7 @@ def measure_groups(groups: Sequence[NamedGroup], sizes: Mapping[str, int], deadl
 
     `deadline` is a time.monotonic(). The first operation that fails or does not end in time ends the measurement.
     """
-    begin, name, times = time.monotonic(), "", list[GroupTimes]()
+    name, times = "", list[GroupTimes]()
     record = GroupRecord(cores=tuple(sorted(os.sched_getaffinity(0))))
     try:
         device = next((_device_of(group) for _, group, _ in groups if group is not None), torch.device("cpu"))
@@ -85,7 +87,7 @@ def measure_groups(groups: Sequence[NamedGroup], sizes: Mapping[str, int], deadl
         step, error = stop.args
         timed_out = time.monotonic() >= deadline
         record = structs.replace(record, stopped_at=step, stopped_in=name, error=error, timed_out=timed_out)
-    return structs.replace(record, groups=tuple(times), seconds=time.monotonic() - begin)
+    return structs.replace(record, groups=tuple(times))
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
@@ -100,20 +102,23 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def _time_product(device: torch.device, deadline: float) -> tuple[float, float]:
-    """The seconds of a matrix product, and on a CPU those of them in which this thread had a core."""
+    """The mean seconds of a matrix product. On a CPU also the shortest time in which this thread had a core for one."""
     rows, dtype = (_ROWS_ON_CPU, torch.float32) if device.type == "cpu" else (_ROWS, torch.float16)
     left, right = (pattern(rows * rows, rank, device).view(rows, rows).div_(64).to(dtype) for rank in (0, 1))
 
-    def multiply(calls: int) -> list[dist.Work]:
-        for _ in range(calls):
+    def multiply() -> list[dist.Work]:
+        for _ in range(_CALLS):
             torch.mm(left, right)
         return []
 
-    _timed("the work that was queued before the check", device, lambda: multiply(_WARMUP_CALLS), deadline)
-    core_begin = time.thread_time()
-    seconds = _timed("the matrix products", device, lambda: multiply(_CALLS), deadline)
-    core_seconds = time.thread_time() - core_begin if device.type == "cpu" else seconds
-    return seconds / _CALLS, core_seconds / _CALLS
+    _timed("the work that was queued before the check", device, multiply, deadline)
+    seconds, core_seconds = list[float](), list[float]()
+    for _ in range(_BATCHES):
+        core_begin = time.thread_time()
+        seconds.append(_timed("the matrix products", device, multiply, deadline))
+        core_seconds.append(time.thread_time() - core_begin)
+    mean = fmean(seconds) / _CALLS
+    return mean, min(core_seconds) / _CALLS if device.type == "cpu" else mean
 
 
 def _measure(name: str, group: dist.ProcessGroup, ranks: tuple[int, ...], size: int, deadline: float) -> GroupTimes:
