@@ -86,7 +86,7 @@ class GroupMonitor:
     ) -> None:
         if not dist.is_initialized():
             raise UsageError("preflight(groups=...): there are no groups before init_process_group")
-        if every is not None and every < 1:
+        if every is not None and not (isinstance(every, int) and every > 0):
             raise UsageError(f"preflight(every={every!r}): expected a number of steps, at least 1")
         try:
             self._groups = name_groups(groups)
@@ -94,10 +94,13 @@ class GroupMonitor:
             expected = "expected a DeviceMesh, or process groups in a list or a dict"
             raise UsageError(f"preflight(groups=...): {error}; {expected}") from None
         names = [group.name for group in self._groups]
-        self._sizes = dict.fromkeys(names, sizes if isinstance(sizes, int) else BUCKET_BYTES)
-        self._sizes.update(sizes if isinstance(sizes, Mapping) else {})
-        if len(self._sizes) > len(set(names)) or min(self._sizes.values(), default=0) < 1:
-            raise UsageError(f"preflight(sizes={sizes!r}): expected bytes for the groups {', '.join(names)}")
+        if not names:
+            raise UsageError("preflight(groups=...): there is no group in it")
+        given = sizes if isinstance(sizes, Mapping) else dict.fromkeys(names, BUCKET_BYTES if sizes is None else sizes)
+        self._sizes = dict.fromkeys(names, BUCKET_BYTES) | dict(given)
+        if self._sizes.keys() != set(names) or not all(isinstance(n, int) and n > 0 for n in self._sizes.values()):
+            expected = f"expected a number of bytes, or a dict of them for {', '.join(names)}"
+            raise UsageError(f"preflight(sizes={sizes!r}): {expected}")
         self._every, self._strict = every, strict
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._steps, self._scale = 0, 1.0

@@ -75,8 +75,10 @@ def group_report(check: GroupCheck, findings: tuple[Finding, ...], *, strict: bo
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     hosts = tuple(dict.fromkeys(host for _, host in sorted(check.hosts.items())))
     world = count(check.world_size, "rank") + (f" on {count(len(hosts), 'host')}" if hosts else "")
-    names = list(dict.fromkeys(name for arrival in check.arrivals.values() for name in arrival.members))
-    sentence = f"{world}: no {'errors' if findings else 'problems'} found in the groups {names_text(names)}"
+    records = check.rounds[-1] if check.rounds else {}
+    names = list(dict.fromkeys(times.name for record in records.values() for times in record.groups))
+    sentence = f"{world}: no {'errors' if findings else 'problems'} found"
+    sentence += f" in the groups {names_text(names)}" if names else "; no group has two ranks, so none was tested"
     if errors:
         sentence = f"{world} cannot train: {errors[0].title}"
     elif findings:
@@ -93,7 +95,7 @@ def group_report(check: GroupCheck, findings: tuple[Finding, ...], *, strict: bo
         stages=(),
         checks=(),
         findings=findings,
-        measurements=dict(_figures(check.rounds[-1])) if check.rounds and check.rounds[-1] else {},
+        measurements=dict(_figures(records)) if records else {},
         version=ddpdiag.__version__,
         degraded=bool(findings) and not errors,
     )

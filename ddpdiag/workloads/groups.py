@@ -62,7 +62,7 @@ def _name_group(name: str, group: object) -> NamedGroup:
         return NamedGroup(name, group, tuple(dist.get_process_group_ranks(group)))
     if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
         return NamedGroup(name, None, ())
-    raise TypeError(f"{name} is a {type(group).__name__}")
+    raise TypeError(f"{name} is of type {type(group).__name__}")
 
 
 class _Stopped(Exception):
