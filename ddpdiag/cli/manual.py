@@ -142,6 +142,10 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
         from ddpdiag.lint.rules import rule_of
 
         return page_text(_page_of_rule(rule_of(code)), width=width, color=color)
+    if code.upper().partition(".")[0] == "GRP001":  # made by the Python API, so no check of a run has it
+        from ddpdiag.judgement import groups
+
+        return page_text(Page(groups.CODE, "groups", "training", groups.__doc__ or "", {}), width=width, color=color)
     from ddpdiag.checks.registry import check_by_code
 
     check = check_by_code(code)

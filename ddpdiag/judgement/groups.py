@@ -1,8 +1,20 @@
-"""The judgement of the process groups of a training job, from the measurements of `ddpdiag.preflight(groups=...)`.
+"""Process groups of a running job, as `ddpdiag.preflight(groups=...)` checks them in the processes of the training.
 
 A rank or link is slow if it is slower than its peers in each of two measurements. With fewer than two peers, it is
 compared with itself in the job's first check. The peers of a link belong to groups of the same name, and are between
 hosts if the link is.
+
+Findings:
+- absent: a rank did not reach the check within join_timeout.
+- hung: a rank reached the check, and did not end it within the budget.
+- failed: a rank raised an error of torch that no other rank explains.
+- stuck: the ranks of a group began an operation that did not end within the budget. No rank is blamed.
+- wrong: an all-reduce or a message has wrong values.
+- slow-rank: a matrix product takes a rank longer: its speed is below 75 % of the others.
+- slow-link: messages of a rank arrive at less than half of the usual rate. Below a tenth, it is an error.
+- store: the job's store does not answer.
+
+Sources: docs/python.md; the thresholds are those of NVRx (ranks) and DLRover (links).
 """
 
 from collections import Counter
@@ -23,6 +35,7 @@ from ddpdiag.text import begun, count, rate_text, share_of_expected_text, size_t
 
 K = TypeVar("K")
 
+CODE = "GRP001"
 # The share of its peers' speed below which a rank is slow: the threshold of NVRx's straggler detection.
 _MIN_SPEED_SHARE = 0.75
 # The same for a link: DLRover reports a node that takes more than twice the median time.
@@ -128,7 +141,7 @@ def _finding(
     ends = [*dict.fromkeys(check.hosts[rank] for rank in link)]
     ends = ends if len(ends) > 1 else [f"rank {rank}" for rank in link]
     return Finding(
-        code=f"GRP001.{word}",
+        code=f"{CODE}.{word}",
         severity=severity,
         title=title,
         message=message,
@@ -211,7 +224,7 @@ def _ended_early(check: GroupCheck) -> Iterator[Finding]:
         members = check.arrivals[rank].members.get(record.stopped_in, (rank,))
         if explained.isdisjoint(members):
             title = f"{_subject(check, *members)} did not end {record.stopped_at}"
-            message = f"All these ranks began it. Rank {rank} after {time_text(check.budget_seconds)}: {record.error}."
+            message = f"All ranks began the check. Rank {rank} after {time_text(check.budget_seconds)}: {record.error}."
             link = members if len(members) == 2 else ()
             yield _finding(check, "stuck", title, message, _LINK_FIX, link=link, group=record.stopped_in)
         explained.update(members)

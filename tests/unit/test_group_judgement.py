@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from ddpdiag.cli.manual import manual_page
 from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, needs_repetition
 from ddpdiag.model import Severity, Verdict
 from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord, GroupTimes
@@ -126,6 +127,7 @@ def test_a_pattern_of_measurements_blames(check, expected):
     assert needs_repetition(findings) == any(".slow-" in finding.code for finding in findings)
     shown = sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
     assert all(finding.title in report.sentence for finding in shown[:1])
+    assert all(f"- {word}: " in manual_page(f"GRP001.{word}", width=80, color=False) for word, _, _ in expected)
 
 
 @pytest.mark.parametrize(("factor", "severity"), [(4.0, Severity.WARNING), (20.0, Severity.ERROR)])
