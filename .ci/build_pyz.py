@@ -1,8 +1,8 @@
 """Build the one-file program: python .ci/build_pyz.py WHEEL TARGET
 
 The file holds the wheel of ddpdiag and the packages that it needs, as they are installed in this environment, apart
-from torch. It is made by zipapp of the standard library. shiv and pex import from any folder with the right name,
-without a look at its owner, and shiv ends in a traceback for a user without a home directory.
+from torch. It is made by zipapp of the standard library: shiv's file imports from any folder with the right name,
+without a look at its owner, and ends in a traceback for a user without a home directory.
 """
 
 import compileall
