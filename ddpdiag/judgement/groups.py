@@ -31,7 +31,7 @@ from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Scalar, Severity, Verdict
 from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord
 from ddpdiag.model.report import WorldSummary
-from ddpdiag.text import begun, count, rate_text, share_of_expected_text, size_text, time_text, times_text
+from ddpdiag.text import begun, count, rate_text, share_of_expected_text, share_text, size_text, time_text, times_text
 
 K = TypeVar("K")
 
@@ -281,11 +281,13 @@ def _slow_ranks(check: GroupCheck) -> Iterator[tuple[int, _Slow]]:
 
 def _slow_rank(check: GroupCheck, rank: int, slow: _Slow) -> Finding:
     own, usual = 1 / slow.value, 1 / slow.expected
+    core_share = check.rounds[-1][rank].core_seconds / own
+    cause = f" Other processes use its core: it had {share_text(core_share)} of it." if core_share < 0.8 else ""
     return _finding(
         check,
         "slow-rank",
         f"{_subject(check, rank)} computes {times_text(own / usual)} slower",
-        f"A matrix product takes it {time_text(own)}, against {time_text(usual)} ({slow.source}).",
+        f"A matrix product takes it {time_text(own)}, against {time_text(usual)} ({slow.source}).{cause}",
         "Look there for other processes (`nvidia-smi`, `top`), and compare its clocks and temperature with another "
         "rank's (`nvidia-smi -q -d CLOCK,TEMPERATURE`, `lscpu`).",
         ranks=(rank,),

@@ -146,6 +146,7 @@ def test_one_of_two_ranks_is_compared_with_its_first_check(product, slow, word):
     (finding,) = judge_groups(check_of(now, now, arrivals=arrivals, first=first, size=2))
     assert finding.code == f"GRP001.{word}"
     assert "the first check of this job" in finding.message
+    assert ("it had 50 % of it" in finding.message) == (word == "slow-rank")
 
 
 @pytest.mark.parametrize(
