@@ -22,11 +22,9 @@ VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "DS_AC
 SHARED = """\
 import os
 from pathlib import Path
-
-import ddpdiag
+import ddpdiag, torch
 
 OUT, MODE = Path(os.environ["OUT"]), os.environ["MODE"]
-
 
 def check(rank, preflight=ddpdiag.preflight, **options):
     if MODE == "plain":
@@ -40,32 +38,23 @@ def check(rank, preflight=ddpdiag.preflight, **options):
         raise
     (OUT / f"report-{rank}").write_text(str(report))
 
-
-def steps(rank, model):
-    import torch
-
+def losses(rank, model):
     random = torch.Generator().manual_seed(rank)
     for _ in range(10):
         images = torch.randn(32, 64, generator=random)
         yield (loss := (model(images) - images).square().mean())
     (OUT / f"loss-{rank}").write_text(loss.item().hex())
 
-
 def train(rank, wrap):
-    import torch
-
     torch.manual_seed(rank)
     model = wrap(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for loss in steps(rank, model):
+    for loss in losses(rank, model):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
-
 def train_ddp(rank):
-    import torch
-
     torch.distributed.init_process_group("gloo")
     train(rank, torch.nn.parallel.DistributedDataParallel)
     torch.distributed.destroy_process_group()
@@ -105,7 +94,7 @@ LIGHTNING = """\
 import functools, os, sys
 import lightning, torch
 from ddpdiag.integrations.lightning import preflight
-from shared import check, steps
+from shared import check, losses
 
 class Model(lightning.LightningModule):
     def configure_callbacks(self):
@@ -115,16 +104,16 @@ class Model(lightning.LightningModule):
     def configure_model(self):
         torch.manual_seed(self.global_rank)
         self.layer = torch.nn.Linear(64, 64)
-        self.steps = steps(self.global_rank, self.layer)
+        self.losses = losses(self.global_rank, self.layer)
 
     def training_step(self, batch):
-        return next(self.steps)
+        return next(self.losses)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def on_train_end(self):
-        next(self.steps, None)
+        next(self.losses, None)
 
 quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=sys.argv[1], max_epochs=1, **quiet)
@@ -248,8 +237,7 @@ def test_a_checked_training_has_the_loss_of_a_plain_one(start, python, short_fol
     script, before, after, _error = FRAMEWORKS[name]
     job = begin(start, python, short_folder, tmp_path, "fit", script, before, after)
     assert job.wait(SECONDS) == 0, job.told()
-    reports = results(tmp_path, "report").values()
-    assert any(report.startswith("FIT: 2 ranks on 1 host") for report in reports)
+    assert any(report.startswith("FIT: 2 ranks on 1 host") for report in results(tmp_path, "report").values())
     assert results(tmp_path, "loss") == plain_losses
     check_left_nothing(job)
 
