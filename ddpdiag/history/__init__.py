@@ -35,6 +35,9 @@ class HistoryArgs(DisplayArgs):
         metavar="FILE",
         panel=FILES,
     )
+    parquet: str | None = option(
+        None, "All runs as Parquet files in this folder.", metavar="DIR", panel=FILES, variable=False
+    )
     json: str | None = option(
         None, "The answers as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
     )

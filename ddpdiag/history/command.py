@@ -1,5 +1,6 @@
 """`ddpdiag history`: read the reports of many runs, answer, and write the files that options name."""
 
+import math
 import os
 import sys
 import time
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ddpdiag.cli.outputs import is_one_file, progress_line, show, terminal_style
 from ddpdiag.codec import indented_json, readable
 from ddpdiag.errors import ExitCode, UsageError, did_you_mean
-from ddpdiag.history import HistoryArgs
+from ddpdiag.history import HistoryArgs, parquet
 from ddpdiag.history.answers import History, answer, host_answer, time_text
 from ddpdiag.history.blocks import host_sections, samples, sections
 from ddpdiag.history.rows import Run
@@ -46,6 +47,9 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
             summary = store.read(find_sources(words), progress.tell)
             if not summary.files:
                 raise UsageError(f"{readable(words[0])}: no report (*.json) and no recording (*.jsonl) in it")
+            if args.parquet is not None:
+                progress.tell("writing Parquet ...")
+                parquet.write(args.parquet, store.runs(-math.inf, math.inf))
             progress.tell("judging ...")
             # Runs that seem to begin after now do not count, even if the window ends later.
             runs = store.runs(since, min(until, now + _MAX_AHEAD_SECONDS))
@@ -70,6 +74,8 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
 def _check_outputs(args: HistoryArgs) -> None:
     if args.html is not None:
         html.check_available()
+    if args.parquet is not None:
+        parquet.check_available()
     option_of: dict[str, str] = {}
     for name in _OUTPUTS:
         path, option = getattr(args, name), f"--{name.replace('_', '-')}"

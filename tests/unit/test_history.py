@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from ddpdiag.cli.app import app
 from ddpdiag.cli.edge import guarded
 from ddpdiag.codec import indented_json
+from ddpdiag.history import parquet
 from ddpdiag.history.answers import History, answer
 from ddpdiag.history.blocks import samples, sparkline
 from ddpdiag.history.distributions import (
@@ -456,3 +457,15 @@ def test_wrong_usage(tmp_path, monkeypatch, words, sentence):
 def test_a_time_without_runs_is_unknown(folder):
     text = called(str(folder), "--until", "2030-01-01", code=3)
     assert "outside of this time, the last at 2026-01-03" in text
+
+
+def test_parquet_has_every_run_in_a_folder_for_its_day(tmp_path, monkeypatch):
+    duckdb = pytest.importorskip("duckdb", reason="--parquet needs DuckDB")
+    runs = [run(day, ("a", "b", "it's"), *([blame("b")] if day == 1 else [])) for day in (0, 0.2, 1)]
+    for _ in range(2):  # a day that is written again replaces its files
+        parquet.write(str(tmp_path / "it's" / "lake"), runs)
+    assert len(list((tmp_path / "it's" / "lake" / "runs").iterdir())) == 2
+    manual = (ROOT / "docs" / "history.md").read_text()
+    query = re.search(r"```sql\n(SELECT h\.host.*?;)\n```", manual, re.DOTALL)[1].replace("DIR/", "")
+    monkeypatch.chdir(tmp_path / "it's" / "lake")
+    assert duckdb.sql(query).fetchall() == [("b", 3, 1), ("a", 3, 0), ("it's", 3, 0)]
