@@ -10,7 +10,7 @@ from ddpdiag.model import Severity
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RECIPES = Path(__file__).parents[2] / "recipes"
-ORDINARY = sorted([*SCRIPTS.glob("*.py"), *RECIPES.glob("*.py")])
+ORDINARY = sorted([*SCRIPTS.glob("*.py"), *RECIPES.glob("train*.py")])
 
 # Each fault is one change to a script without fault: code, script, what it replaces, by what.
 T, S = "torchrun_script.py", "spawned_script.py"
