@@ -77,5 +77,7 @@ def build(wheel: Path, target: Path, stage: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"expected one wheel and a target, got {' '.join(sys.argv[1:])}: remove older wheels")
     with tempfile.TemporaryDirectory() as folder:
         build(Path(sys.argv[1]), Path(sys.argv[2]), Path(folder))

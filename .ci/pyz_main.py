@@ -21,7 +21,8 @@ from typing import NoReturn
 ARCHIVE = os.path.dirname(os.path.abspath(__file__))
 SITE = "site"
 USAGE = 2
-NEED_TORCH = ("check", "allreduce-bench", "train", "host --torch")
+NEED_TORCH = ("check", "allreduce-bench", "bench", "train", "host --torch")
+TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")  # as typer reads variables
 # Signals that end or notify a command. The kernel sends those of a terminal (Ctrl-C) to all processes of the command.
 SENT_BY_KERNEL = 0x80  # SI_KERNEL in asm-generic/siginfo.h
 FORWARDED = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -32,11 +33,11 @@ def refuse(sentence: str) -> NoReturn:
     raise SystemExit(USAGE)
 
 
-def is_private(folder: str) -> bool:
+def is_private(folder: str, *, is_above: bool = False) -> bool:
     """Whether only this user and root can change `folder`, and replace it or a folder above it.
 
     In a sticky folder such as /tmp, others cannot replace a folder of this user. What is below a folder that others may
-    not enter is out of their reach, whatever its mode.
+    not enter is out of their reach, whatever its mode. With `is_above`, `folder` is only a folder above the one to use.
     """
     is_out_of_reach = False
     for each in (*reversed(Path(folder).parents), folder):
@@ -44,25 +45,37 @@ def is_private(folder: str) -> bool:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (0, os.geteuid()):
             return False
         is_out_of_reach |= not status.st_mode & 0o011
-        is_protected = each != folder and status.st_mode & stat.S_ISVTX
+        is_protected = (is_above or each != folder) and status.st_mode & stat.S_ISVTX
         if status.st_mode & 0o022 and not is_protected and not is_out_of_reach:
             return False
     return True
 
 
-def refuse_shared(folder: str) -> None:
-    if not is_private(folder):
+def refuse_shared(folder: str, *, is_above: bool = False) -> None:
+    if not is_private(folder, is_above=is_above):
         raise PermissionError(f"{folder} or a folder above it may be changed by other users")
 
 
+def runs_no_programs(folder: str) -> bool:
+    """Whether compiled modules cannot be loaded from this folder."""
+    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+
+
 def cache_folder() -> str:
-    """The folder for unpacked builds, made if it is missing. Raises OSError if this user can have none."""
+    """The folder for unpacked builds, made if it is missing. Raises OSError if this user can have none.
+
+    With the HOME of another user, as under `sudo -E`, nothing is made: root would own that user's ~/.cache.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # As the XDG specification demands, a relative path is ignored.
     base = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
     if not os.path.isabs(base):
         raise FileNotFoundError("this user has no home directory")
     folder = os.path.join(os.path.realpath(base), "ddpdiag")
+    above = next(each for each in (folder, *map(str, Path(folder).parents)) if os.path.lexists(each))
+    refuse_shared(above, is_above=True)
+    if runs_no_programs(above):
+        raise PermissionError(f"{above} is mounted with noexec")
     mask = os.umask(0o077)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -97,6 +110,8 @@ def unpack_to_remove(archive: zipfile.ZipFile) -> str:
         parent = os.stat(tempfile.gettempdir()).st_mode
         if parent & 0o022 and not parent & stat.S_ISVTX:
             refuse(f"every user may replace files in {tempfile.gettempdir()}; set TMPDIR to a folder of your own")
+        if runs_no_programs(tempfile.gettempdir()):
+            refuse(f"{tempfile.gettempdir()} is mounted with noexec; set TMPDIR or XDG_CACHE_HOME to another folder")
         folder = tempfile.mkdtemp(prefix="ddpdiag-")
     except OSError as error:
         refuse(f"cannot unpack {ARCHIVE}: {error}; set TMPDIR or XDG_CACHE_HOME to a folder that you may write to")
@@ -161,9 +176,10 @@ def main() -> None:
     # In place of the archive: packages of this file are imported before those of the environment.
     sys.path[0] = os.path.join(folder, SITE)
     words = sys.argv[1:]
-    command = next((word for word in words if not word.startswith("-")), "")
+    command = next((word for word in words if not word.startswith("-")), "").replace("_", "-")
     # Without torch, `host --torch` would find every host UNFIT.
-    command = "host --torch" if command == "host" and "--torch" in words else command
+    wants_torch = "--torch" in words or os.environ.get("DDPDIAG_TORCH", "").lower() in TRUE_WORDS
+    command = "host --torch" if command == "host" and wants_torch else command
     if command in NEED_TORCH and not {"-h", "--help"}.intersection(words) and find_spec("torch") is None:
         refuse(
             f"{command} needs torch, which {sys.executable} cannot import; run `pip install ddpdiag` in the "

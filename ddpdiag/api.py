@@ -122,7 +122,8 @@ def preflight(
     if (groups := options.pop("groups", None)) is not None:
         from ddpdiag.periodic import GroupMonitor
 
-        if unknown := options.keys() - {"every", "sizes", "join_timeout", "strict"}:
+        known = {"every", "sizes", "join_timeout", "strict"}
+        if unknown := (options.keys() - known) | ({"on_unknown"} if on_unknown != "raise" else set()):
             raise UsageError(f"preflight(groups=..., {min(unknown)}=...): checks of groups do not have this option")
         return GroupMonitor(groups, budget=budget, **options)
     if on_unknown not in ("raise", "go"):
@@ -306,7 +307,8 @@ def _option_arguments(option: str, value: object) -> list[str]:
 
 
 def run_command(words: Sequence[str], env: Mapping[str, str], folder: str, *, seconds: float | None = None) -> int:
-    """Run `ddpdiag WORDS` to its end, and return its exit code, negative for a signal. It is killed after `seconds`.
+    """Run `ddpdiag WORDS` to its end, and return its exit code: 128+n if signal n ended it. It is killed after
+    `seconds`; the code is then negative.
 
     FOLDER, a temporary folder, gets its standard error as `stderr`, and is removed even if this process is killed. An
     exception here, such as Ctrl-C, also ends the command.

@@ -1,7 +1,7 @@
 """The exit codes that `--exit-codes` selects: those of ddpdiag, or those that programs of Kubernetes expect.
 
-Commands compute codes of ddpdiag, and the process that the user started translates its own at the end. So ranks, the
-JSON report and the Python API use the codes of ddpdiag throughout.
+Each process translates its own code at the end. Only 10 and 20 of K8S depend on the findings, so rank 0 computes them
+and sends them to the other ranks. The JSON report and the Python API have the codes of ddpdiag.
 """
 
 from collections.abc import Sequence

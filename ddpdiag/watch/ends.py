@@ -34,7 +34,8 @@ class EndOrder:
     """Waits for the ends of ranks in a thread of its own, which calls `notify` after each end.
 
     `ends` has the ranks that have ended, the first one first. `all_ended`: they are all that were followed.
-    `are_missing`: the kernel is older than 5.3 and does not tell when a process ends.
+    `are_missing`: nothing tells when a process ends, because the kernel is older than 5.3, or Python was built for such
+    a kernel, as conda's is.
     """
 
     def __init__(self, notify: Callable[[], object] = lambda: None) -> None:
@@ -55,6 +56,9 @@ class EndOrder:
         for rank, process in ranks.items():
             if self._pids.get(rank) == process.pid or process.state in "ZX":
                 continue
+            if not hasattr(os, "pidfd_open"):
+                self.are_missing = True
+                return
             try:
                 descriptor = os.pidfd_open(process.pid)
             except OSError as error:  # it has ended, or the kernel is too old

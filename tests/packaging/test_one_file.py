@@ -77,7 +77,7 @@ def told(process: subprocess.Popen) -> tuple[int, str]:
         (["simulate", "--hosts", "8", "--fault", "slow-host:1"], 0, "FIT, degraded"),
         (["history", RECORDINGS], 3, "runs"),
         (["check", "--help"], 0, "--nproc-per-node"),
-        *((command, 2, "needs torch") for command in (["check"], ["allreduce-bench"], ["train"], ["host", "--torch"])),
+        *((command, 2, "needs torch") for command in (["check"], ["bench"], ["train"], ["host", "--torch"])),
     ],
 )
 def test_commands_work_without_torch_or_say_what_is_missing(start, place, words, code, word):
@@ -109,6 +109,13 @@ def test_another_user_without_a_home_leaves_nothing(start, place):
     reading.send_signal(signal.SIGTERM)
     assert told(reading)[0] == -signal.SIGTERM
     assert not list((place / "tmp").iterdir())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder to another user")
+def test_root_makes_nothing_in_the_home_of_another_user(start, place):
+    shutil.chown(place / "home", "nobody")
+    assert told(start("--version"))[0] == 0
+    assert not list((place / "home").iterdir())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder to another user")

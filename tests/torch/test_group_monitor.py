@@ -28,6 +28,7 @@ def test_without_a_process_group_it_says_so():
         ({"sizes": {"tp": 4}}, "a dict of them for dp"),
         ({"sizes": "25M"}, "a dict of them for dp"),
         ({"html": "x"}, "do not have this option"),
+        ({"on_unknown": "go"}, "do not have this option"),
     ],
 )
 def test_wrong_use_is_refused_in_one_sentence(world, options, text):

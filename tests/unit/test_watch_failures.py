@@ -94,6 +94,13 @@ def test_the_order_of_ends_is_that_of_the_kernel() -> None:
     assert _soon(lambda: sorted([*order.ends][2:]) == [1, 2] and order.all_ended)
 
 
+def test_a_python_without_pidfds_tells_no_ends(monkeypatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    order = EndOrder()
+    order.follow({0: read_process(os.getpid())})
+    assert (order.are_missing, order.ends) == (True, {})
+
+
 def test_a_card_that_knows_no_text_gives_no_reason() -> None:
     for card in all_cards():
         if card.meaning.startswith("No known text"):
