@@ -178,8 +178,10 @@ class GroupMonitor:
             if self._rank == 0 and _is_set(store, [*keys.values()], seconds):
                 values = {rank: decode(store.get(name), type(own)) for rank, name in keys.items()}
             else:
-                # Without its answer, rank 0 is at fault, whatever it sent before.
-                sent = {rank: name for rank, name in keys.items() if (rank or not self._rank) and store.check([name])}
+                sent = {rank: name for rank, name in keys.items() if store.check([name])}
+                # Rank 0 waits for missing ranks. If none is missing, it is at fault itself, whatever it sent before.
+                if self._rank != 0 and len(sent) == self._world_size:
+                    del sent[0]
                 values = {rank: decode(store.get(name), type(own)) for rank, name in sent.items()}
             decision = decide(values)
             if self._rank == 0:

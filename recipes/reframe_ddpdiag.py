@@ -3,8 +3,8 @@
     reframe -C SETTINGS.py -c recipes/reframe_ddpdiag.py -r -S num_tasks=16 -S num_tasks_per_node=8
 
 The launcher of ReFrame's partition (srun, mpirun) starts one process for each rank. With one task and the launcher
-`local`, or with srun on a host with several GPUs, ddpdiag starts the ranks of that host itself. Change: `ddpdiag`, if it is not on the PATH of the job; the sizes; `reference`, once the
-first runs have shown what is usual on the partition.
+`local`, or with srun on a host with several GPUs, ddpdiag starts the ranks of that host itself. Change: `ddpdiag`, if
+it is not on the PATH of the job; the sizes; `reference`, once the first runs have shown what is usual on the partition.
 """
 
 import reframe as rfm

@@ -1,11 +1,12 @@
 #!/bin/bash
 # Check idle nodes of Slurm in pairs, so that every node has a report every few days, whether jobs run on it or not, and
-# so that a node is checked with other partners. For cron, on a host from which jobs can be submitted:
-#   */30 * * * *  ddpdiag /opt/ddpdiag/recipes/slurm-idle-pairs.sh
-#   15 6 * * *    ddpdiag ddpdiag history /shared/ddpdiag --index /shared/ddpdiag/history.db -q \
-#                     --write-failing-hosts /shared/ddpdiag/failing --html /shared/ddpdiag/history.html
+# so that a node is checked with other partners. For /etc/cron.d, as the user ddpdiag, on a host from which jobs can be
+# submitted (cron knows no continued lines):
+#   */30 * * * *  ddpdiag  /opt/ddpdiag/recipes/slurm-idle-pairs.sh
+#   15 6 * * *  ddpdiag  cd /shared/ddpdiag && /opt/ddpdiag/bin/ddpdiag history . --index history.db -q --html history.html
 # Change: REPORTS (a folder that all nodes share), PAIRS (pairs for each call), RANKS (ranks on each node, else one per
-# GPU), OPTIONS (of sbatch, such as a partition or a low-priority QOS), DDPDIAG (where it lies), CHECK (options).
+# allocated GPU), OPTIONS (of sbatch: where nodes have GPUs `--exclusive --gpus-per-node=8`, else the pairs are tested
+# with one rank on each node and without a GPU; a partition or a low-priority QOS), DDPDIAG (where it lies), CHECK (options).
 REPORTS=${REPORTS:-/shared/ddpdiag}
 PAIRS=${PAIRS:-4}
 DDPDIAG=${DDPDIAG:-/opt/ddpdiag/bin/ddpdiag}

@@ -159,6 +159,9 @@ def host_answer(history: History, name: str) -> tuple[str, ExitCode]:
     for pair in hosts.pairs:
         if name in pair.hosts:
             parts.append(f"{name} fails together with {fold_hosts({*pair.hosts} - {name})}")
+    for gpu in history.recurring_gpus.recurring:
+        if gpu.hosts and gpu.hosts[-1] == name:
+            parts.append(f"GPU {gpu.name}, last blamed on {name}, fails again and again")
     if slower:
         parts.append(f"{name} gets {share_text(slower[0].loss_share_per_week)} slower a week")
     if parts:

@@ -38,6 +38,8 @@ _WORDS = {ExitCode.FIT: "NOTHING RECURS", ExitCode.UNFIT: "RECURRING", ExitCode.
 def run(words: Sequence[str], args: HistoryArgs) -> int:
     """Read the reports that `words` name, show the answers, and return the exit code: 1 if anything recurs."""
     _check_outputs(args)
+    if math.isnan(args.days):
+        raise UsageError("--days nan: expected a number of days")
     now = time.time()
     until = args.until if args.until is not None else now
     since = until - args.days * _DAY_SECONDS

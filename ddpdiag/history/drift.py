@@ -1,10 +1,10 @@
 """Hosts whose figures get worse over weeks, compared with the other hosts.
 
-A figure of a host is divided by the median of its peers: the other hosts of the same run if there are `MIN_PEERS` of
-them, because they had the same load, else those of runs of the same day with as many ranks. So a change of the whole
-fleet, such as a new release of NCCL, is no host's drift. The median of each day makes a series. Spearman's rank
-correlation with time tests it, with fewer effective days where neighbouring days are alike; Benjamini and Hochberg's
-procedure limits the share of false ones. The slope is Theil and Sen's, which a third of wrong days does not change.
+A figure of a host is divided by the median of its peers: all hosts of the same run if there are `MIN_PEERS` others,
+because they had the same load, else those of runs of the same day with as many ranks. So a change of the whole fleet,
+such as a new release of NCCL, is no host's drift. The median of each day makes a series. Spearman's rank correlation
+with time tests it, with fewer effective days where neighbouring days are alike; Benjamini and Hochberg's procedure
+limits the share of false ones. The slope is Theil and Sen's, which a third of wrong days does not change.
 """
 
 import math

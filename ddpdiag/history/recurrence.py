@@ -1,9 +1,9 @@
 """Hosts and GPUs that fail more often than the fleet, and pairs of hosts that fail only together.
 
 Counts. A host's runs are those that name it as healthy, failing or blamed by a warning; other runs say nothing about
-it. Failures that follow each other within a day, without a healthy run between, are one incident: a job that is
-retried on a broken host five times shows one fault. A finding with several hosts is shared out among
-them by how often each is blamed alone.
+it. Failures that follow each other within a day, without a healthy run of the same checks between, are one incident: a
+job that is retried on a broken host five times shows one fault, even if a Prolog runs `ddpdiag host` before each. A
+finding with several hosts is shared out among them by how often each is blamed alone.
 
 Test. The number of incidents is compared with what the other hosts' rate makes likely, under a beta-binomial
 distribution, because healthy hosts differ from each other as well; how much is estimated from the hosts that are not
@@ -18,6 +18,7 @@ most of its incidents with one partner, or is not remarkable without these, is n
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -60,8 +61,8 @@ class Recurring(Struct, frozen=True, kw_only=True):
     `incidents` in `runs` runs with this check, of which `alone` blame no other host; `low_share` and `high_share` are
     the limits of the rate (95 %), and `fleet_share` is the rate of the others. `codes` counts the incidents of all
     checks by finding, the most frequent first. `first_seconds` and `last_seconds` are the times of the first and last,
-    and `healthy_since` counts the healthy runs after the last. `has_recovered`: so many are unlikely at the earlier
-    rate. `hosts` are the hosts on which a GPU was blamed.
+    and `healthy_since` counts the healthy runs of the failed checks after the last. `has_recovered`: so many are
+    unlikely at the earlier rate. `hosts` are the hosts on which a GPU was blamed.
     """
 
     name: str
@@ -112,15 +113,16 @@ class Recurrence(Struct, frozen=True, kw_only=True):
 
 
 class Incident(NamedTuple):
-    """Failures of a subject within a day, after `healthy_before` healthy runs.
-
-    `company` is the smallest set of others that one finding blamed with it.
-    """
+    """Failures of a subject within a day. `company` is the smallest set of others that one finding blamed with it."""
 
     seconds: float
     codes: frozenset[str]
     company: frozenset[str]
-    healthy_before: int
+
+    @property
+    def checks(self) -> frozenset[str]:
+        """The checks that failed."""
+        return frozenset(code.partition(".")[0] for code in self.codes)
 
 
 class Subject(NamedTuple):
@@ -187,16 +189,17 @@ def subject_of(trials: Sequence[Trial]) -> Subject:
     """Join the failures of `trials`, which are in order of time, to incidents."""
     incidents: list[Incident] = []
     healthy = 0
+    is_open = False  # whether a failure may still belong to the last incident
     for trial in trials:
         if not trial.failures:
             healthy += 1
-            continue
-        last = incidents[-1] if incidents and incidents[-1].healthy_before == healthy else None
-        if last is not None and trial.seconds - last.seconds <= _INCIDENT_SECONDS:
+            is_open = is_open and not incidents[-1].checks <= trial.codes
+        elif is_open and trial.seconds - (last := incidents[-1]).seconds <= _INCIDENT_SECONDS:
             company = min(last.company, trial.company, key=len)
             incidents[-1] = last._replace(codes=last.codes | trial.failures, company=company)
         else:
-            incidents.append(Incident(trial.seconds, trial.failures, trial.company, healthy))
+            incidents.append(Incident(trial.seconds, trial.failures, trial.company))
+            is_open = True
     return Subject(tuple(incidents), healthy, Counter(trial.codes for trial in trials))
 
 
@@ -242,7 +245,7 @@ def recurrence(
         for check in {_ALL, *(score.check for score in established.values())}
     }
     named = [
-        _recurring(score, subjects[name], rates[score.check], (hosts_of or {}).get(name, ()))
+        _recurring(score, subjects[name], trials[name], rates[score.check], (hosts_of or {}).get(name, ()))
         for name, score in established.items()
     ]
     named.sort(key=lambda each: (-each.low_share, each.name))
@@ -389,12 +392,17 @@ def _stands_without(partner: str, name: str, subjects: Mapping[str, Subject], es
     return _p_values(_Counts(incidents, runs))[0].get(name, 1.0) <= _MAX_P_ALONE
 
 
-def _recurring(score: _Score, subject: Subject, rate: float, hosts: Sequence[str]) -> Recurring:
+def _recurring(
+    score: _Score, subject: Subject, trials: Sequence[Trial], rate: float, hosts: Sequence[str]
+) -> Recurring:
     tested, runs = _tested(subject, subject.incidents, score.check)
     incidents = len(tested)
     low, high = rate_interval(incidents, runs)
-    healthy_since = subject.healthy - tested[-1].healthy_before
-    silence = _probability_of_silence(incidents, subject.healthy, healthy_since)
+    # A healthy run without these checks, such as one of `ddpdiag host`, does not show that they would pass.
+    failed = frozenset({score.check} if score.check != _ALL else chain.from_iterable(each.checks for each in tested))
+    healthy = [trial.seconds for trial in trials if not trial.failures and failed <= trial.codes]
+    healthy_since = sum(seconds > tested[-1].seconds for seconds in healthy)
+    silence = _probability_of_silence(incidents, len(healthy), healthy_since)
     codes = Counter(code for incident in subject.incidents for code in sorted(incident.codes))
     return Recurring(
         name=score.name,

@@ -146,6 +146,8 @@ class Store:
             run_id = readable(run.run_id)
         except UsageError as error:
             problem = str(error)
+            if isinstance(error.__cause__, OSError):
+                return None, problem  # not kept: the next call may be able to read the file
         self._database.execute(
             "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (readable(source.path), *source[1:], run_id, problem)
         )
@@ -206,7 +208,9 @@ class Store:
 
     def runs(self, since_seconds: float, until_seconds: float) -> list[Run]:
         """The runs that began in the window, in order of time."""
-        texts = {number: text for text, number in self._ids.items()}
+        # One transaction: another process may add runs and names meanwhile.
+        self._database.execute("BEGIN")
+        texts: dict[int, str] = dict(self._database.execute("SELECT id, text FROM names"))
         words = {number: tuple(text.split(_SEPARATOR)) if text else () for number, text in texts.items()}
         sets: dict[int, frozenset[str]] = {}
         window = (since_seconds, until_seconds)
@@ -234,6 +238,7 @@ class Store:
                     figures=tuple(Figure(texts[h], texts[name], value) for _, h, name, value in figures.of(number)),
                 )
             )
+        self._database.execute("COMMIT")
         return runs
 
     def _rows(self, table: str, window: tuple[float, float]) -> "_RowsByRun":

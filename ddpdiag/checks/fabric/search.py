@@ -15,7 +15,7 @@ are bad, it cannot find single bad units, and the diagnosis says so.
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from statistics import median
@@ -247,22 +247,28 @@ def _congested_between(state: SearchState) -> CongestedPart:
     return CongestedPart(units, loaded, tuple(state.lone_tests.values()), is_between=True)
 
 
-def _shared_paths(state: SearchState, failing: Sequence[Pair]) -> Iterator[CongestedPart]:
-    """Yield the parts of the network that several failing pairs of cleared units share, such as a leaf's uplinks."""
+def _shared_paths(state: SearchState, failing: Sequence[Pair]) -> tuple[list[CongestedPart], list[Pair]]:
+    """The parts of the network that several failing pairs of cleared units share, such as a leaf's uplinks.
+
+    Also returns the pairs that use none of these parts.
+    """
+    parts: list[CongestedPart] = []
     rest = [*failing]
-    while rest:
+    while True:
         counts = Counter(domain for pair in rest for domain in _crossed(state, pair))
         domain, count = max(counts.items(), key=itemgetter(1), default=(None, 0))
         if count < _MIN_GROUP:
-            return
+            return parts, rest
         pairs = [pair for pair in rest if domain in _crossed(state, pair)]
-        yield CongestedPart(
-            units=tuple(sorted({*chain(*pairs)})),
-            loaded_tests=tuple(tested for pair in pairs for tested in state.tests[pair]),
-            quiet_tests=tuple(state.lone_tests[pair] for pair in pairs if pair in state.lone_tests),
-            # Between two domains it is not known whose uplinks are slow.
-            domain=domain if len(set().union(*(_crossed(state, pair) for pair in pairs))) > 2 else None,
-            is_between=True,
+        parts.append(
+            CongestedPart(
+                units=tuple(sorted({*chain(*pairs)})),
+                loaded_tests=tuple(tested for pair in pairs for tested in state.tests[pair]),
+                quiet_tests=tuple(state.lone_tests[pair] for pair in pairs if pair in state.lone_tests),
+                # Between two domains it is not known whose uplinks are slow.
+                domain=domain if len(set().union(*(_crossed(state, pair) for pair in pairs))) > 2 else None,
+                is_between=True,
+            )
         )
         rest = [pair for pair in rest if pair not in pairs]
 
@@ -300,7 +306,7 @@ class BadAlone(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """The result of a search. `proof` is the best test of all cleared units together; None if they were not tested."""
+    """The result of a search. `proof` is the faster of the tests of all cleared units together, or one that failed."""
 
     alone: tuple[BadAlone, ...]
     diagnosis: Diagnosis
@@ -502,8 +508,7 @@ def _diagnose(state: SearchState, systemic: SystemicFault | None = None) -> Diag
     named = [unit for unit in failing if unit not in shared and unit not in undecided]
     between_good = [pair for pair in state.failed_between_cleared() if shared.isdisjoint(pair)]
     failed = [pair for pair in between_good if not state.passed(pair) and len(state.tests[pair]) >= PATH_FAILURES]
-    common = (*_shared_paths(state, failed),)
-    behind = {unit for part in common for unit in part.units}
+    common, single = _shared_paths(state, failed)
     failures = state.failures_needed + (1 + FINAL_ROUNDS if state.has_quiet_rounds else 0)
     return Diagnosis(
         bar=state.bar,
@@ -516,7 +521,7 @@ def _diagnose(state: SearchState, systemic: SystemicFault | None = None) -> Diag
         ),
         cleared=frozenset(state.cleared) if not systemic else frozenset(),
         undecided=tuple(unit for unit in state.suspects if unit not in named and unit not in shared),
-        paths=tuple(BadPath(pair, tuple(state.tests[pair])) for pair in failed if not behind.issuperset(pair)),
+        paths=tuple(BadPath(pair, tuple(state.tests[pair])) for pair in single),
         congested=(*congested, *common),
         systemic=systemic,
         # Two units have no third one to be compared with.

@@ -192,6 +192,12 @@ def _difference_findings(seen: Seen[Data], differing: Mapping[int, Data]) -> Ite
                 is_explained = True
                 yield _odd_finding(seen, f"the {result} on equal devices ({device})", result, odd, of_device)
                 break  # with a wrong gradient, the parameters are wrong as well
+    if not is_explained:  # collectives give all ranks the same values, whatever their devices
+        sample = next(iter(firsts.values()))
+        for result in (name for name in sample.digests if not any(name in each for each in sample.repeated)):
+            if odd := find_odd_ranks({rank: first.digests[result] for rank, first in firsts.items()}):
+                is_explained = True
+                yield _odd_finding(seen, f"the {result}", result, odd, firsts)
     if not is_explained:
         yield seen.finding(
             "wrong",
