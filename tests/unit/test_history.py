@@ -18,7 +18,7 @@ from ddpdiag.cli.app import app
 from ddpdiag.cli.edge import guarded
 from ddpdiag.codec import indented_json
 from ddpdiag.history import parquet
-from ddpdiag.history.answers import History, answer
+from ddpdiag.history.answers import History, answer, host_answer
 from ddpdiag.history.blocks import samples, sparkline
 from ddpdiag.history.distributions import (
     beta_binomial_tail,
@@ -30,7 +30,7 @@ from ddpdiag.history.distributions import (
     theil_sen,
 )
 from ddpdiag.history.drift import drift
-from ddpdiag.history.recurrence import gpu_trials, host_trials, recurrence
+from ddpdiag.history.recurrence import gpu_trials, host_trials, recurrence, subject_of
 from ddpdiag.history.rows import Blame, Figure, HostRow, Run, State, row_of
 from ddpdiag.history.since import appearances
 from ddpdiag.history.store import Store, find_sources
@@ -163,6 +163,17 @@ def test_a_repaired_host_is_not_left_out():
     assert of(runs).failing_hosts == ()
 
 
+def test_runs_without_the_failing_check_neither_repair_a_host_nor_part_its_retries():
+    names = [f"n{number}" for number in range(12)]
+    other = [run(day / 24, names, codes=frozenset({"HST001"})) for day in range(24 * 29)]
+    broken = fleet_runs({day: blame("n3") for day in (0, 2, 4, 6, 8)}, days=10)
+    history = of(sorted([*broken, *other], key=lambda each: each.begin_seconds))
+    assert history.failing_hosts == ("n3",)
+    retries = [run(day / 24 + 0.01, names, blame("n3")) for day in (1, 2, 3)]
+    trials = host_trials(sorted([*retries, *other], key=lambda each: each.begin_seconds))
+    assert len(subject_of(trials["n3"]).incidents) == 1
+
+
 def test_too_few_runs_are_unknown_and_not_healthy():
     history = of(fleet_runs({}, days=4))
     assert history.exit_code == 3
@@ -192,6 +203,7 @@ def test_a_gpu_keeps_its_failures_when_it_moves():
     assert (gpu.name, gpu.incidents, gpu.runs, gpu.hosts) == ("GPU-x", 6, 20, ("n1", "n5"))
     assert history.recurring_hosts.recurring == ()
     assert history.failing_hosts == ("n5",)  # where the GPU is now
+    assert [host_answer(history, name)[1] for name in ("n1", "n5")] == [0, 1]
 
 
 def test_checks_that_did_not_run_are_no_exposure():
@@ -304,6 +316,17 @@ def read_again(folder: Path, index: Path) -> dict[str, object]:
     runs = store.runs(0, 1e12)
     store.close()
     return {"read": summary.read, "duplicates": summary.duplicates, "problems": summary.problems, "runs": runs}
+
+
+def test_two_calls_may_share_an_index(folder, tmp_path):
+    (tmp_path / "one").mkdir()
+    first, *_ = sorted(folder.iterdir())
+    (tmp_path / "one" / "a.json").write_bytes(first.read_bytes())
+    early = Store(str(tmp_path / "index"))
+    early.read(find_sources([str(tmp_path / "one")]))
+    runs = read_again(folder, tmp_path / "index")["runs"]
+    assert early.runs(0, 1e12) == runs
+    early.close()
 
 
 def test_rows_survive_the_index(folder, tmp_path):
@@ -442,6 +465,7 @@ def test_a_run_of_the_future_is_named_and_does_not_count(folder):
         (["."], "no report"),
         (["text.json"], "no run in 1 file; the first: "),
         ([".", "--json", "/nowhere/x"], "--json: cannot write /nowhere/x"),
+        ([".", "--days", "nan"], "expected a number of days"),
         ([".", "--until", "tomorrow"], "expected a date or time"),
         ([".", "--until", "0001-01-02"], "expected a date or time"),
         ([".", "--json", "-", "--html", "-"], "both name"),
