@@ -466,7 +466,7 @@ def _final_findings(seen: Seen[D], fabric: FabricState, state: SearchResult) -> 
     bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad} | behind
     proven = proof.rate if proof is not None else None
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
-    if proven and proven < found.bar.least:
+    if proven and proven < found.bar.least and not found.congested:  # else the cause is named already
         # The ring of all goes over more switches than a pair, so no host is blamed for it.
         yield seen.finding(
             "together",
