@@ -167,7 +167,8 @@ def run_steps(
             different_steps=result.different_steps + differs,
             first_difference=first,
         )
-        if is_news or time.monotonic() - reported_at >= _REPORT_SECONDS:
+        # The first step, too: of a soak that is interrupted soon, the report says what was tried.
+        if is_news or result.steps == 1 or time.monotonic() - reported_at >= _REPORT_SECONDS:
             reported_at = time.monotonic()
             report(result)
     return result
