@@ -12,7 +12,7 @@ class GroupArrival(Struct, frozen=True):
 
 
 class GroupTimes(Struct, frozen=True, kw_only=True):
-    """What one rank measured in one group: an all-reduce, and a message from `source`, the rank before it.
+    """The measurements of one rank in one group: an all-reduce, and a message from `source`, the rank before it.
 
     Both have `size_bytes`. The `wrong` numbers count elements that differ from the known result.
     """
