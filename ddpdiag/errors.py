@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     UNKNOWN = 3
     BUG = 4
     INTERRUPTED = 130
+    CLOSED_PIPE = 141
     TERMINATED = 143
 
     @classmethod

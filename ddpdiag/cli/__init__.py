@@ -24,11 +24,14 @@ def _command_line() -> int | None:
     except ImportError:
         complain("the installation is broken:\n" + traceback.format_exc())
         return ExitCode.BUG
-    if not sys.argv[1:]:
-        app(["--help"], prog_name=_NAME, standalone_mode=False)
-        return ExitCode.USAGE
+    words = sys.argv[1:]
     try:
-        code: int | None = app(prog_name=_NAME, standalone_mode=False)
+        code: int | None = app(words or ["--help"], prog_name=_NAME, standalone_mode=False)
     except CommandLineError as error:
         raise UsageError(usage_sentence(error, _NAME)) from error
-    return code
+    except SystemExit as error:
+        # If the reader of a pipe has ended, Typer exits with 1, which means UNFIT.
+        if isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None
+        raise
+    return code if words else ExitCode.USAGE

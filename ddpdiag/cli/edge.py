@@ -5,7 +5,6 @@ import errno
 import os
 import re
 import resource
-import signal
 import sys
 import textwrap
 import traceback
@@ -40,7 +39,7 @@ def guarded(call: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # `ddpdiag ... | head`: return the code of a program that SIGPIPE ended
         if sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return ExitCode.CLOSED_PIPE
     except Exception as error:  # noqa: BLE001 - this is an edge: only here a traceback is shown to users
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")

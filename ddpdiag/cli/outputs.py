@@ -260,27 +260,25 @@ def progress_line(*, quiet: bool) -> "Iterator[ProgressLine]":
         progress.close()
 
 
-def write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> list[str]:
-    """Write the files that options name, and return a sentence for each file that could not be written."""
-    from ddpdiag.render import files
-
-    errors: list[str] = []
-    for path, content in outputs.contents(report, lines):
-        try:
-            files.write(path, content())
-        except (UsageError, OSError, ValueError) as error:
-            errors.append(str(error))
-    return errors
-
-
 def publish(
     report: "Report", lines: "Iterable[Line]", outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
 ) -> None:
     """Write the files, then show the report. A stream is None if it was closed before the start.
 
     Raises OutputNotWritten, but only after all outputs were tried, if at least one could not be written.
+    Raises BrokenPipeError if standard output is a pipe that its reader closed.
     """
-    errors = write_files(report, lines, outputs)
+    from ddpdiag.render import files
+
+    errors: list[str] = []
+    closed_pipe: BrokenPipeError | None = None
+    for path, content in outputs.contents(report, lines):
+        try:
+            files.write(path, content())
+        except BrokenPipeError as error:
+            closed_pipe = error
+        except (UsageError, OSError, ValueError) as error:
+            errors.append(str(error))
     stream = stderr if outputs.writes_to_stdout else stdout
     width, color = terminal_style(stream, outputs.color)
     try:
@@ -290,6 +288,8 @@ def publish(
         errors.append(str(error))
     if errors:
         raise OutputNotWritten("; ".join(errors), report.exit_code)
+    if closed_pipe is not None:
+        raise closed_pipe
 
 
 def show(text: str, stream: TextIO | None) -> None:

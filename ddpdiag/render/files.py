@@ -31,7 +31,10 @@ _ASCII_LOOKALIKES = str.maketrans(
 
 
 def write(path: str, content: str | bytes) -> None:
-    """Write `content` to `path` ("-" is standard output). Raises UsageError with the reason if that fails."""
+    """Write `content` to `path` ("-" is standard output). Raises UsageError with the reason if that fails.
+
+    Raises BrokenPipeError if standard output is a pipe that its reader closed.
+    """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         if path == STANDARD_OUTPUT:
@@ -48,6 +51,8 @@ def write(path: str, content: str | bytes) -> None:
                 _refuse_other_users(target, target.stat())
             _replace(target, data)
     except (OSError, ValueError) as error:
+        if path == STANDARD_OUTPUT and isinstance(error, BrokenPipeError):
+            raise
         raise _unwritable(path, error) from error
 
 

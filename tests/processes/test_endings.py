@@ -113,17 +113,20 @@ def test_ctrl_c_before_all_ranks_came_ends_the_wait(start):
     job.check_left_nothing()
 
 
-@pytest.mark.parametrize("reads", [True, False], ids=["after-a-line", "at-once"])
-def test_a_reader_that_leaves_ends_nothing_badly(start, reads):
+@pytest.mark.parametrize(
+    ("reads", "count"), [(True, "2"), (False, "2"), (False, "1")], ids=["after-a-line", "at-once", "one-rank"]
+)
+def test_a_reader_that_leaves_ends_nothing_badly(start, reads, count):
     reader, writer = os.pipe()
     if not reads:
         os.close(reader)
-    job = start(*STANDALONE, *QUICK, "--json", "{json}", stdout=writer)
+    job = start(*CHECK, "--nproc-per-node", count, *QUICK, "--json", "{json}", stdout=writer)
     os.close(writer)
     if reads:
         assert os.read(reader, 1)
         os.close(reader)
     assert job.wait() in (0, 128 + signal.SIGPIPE), job.told()
+    assert "Broken pipe" not in job.stderr
     assert job.report["verdict"] == "fit"
     assert not job.has_traceback, job.told()
     assert "Exception ignored" not in job.stderr

@@ -16,6 +16,7 @@ import typer
 import ddpdiag
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli import judge as judge_command
+from ddpdiag.cli import main
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import _absolute_path
 from ddpdiag.cli.edge import complain, guarded
@@ -226,6 +227,46 @@ def test_closed_streams_are_no_bug(golden, redirection: str) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == (ExitCode.FIT if redirection == "2>&-" else ExitCode.UNKNOWN)
     golden(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--version",
+        "check --help",
+        "manual",
+        "checks",
+        "explain COL001",
+        "explain LNT010",
+        "explain {run}",
+        "explain 'NCCL WARN Duplicate GPU detected'",
+        "history {folder}",
+        "history {folder} --json -",
+        "lint {script}",
+        "lint {script} --json -",
+        "lint {script} --github",
+        "compare {run} {run}",
+        "compare {run} {run} --json -",
+        "judge {run}",
+        "judge {run} --json -",
+        "judge {run} --markdown - --quiet",
+        "ticket nccl {run}",
+        "simulate --hosts 2",
+    ],
+)
+def test_a_closed_pipe_ends_a_command_quietly(words, tmp_path, monkeypatch, capsys) -> None:
+    paths = {"run": HEALTHY, "folder": HEALTHY.parent, "script": tmp_path / "train.py"}
+    paths["script"].write_text("import torch\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "argv", ["ddpdiag", *shlex.split(words.format(**paths))])
+    with open(writer, "w") as pipe, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit) as caught:
+            main()
+    assert caught.value.code == ExitCode.CLOSED_PIPE
+    assert not re.search("Broken pipe|Traceback", capsys.readouterr().err)
 
 
 @pytest.fixture
