@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -41,6 +42,10 @@ ROOT = Path(__file__).parents[2]
 DAY = 86_400.0
 NOW = BEGIN.timestamp()
 CODES = frozenset({"FAB001", "GPU003", "COL001"})
+MANUAL = (ROOT / "docs" / "history.md").read_text()
+# The documented view and query, from the first day of the tests on.
+VIEW = re.search(r"`(CREATE VIEW hosts AS [^`]*)`", MANUAL)[1].replace("DIR/", "")
+QUERY = re.search(r"(SELECT host, [^;]* WHERE day[^;]*;)", MANUAL)[1].replace("2026-08-30", "2026-01-01")
 
 
 def run(day: float, hosts: Sequence[str], *blames: Blame, unknown: Sequence[str] = (), **fields: object) -> Run:
@@ -489,7 +494,30 @@ def test_parquet_has_every_run_in_a_folder_for_its_day(tmp_path, monkeypatch):
     for _ in range(2):  # a day that is written again replaces its files
         parquet.write(str(tmp_path / "it's" / "lake"), runs)
     assert len(list((tmp_path / "it's" / "lake" / "runs").iterdir())) == 2
-    manual = (ROOT / "docs" / "history.md").read_text()
-    query = re.search(r"```sql\n(SELECT h\.host.*?;)\n```", manual, re.DOTALL)[1].replace("DIR/", "")
     monkeypatch.chdir(tmp_path / "it's" / "lake")
-    assert duckdb.sql(query).fetchall() == [("b", 3, 1), ("a", 3, 0), ("it's", 3, 0)]
+    database = duckdb.connect()
+    database.execute(VIEW)
+    assert database.sql(QUERY).fetchall() == [("b", 3, 1), ("a", 3, 0), ("it's", 3, 0)]
+    columns = re.search(r"CREATE TABLE hosts \((.*?)\)\nWITH", MANUAL, re.DOTALL)[1].split(",")
+    assert [column.split()[0] for column in columns] == [name for name, *_ in database.sql("DESCRIBE hosts").fetchall()]
+
+
+@pytest.mark.long
+def test_spark_reads_the_rows_that_duckdb_reads(tmp_path):
+    database = pytest.importorskip("duckdb", reason="--parquet needs DuckDB").connect()
+    sql = pytest.importorskip("pyspark.sql", reason="pyspark is not installed", exc_type=ModuleNotFoundError)
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    parquet.write(str(tmp_path), map(row_of, FleetMonths(Plan(hosts=60, days=5, jobs_per_day=10)).reports()))
+    spark = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+        for name in ("runs", "hosts", "blames", "figures"):
+            frame = spark.read.parquet(str(tmp_path / name))
+            rows = database.sql(f"SELECT {', '.join(frame.columns)} FROM '{tmp_path}/{name}/*/*.parquet'").fetchall()
+            assert rows
+            assert sorted(map(repr, map(tuple, frame.collect()))) == sorted(map(repr, rows))
+        spark.read.parquet(str(tmp_path / "hosts")).createOrReplaceTempView("hosts")
+        database.execute(VIEW.replace("hosts/", f"{tmp_path}/hosts/"))
+        assert [tuple(row) for row in spark.sql(QUERY).collect()] == database.sql(QUERY).fetchall()
+    finally:
+        spark.stop()
