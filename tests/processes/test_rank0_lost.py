@@ -89,6 +89,7 @@ def test_a_rank_that_never_comes_is_named(start):
     job.check_left_nothing()
 
 
+@pytest.mark.usefixtures("runs", "alone")
 def test_a_rank_that_cannot_reach_rank_0_says_what_it_met(start):
     job = start(*by_hand(1, 2, free_port(), "--join-timeout", "1"))
     assert job.wait() == 3, job.told()

@@ -9,6 +9,7 @@ from pathlib import Path
 import fake_nvml
 import msgspec
 import pytest
+from forked import Forked
 from seen import seen_of
 
 from ddpdiag.checks.p2p.paths import CHECK as P2P001
@@ -79,22 +80,24 @@ print(encode(peers_of(sys.argv[1], sys.argv[2:])).decode())
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nvml")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def run(libraries):
     """run("healthy", code): that code in a Python that finds this stand-in as NVIDIA's library."""
 
     def run_python(name: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        # LD_LIBRARY_PATH is read when a process starts.
-        environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build(name, libraries))}
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+        # LD_LIBRARY_PATH is read when a process starts; a library that is loaded is found by its name.
+        library = fake_nvml.build(name, libraries) / fake_nvml.LIBRARY
+        done = forked.run(f"import ctypes; ctypes.CDLL({str(library)!r})\n{code}", *arguments)
+        done.check_returncode()
+        return done
 
-    return run_python
+    with Forked("import ddpdiag.probes.gpu.health, ddpdiag.probes.gpu.paths, ddpdiag.codec, pynvml") as forked:
+        yield run_python
 
 
 @pytest.fixture
@@ -297,7 +300,7 @@ def test_nvml_that_hangs_is_left(golden, uses):
     golden(trouble)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def asked(run):
     """asked("healthy"): what the probe sees through that stand-in, and the steps that it announced."""
 

@@ -1,15 +1,14 @@
 """Options by their former names, as variables of the environment, as FORMAT=FILE; usage errors as one sentence."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import typer
+from forked import Forked
 from typer.testing import CliRunner
 
 from ddpdiag.bench.options import BenchOutputs
@@ -117,13 +116,20 @@ MISTAKES = (
 )
 
 
-def test_wrong_usage_is_one_sentence(golden):
+MAIN = "from ddpdiag.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def ddpdiag() -> Iterator[Forked]:
+    with Forked("import ddpdiag.cli.app, ddpdiag.cli.check, ddpdiag.cli.judge") as forked:
+        yield forked
+
+
+def test_wrong_usage_is_one_sentence(golden, ddpdiag):
     lines = []
     for words in MISTAKES:
         given = [word for word in shlex.split(words) if word.startswith("DDPDIAG_")]
-        command = [sys.executable, "-c", "from ddpdiag.cli import main; main()", *shlex.split(words)[len(given) :]]
-        environment = os.environ | dict(word.split("=") for word in given)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = ddpdiag.run(MAIN, *shlex.split(words)[len(given) :], **dict(word.split("=") for word in given))
         assert (done.returncode, done.stdout) == (2, ""), words
         lines.append(f"$ {shlex.join([*given, 'ddpdiag', *shlex.split(words)[len(given) :]])}\n{done.stderr.rstrip()}")
         assert done.stderr.count("\n") == 1, words
@@ -144,15 +150,6 @@ def test_every_command_that_reports_takes_quiet_and_colour(name):
     assert {"-q", "--quiet", "--color"} <= options
 
 
-def completed(words):
-    """What a shell completes the last of `words` to."""
-    typed = shlex.split(f"ddpdiag {words}") + ([""] if words.endswith(" ") else [])
-    variables = {"_DDPDIAG_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(typed) - 1)}
-    command = [sys.executable, "-c", "from ddpdiag.cli import main; main()"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | variables)
-    return done.stdout.split()
-
-
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -170,8 +167,10 @@ def completed(words):
         ("explain pcie-l", ["pcie-link"]),
     ],
 )
-def test_a_shell_completes_values(words, values):
-    assert completed(words) == values
+def test_a_shell_completes_values(ddpdiag, words, values):
+    typed = shlex.split(f"ddpdiag {words}") + ([""] if words.endswith(" ") else [])
+    variables = {"_DDPDIAG_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(typed) - 1)}
+    assert ddpdiag.run(MAIN, **variables).stdout.split() == values
 
 
 @pytest.mark.parametrize(

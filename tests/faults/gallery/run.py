@@ -123,6 +123,7 @@ FAULTS = {
         bed=Bed(ranks=(4,)),
         options=("--stage", "launch,host,rendezvous,collective"),
     ),
+    # On one host by default: tests/processes/test_rank0_lost.py.
     "rank_0_killed_with_shared_directory": Fault(
         about="Rank 0's process is killed, but all records go to a shared directory, which is judged.",
         expect=("RUN002.lost",),
@@ -132,7 +133,6 @@ FAULTS = {
         options=("--shared-dir", "{shared}", "--stage", "launch,host,collective"),
         keeps={"rank0", "rank1", "rank2"},
         good={"h1", "h2"},
-        deep=False,
     ),
     "budget_spent": Fault(
         about="More is asked for than the budget allows: what was not seen is unknown, and nobody's fault.",
