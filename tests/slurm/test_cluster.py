@@ -9,28 +9,6 @@ from slurm_cluster import Cluster, folder
 pytestmark = pytest.mark.slurm
 
 
-def test_jobs_run_on_all_nodes_and_their_exit_codes_come_back(cluster):
-    four = cluster(4)
-    done = four.srun("-N4", "-n4", "sh", "-c", "echo $SLURM_PROCID $(hostname) $(getent hosts h0 | wc -l)")
-    assert sorted(done.stdout.splitlines()) == [f"{rank} h{rank} 1" for rank in range(4)], done.stderr
-    ended = four.wait(four.sbatch("echo on $(hostname); touch here; exit 3", "-N2", "-n2"))
-    assert (ended.state, ended.exit_code, ended.output) == ("FAILED", 3, "on h0\n")
-    assert (four.shared / "here").exists()
-
-
-def test_lost_nodes_go_down_and_come_back(cluster):
-    four = cluster(4)
-    four.kill_slurmd("h1")
-    four.cut_off("h2")
-    four.power_off("h3")
-    for node in ("h1", "h2", "h3"):
-        four.miss(node)
-    states = four.call("sinfo", "-h", "-N", "-o", "%t").split()
-    assert [state.strip("*") for state in states] == ["idle", "down", "down", "down"]
-    four.restore()
-    assert four.srun("-N4", "-n4", "true").returncode == 0
-
-
 def _marks(*folders: Path) -> list[str]:
     """What of these clusters anybody could see; not what is of other ones, which come and go beside these tests."""
     places = ("/tmp", "/run", "/sys/fs/cgroup", *Path("/sys/fs/cgroup").glob("*/"))

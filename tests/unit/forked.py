@@ -1,4 +1,4 @@
-"""A Python that has imported what the code of many tests needs, and forks for each: 20 ms in place of 200 for a start."""
+"""A Python that has imported what many tests need, and forks for each: 20 ms in place of 200 for a start."""
 
 import json
 import os
