@@ -2,8 +2,8 @@
 
 The ranks exchange what they measured through the job's store, so that a group that hangs does not hang the check. Rank
 0 decides, and the other ranks read its answer. A rank that gets no answer decides by itself. The keys of a check have a
-prefix of their own: `here/RANK` is a GroupArrival and `here` the _Plan, `done0/RANK` a GroupRecord and `done0` the
-_Result, `done1` the same for a second measurement, `read` a count. They are deleted at the end.
+prefix of their own: `here/RANK` is a GroupArrival and `here` rank 0's answer, `done1/RANK` a GroupRecord and `done1`
+the answer, `done2` the same for a second measurement, `read` a count. They are deleted at the end.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from ddpdiag.codec import decode, encode, readable
 from ddpdiag.errors import UnfitError, UsageError
 from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, lost_store, needs_repetition
 from ddpdiag.model import Report
-from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord
+from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord, group_key
 from ddpdiag.render.findings import findings_text
 from ddpdiag.workloads.devices import first_line
 from ddpdiag.workloads.groups import Groups, measure_groups, name_groups
@@ -33,7 +33,6 @@ from ddpdiag.workloads.steps import BUCKET_BYTES
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Struct)
-D = TypeVar("D", bound=Struct)
 
 # A rank may be late because it writes a checkpoint. After 10 minutes, NCCL would end the job (its default timeout).
 JOIN_SECONDS = 600.0
@@ -51,22 +50,16 @@ _NUMBERS = itertools.count()
 _LOGGER = logging.getLogger("ddpdiag")
 
 
-class _Plan(Struct, frozen=True):
-    """Rank 0's answer to the arrivals: all hosts by rank, or why the groups cannot be checked.
+class _Answer(Struct, frozen=True):
+    """Rank 0's answer: the report, why the groups cannot be checked (`mistake`), or neither: measure (again).
 
-    `scale` multiplies the sizes of messages.
+    `hosts` are those of all ranks; the first check sends them. `scale` multiplies the sizes of messages.
     """
 
-    hosts: dict[int, str]
-    scale: float
-    mistake: str = ""
     report: Report | None = None
-
-
-class _Result(Struct, frozen=True):
-    """Rank 0's answer to the measurements. None: measure again."""
-
-    report: Report | None
+    mistake: str = ""
+    hosts: dict[int, str] = {}
+    scale: float = 1.0
 
 
 class GroupMonitor:
@@ -101,13 +94,13 @@ class GroupMonitor:
         if self._sizes.keys() != set(names) or not all(isinstance(n, int) and n > 0 for n in self._sizes.values()):
             expected = f"expected a number of bytes, or a dict of them for {', '.join(names)}"
             raise UsageError(f"preflight(sizes={sizes!r}): {expected}")
+        self._keys = {group.name: group_key(group.ranks) for group in self._groups}
         self._every, self._strict = every, strict
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._steps, self._scale = 0, 1.0
-        # The end and the seconds of the last check, and the seconds between both: not known in the first check.
-        self._last_end = self._cost = self._interval = math.nan
+        # The end and the seconds of the last check: not known in the first check.
+        self._last_end = self._cost = math.nan
         self._logged: frozenset[object] = frozenset()
-        # Rank 0 has the arrivals of the first check, because the groups stay the same. Other ranks have hosts only.
         self._known = GroupCheck(
             world_size=self._world_size,
             join_seconds=JOIN_SECONDS if join_timeout is None else join_timeout,
@@ -131,27 +124,25 @@ class GroupMonitor:
     def _check(self) -> Report:
         """Check the groups once. All ranks return, or all raise UnfitError."""
         begin = time.monotonic()
-        self._interval = begin - self._last_end
+        allowed = COST_SHARE * (begin - self._last_end)
+        if self._cost > allowed:  # False in the first check
+            self._scale *= 2.0 ** math.floor(math.log2(allowed / self._cost))
         store = dist.PrefixStore(f"ddpdiag-groups-{next(_NUMBERS)}", _get_default_store())
-        members = {} if self._known.arrivals else {group.name: group.ranks for group in self._groups}
-        own = GroupArrival(readable(socket.gethostname()), members, self._sizes)
-        plan = self._ask(store, "here", own, self._plan, _Plan, self._known.join_seconds)
-        if plan.mistake:
+        own = GroupArrival(readable(socket.gethostname()), self._keys, self._sizes)
+        answer = self._ask(store, "here", own, self._plan, self._known.join_seconds)
+        if answer.mistake:
             self._leave_last(store)
-            raise UsageError(plan.mistake)
-        report, keys = plan.report, ["here"]
-        if self._rank != 0:
-            arrivals = {rank: GroupArrival(host, {}, {}) for rank, host in plan.hosts.items()}
-            self._known = structs.replace(self._known, arrivals=arrivals, hosts=plan.hosts)
-        measure_begin = time.monotonic()
-        while report is None:
-            sizes = {name: max(min(size, _MIN_BYTES), int(size * plan.scale)) for name, size in self._sizes.items()}
+            raise UsageError(answer.mistake)
+        if answer.hosts:
+            self._known = structs.replace(self._known, hosts=answer.hosts)
+        sizes = {name: max(min(size, _MIN_BYTES), int(size * answer.scale)) for name, size in self._sizes.items()}
+        keys, measure_begin = ["here"], time.monotonic()
+        while answer.report is None:
             deadline = time.monotonic() + self._known.budget_seconds
             record = measure_groups(self._groups, sizes, deadline)
             keys.append(f"done{len(keys)}")
-            left = deadline - time.monotonic() + _ANSWER_SECONDS
-            report = self._ask(store, keys[-1], record, self._judge, _Result, left).report
-        report = structs.replace(report, seconds=time.monotonic() - begin)
+            answer = self._ask(store, keys[-1], record, self._judge, deadline - time.monotonic() + _ANSWER_SECONDS)
+        report = structs.replace(answer.report, seconds=time.monotonic() - begin)
         if report.exit_code:
             self._leave_last(store)
             raise _unfit_error(report)
@@ -166,27 +157,24 @@ class GroupMonitor:
         return report
 
     def _ask(
-        self, store: dist.Store, key: str, own: V, decide: Callable[[dict[int, V]], D], kind: type[D], seconds: float
-    ) -> D:
+        self, store: dist.Store, key: str, own: V, decide: Callable[[dict[int, V]], _Answer], seconds: float
+    ) -> _Answer:
         """Send a value to rank 0, and return what it decides from the values of all ranks that sent one in time."""
         keys = {rank: f"{key}/{rank}" for rank in range(self._world_size)}
 
-        def talk() -> D:
+        def talk() -> _Answer:
             store.set(keys[self._rank], encode(own).decode())
             if self._rank != 0 and _is_set(store, [key], seconds + _ANSWER_SECONDS):
-                return decode(store.get(key), kind)
-            if self._rank == 0 and _is_set(store, [*keys.values()], seconds):
-                values = {rank: decode(store.get(name), type(own)) for rank, name in keys.items()}
-            else:
-                sent = {rank: name for rank, name in keys.items() if store.check([name])}
-                # Rank 0 waits for missing ranks. If none is missing, it is at fault itself, whatever it sent before.
-                if self._rank != 0 and len(sent) == self._world_size:
-                    del sent[0]
-                values = {rank: decode(store.get(name), type(own)) for rank, name in sent.items()}
-            decision = decide(values)
+                return decode(store.get(key), _Answer)
+            has_all = self._rank == 0 and _is_set(store, [*keys.values()], seconds)
+            sent = {rank: name for rank, name in keys.items() if has_all or store.check([name])}
+            # Rank 0 waits for missing ranks. If none is missing, it is at fault itself, whatever it sent before.
+            if self._rank != 0 and len(sent) == self._world_size:
+                del sent[0]
+            answer = decide({rank: decode(store.get(name), type(own)) for rank, name in sent.items()})
             if self._rank == 0:
-                store.set(key, encode(decision).decode())
-            return decision
+                store.set(key, encode(answer).decode())
+            return answer
 
         try:
             return _within(seconds + 2 * _ANSWER_SECONDS, talk)
@@ -196,26 +184,22 @@ class GroupMonitor:
             text = first_line(error)
         raise _unfit_error(group_report(self._known, (lost_store(self._known, text),), strict=False))
 
-    def _plan(self, arrivals: dict[int, GroupArrival]) -> _Plan:
-        known = {rank: self._known.arrivals.get(rank, arrival) for rank, arrival in arrivals.items()}
+    def _plan(self, arrivals: dict[int, GroupArrival]) -> _Answer:
         hosts = self._known.hosts | {rank: arrival.host for rank, arrival in arrivals.items()}
-        self._known = structs.replace(self._known, arrivals=known, hosts=hosts, rounds=())
-        findings = judge_groups(self._known)
-        report = group_report(self._known, findings, strict=self._strict) if findings else None
-        allowed = COST_SHARE * self._interval
-        if self._cost > allowed:  # False in the first check
-            self._scale *= 2.0 ** math.floor(math.log2(allowed / self._cost))
-        return _Plan(hosts, self._scale, "" if findings else find_mistake(known), report)
+        self._known = structs.replace(self._known, arrivals=arrivals, hosts=hosts, rounds=())
+        if findings := judge_groups(self._known):
+            return _Answer(group_report(self._known, findings, strict=self._strict))
+        return _Answer(mistake=find_mistake(arrivals), hosts={} if self._known.first else hosts, scale=self._scale)
 
-    def _judge(self, records: dict[int, GroupRecord]) -> _Result:
+    def _judge(self, records: dict[int, GroupRecord]) -> _Answer:
         self._known = structs.replace(self._known, rounds=(*self._known.rounds, records))
         findings = judge_groups(self._known)
         if len(self._known.rounds) == 1 and needs_repetition(findings):
-            return _Result(None)
+            return _Answer()
         first = {rank: _baseline(self._known.first.get(rank, record), record) for rank, record in records.items()}
         report = group_report(self._known, findings, strict=self._strict)
         self._known = structs.replace(self._known, first=first)
-        return _Result(report)
+        return _Answer(report)
 
     def _leave_last(self, store: dist.Store) -> None:
         """On rank 0, wait until the other ranks have read its answer: its process may serve the store, and then end."""

@@ -17,6 +17,8 @@ Findings:
 Sources: docs/python.md; the thresholds are those of NVRx (ranks) and DLRover (links).
 """
 
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -29,8 +31,9 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.rates import FAR_BELOW_SHARE, severity_of_rate
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Scalar, Severity, Verdict
-from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord
+from ddpdiag.model.groups import NO_GROUP, GroupArrival, GroupCheck, GroupKey, GroupRecord
 from ddpdiag.model.report import WorldSummary
+from ddpdiag.stats import quantile
 from ddpdiag.text import begun, count, rate_text, share_of_expected_text, share_text, size_text, time_text, times_text
 
 K = TypeVar("K")
@@ -50,6 +53,7 @@ class _Link(NamedTuple):
     """Messages of `size_bytes` in a group called `name`, from the rank `source` to `rank`."""
 
     name: str
+    is_inside_host: bool
     source: int
     rank: int
     size_bytes: int
@@ -70,9 +74,9 @@ class _Slow(NamedTuple):
 
 def judge_groups(check: GroupCheck) -> tuple[Finding, ...]:
     """Return all findings. If a rank is absent or a measurement ended early, speeds are not judged."""
-    ended = [*_absent(check)] or [*_ended_early(check)]
+    ended = tuple(_ended_early(check) if check.rounds else _absent(check))
     if ended or not check.rounds:
-        return tuple(ended)
+        return ended
     slow_ranks = dict(_slow_ranks(check))
     ranks = (_slow_rank(check, rank, slow) for rank, slow in slow_ranks.items())
     return (*_wrong_values(check), *ranks, *_slow_links(check, slow_ranks))
@@ -120,7 +124,7 @@ def _figures(records: Mapping[int, GroupRecord]) -> Iterator[tuple[str, float]]:
     all_times = [times for record in records.values() for times in record.groups]
     for name in dict.fromkeys(times.name for times in all_times):
         group = [times for times in all_times if times.name == name]
-        busbws = (busbw("all_reduce", t.size_bytes, t.all_reduce_seconds, len(t.ranks)) for t in group)
+        busbws = (busbw("all_reduce", t.size_bytes, t.all_reduce_seconds, t.group_size) for t in group)
         yield f"{name}.all_reduce.busbw_bytes_per_s", median(busbws)
         yield f"{name}.message.bytes_per_s", median(algbw(t.size_bytes, t.receive_seconds) for t in group)
 
@@ -168,20 +172,27 @@ def lost_store(check: GroupCheck, text: str) -> Finding:
 
 def find_mistake(arrivals: Mapping[int, GroupArrival]) -> str:
     """Return why the ranks cannot check their groups together, as a sentence; empty if they can."""
-    for rank, arrival in arrivals.items():
-        texts = [
-            ", ".join(f"{name} ({size_text(each.sizes[name])})" for name in each.members) or "none"
-            for each in (arrival, arrivals[0])
-        ]
-        if texts[0] != texts[1]:
-            return (
-                f"preflight(groups=...): groups {texts[0]} on rank {rank}, but {texts[1]} on rank 0; expected the same"
-            )
-    for rank, arrival in arrivals.items():
-        for name, ranks in arrival.members.items():
-            if other := next((other for other in ranks if arrivals[other].members.get(name) != ranks), None):
-                return f"preflight(groups=...): group {name} has other ranks on rank {rank} than on rank {other}"
+    texts = {
+        rank: ", ".join(f"{name} ({size_text(each.sizes[name])})" for name in each.groups) or "none"
+        for rank, each in arrivals.items()
+    }
+    if odd := next((rank for rank in texts if texts[rank] != texts[0]), None):
+        return f"preflight(groups=...): groups {texts[odd]} on rank {odd}, but {texts[0]} on rank 0; expected the same"
+    for (name, (size, _)), ranks in _ranks_by_group(arrivals).items():
+        if len(ranks) != size:
+            found = f"only {ranks_text(ranks)} passed it"
+            return f"preflight(groups=...): group {name} of rank {ranks[0]} has {count(size, 'rank')}, but {found}"
     return ""
+
+
+def _ranks_by_group(arrivals: Mapping[int, GroupArrival]) -> dict[tuple[str, GroupKey], list[int]]:
+    """The ranks of each group, by its name and key."""
+    ranks_by_group: dict[tuple[str, GroupKey], list[int]] = {}
+    for rank, arrival in sorted(arrivals.items()):
+        for name, key in arrival.groups.items():
+            if key != NO_GROUP:
+                ranks_by_group.setdefault((name, key), []).append(rank)
+    return ranks_by_group
 
 
 # Measurements that did not end ----------------------------------------------------------------------------------------
@@ -203,10 +214,8 @@ def _absent(check: GroupCheck) -> Iterator[Finding]:
 
 def _ended_early(check: GroupCheck) -> Iterator[Finding]:
     """Blame ranks that reported nothing, else ranks that raised. Else name the groups that do not communicate."""
-    if not check.rounds:
-        return
     records = check.rounds[-1]
-    if silent := tuple(sorted(check.arrivals.keys() - records.keys())):
+    if silent := tuple(rank for rank in range(check.world_size) if rank not in records):
         title = f"{_subject(check, *silent)} stopped during the check of the groups"
         message = f"It began the check, and did not end it within {time_text(check.budget_seconds)}."
         yield _finding(check, "hung", title, message, _STACK_FIX, ranks=silent)
@@ -218,20 +227,23 @@ def _ended_early(check: GroupCheck) -> Iterator[Finding]:
         fix = "`ddpdiag explain` knows many errors of torch and NCCL."
         yield _finding(check, "failed", f"{_subject(check, rank)} failed", message, fix, ranks=(rank,))
     # A rank that has stopped in one group is missing in its later groups. Ranks measure the groups in the same order.
-    order = {name: number for arrival in check.arrivals.values() for number, name in enumerate(arrival.members)}
+    order = {name: number for arrival in check.arrivals.values() for number, name in enumerate(arrival.groups)}
     explained = set(stopped) if raised else set[int]()
+    groups = _ranks_by_group(check.arrivals)
     for rank, record in sorted(stopped.items(), key=lambda item: order.get(item[1].stopped_in, -1)):
-        members = check.arrivals[rank].members.get(record.stopped_in, (rank,))
+        key = check.arrivals[rank].groups.get(record.stopped_in, NO_GROUP)
+        members = groups.get((record.stopped_in, key), [rank])
         if explained.isdisjoint(members):
             title = f"{_subject(check, *members)} did not end {record.stopped_at}"
             message = f"All ranks began the check. Rank {rank} after {time_text(check.budget_seconds)}: {record.error}."
-            link = members if len(members) == 2 else ()
+            link = tuple(members) if len(members) == 2 else ()
             yield _finding(check, "stuck", title, message, _LINK_FIX, link=link, group=record.stopped_in)
         explained.update(members)
 
 
 def _wrong_values(check: GroupCheck) -> Iterator[Finding]:
     fix = f"Do not train. {_LINK_FIX}"
+    groups = _ranks_by_group(check.arrivals)
     for rank, t in ((rank, t) for rank, record in sorted(check.rounds[-1].items()) for t in record.groups):
         elements = count(t.wrong_received or t.wrong_sums, "element")
         if t.wrong_received:
@@ -240,43 +252,52 @@ def _wrong_values(check: GroupCheck) -> Iterator[Finding]:
             yield _finding(check, "wrong", title, message, fix, link=(t.source, rank))
         elif t.wrong_sums:
             title = f"the all-reduce of group {t.name} is wrong on {_subject(check, rank)}"
-            message = f"{elements} of {size_text(t.size_bytes)} differ from the sum over {ranks_text(t.ranks)}."
-            yield _finding(check, "wrong", title, message, fix, members=[*t.ranks])
+            members = groups[t.name, check.arrivals[rank].groups[t.name]]
+            message = f"{elements} of {size_text(t.size_bytes)} differ from the sum over {ranks_text(members)}."
+            yield _finding(check, "wrong", title, message, fix, members=[*members])
 
 
 # Speed ----------------------------------------------------------------------------------------------------------------
 
 
-def _slow(
-    rounds: Sequence[Mapping[K, float]], first: Mapping[K, float], key: K, peers: Sequence[K], min_share: float
-) -> _Slow | None:
-    """Compare a value of which more is better. None if it reaches `min_share` of the expected value in any round."""
-    others = [peer for peer in peers if peer != key]
-    usual = [median(values[peer] for peer in others) if len(others) > 1 else first.get(key, 0.0) for values in rounds]
-    if any(values[key] >= min_share * expected for values, expected in zip(rounds, usual, strict=True)):
-        return None
-    source = f"the median of {len(others)} others" if len(others) > 1 else "the first check of this job"
-    shares = tuple(values[key] / expected for values, expected in zip(rounds, usual, strict=True))
-    return _Slow(rounds[-1][key], usual[-1], source, shares)
+def _slow_among(
+    peers: Sequence[K], rounds: Sequence[Mapping[K, float]], first: Mapping[K, float], min_share: float
+) -> Iterator[tuple[K, _Slow]]:
+    """Compare the values of peers, of which more is better. Yield those below `min_share` of the usual in all rounds.
+
+    The usual value is the median of the others, or of two peers the own one in the first check (not known: none).
+    """
+    has_usual = len(peers) > 2
+    source = f"the median of {len(peers) - 1:,} others" if has_usual else "the first check of this job"
+    ordered = [sorted(values[peer] for peer in peers) for values in rounds]
+    for peer in peers:
+        own = [values[peer] for values in rounds]
+        usual = [*map(_median_without, ordered, own)] if has_usual else [first.get(peer, 0.0)] * len(rounds)
+        shares = tuple(value / expected if expected else math.inf for value, expected in zip(own, usual, strict=True))
+        if max(shares) < min_share:
+            yield peer, _Slow(own[-1], usual[-1], source, shares)
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of sorted values without one of them. To sort the others for each of 10,000 peers takes 15 s."""
+    index = bisect_left(ordered, value)
+    return quantile([*ordered[:index], *ordered[index + 1 :]], 0.5)
 
 
 def _slow_ranks(check: GroupCheck) -> Iterator[tuple[int, _Slow]]:
     """The slow ranks. Where ranks share cores, only the time in which a rank had a core counts."""
     last = check.rounds[-1]
-    ranks_of: dict[str, list[int]] = {}
-    for rank in sorted(last):
-        ranks_of.setdefault(check.hosts[rank], []).append(rank)
-    core_counts = {host: len({core for rank in ranks for core in last[rank].cores}) for host, ranks in ranks_of.items()}
-    is_shared = any(core_counts[host] < len(ranks) for host, ranks in ranks_of.items())
+    cores_of: dict[str, set[int]] = {}
+    for rank, record in last.items():
+        cores_of.setdefault(check.hosts[rank], set()).update(record.cores)
+    rank_counts = Counter(check.hosts[rank] for rank in last)
+    is_shared = any(len(cores) < rank_counts[host] for host, cores in cores_of.items())
 
     def speeds(records: Mapping[int, GroupRecord]) -> dict[int, float]:
         each = {rank: r.core_seconds if is_shared else r.product_seconds for rank, r in records.items()}
         return {rank: 1 / max(seconds, 1e-9) for rank, seconds in each.items()}
 
-    rounds, first = [*map(speeds, check.rounds)], speeds(check.first)
-    for rank in sorted(last):
-        if slow := _slow(rounds, first, rank, sorted(last), _MIN_SPEED_SHARE):
-            yield rank, slow
+    return _slow_among(sorted(last), [*map(speeds, check.rounds)], speeds(check.first), _MIN_SPEED_SHARE)
 
 
 def _slow_rank(check: GroupCheck, rank: int, slow: _Slow) -> Finding:
@@ -304,17 +325,16 @@ def _slow_links(check: GroupCheck, slow_ranks: Mapping[int, _Slow]) -> Iterator[
 
     Inside a host, ranks on CPUs exchange messages through memory, so only the time on a core would be judged.
     """
-    rounds, first = [*map(_rates, check.rounds)], _rates(check.first)
+    *rounds, first = (_rates(check, records) for records in (*check.rounds, check.first))
     peers: dict[tuple[str, bool], list[_Link]] = {}
     for link in rounds[-1]:
-        if check.rounds[-1][link.rank].device != "cpu" or not _kind(check, link)[1]:
-            peers.setdefault(_kind(check, link), []).append(link)
+        if check.rounds[-1][link.rank].device != "cpu" or not link.is_inside_host:
+            peers.setdefault((link.name, link.is_inside_host), []).append(link)
     slow_links = {
         link: slow
         for links in peers.values()
-        for link in links
-        if (slow := _slow(rounds, first, link, links, _MIN_RATE_SHARE))
-        and not any(slow.shares[-1] > 0.5 * slow_ranks[end].shares[-1] for end in link.ends if end in slow_ranks)
+        for link, slow in _slow_among(links, rounds, first, _MIN_RATE_SHARE)
+        if not any(slow.shares[-1] > 0.5 * slow_ranks[end].shares[-1] for end in link.ends if end in slow_ranks)
         and link.size_bytes / slow.value - link.size_bytes / slow.expected > _MIN_EXCESS_SECONDS
     }
     ends = Counter(rank for link in {frozenset(link.ends) for link in slow_links} for rank in link).most_common(2)
@@ -348,13 +368,12 @@ def _slow_link(check: GroupCheck, link: _Link, slow: _Slow, ranks: tuple[int, ..
     )
 
 
-def _rates(records: Mapping[int, GroupRecord]) -> dict[_Link, float]:
+def _rates(check: GroupCheck, records: Mapping[int, GroupRecord]) -> dict[_Link, float]:
+    hosts = check.hosts
     return {
-        _Link(times.name, times.source, rank, times.size_bytes): algbw(times.size_bytes, times.receive_seconds)
+        _Link(t.name, hosts[t.source] == hosts[rank], t.source, rank, t.size_bytes): algbw(
+            t.size_bytes, t.receive_seconds
+        )
         for rank, record in records.items()
-        for times in record.groups
+        for t in record.groups
     }
-
-
-def _kind(check: GroupCheck, link: _Link) -> tuple[str, bool]:
-    return link.name, check.hosts[link.source] == check.hosts[link.rank]

@@ -1,13 +1,26 @@
 """Measurements over the process groups of a training job: `ddpdiag.preflight(groups=...)`."""
 
+from collections.abc import Sequence
+from zlib import crc32
+
 from msgspec import Struct
+
+GroupKey = tuple[int, int]
+
+
+def group_key(ranks: Sequence[int]) -> GroupKey:
+    """The number of ranks in a group, and a checksum of them. It is short also in a group of thousands of ranks."""
+    return len(ranks), crc32(",".join(map(str, ranks)).encode())
+
+
+NO_GROUP = group_key(())
 
 
 class GroupArrival(Struct, frozen=True):
-    """A rank that reached a check. `members` are the ranks of its group by name; none if it is in no such group."""
+    """A rank that reached a check. `groups` are the keys of its groups by name; NO_GROUP if it is in no such group."""
 
     host: str
-    members: dict[str, tuple[int, ...]]
+    groups: dict[str, GroupKey]
     sizes: dict[str, int]
 
 
@@ -18,7 +31,7 @@ class GroupTimes(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    ranks: tuple[int, ...]
+    group_size: int
     size_bytes: int
     source: int
     all_reduce_seconds: float

@@ -142,7 +142,7 @@ def _measure(name: str, group: dist.ProcessGroup, ranks: tuple[int, ...], size: 
             receive_seconds = _message(step, dist.irecv, received, source, group, deadline)
     return GroupTimes(
         name=name,
-        ranks=ranks,
+        group_size=world_size,
         size_bytes=4 * count,
         source=source,
         all_reduce_seconds=seconds,

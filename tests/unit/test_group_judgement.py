@@ -6,13 +6,20 @@ from msgspec import structs
 from ddpdiag.cli.manual import manual_page
 from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, needs_repetition
 from ddpdiag.model import Severity, Verdict
-from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord, GroupTimes
+from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord, GroupTimes, group_key
 
 MIB = 1 << 20
+
+
+def keys(members):
+    return {name: group_key(ranks) for name, ranks in members.items()}
+
+
 # Four ranks on two hosts. DP joins the hosts, TP is inside each.
 MEMBERS = {rank: {"dp": (rank % 2, rank % 2 + 2), "tp": (rank // 2 * 2, rank // 2 * 2 + 1)} for rank in range(4)}
 HOSTS = {rank: f"n{rank // 2}" for rank in range(4)}
-ARRIVALS = {rank: GroupArrival(HOSTS[rank], MEMBERS[rank], {"dp": MIB, "tp": MIB}) for rank in range(4)}
+SIZES = {"dp": MIB, "tp": MIB}
+ARRIVALS = {rank: GroupArrival(HOSTS[rank], keys(MEMBERS[rank]), SIZES) for rank in range(4)}
 TIMED_OUT = {"stopped_at": "the all-reduce", "error": "Operation timed out!", "timed_out": True}
 
 
@@ -24,7 +31,12 @@ def record(rank, members=MEMBERS, *, product=1e-3, core=1e-3, slow=(), factor=4.
         seconds = 1e-3 * (factor if (source, rank) in slow else 1)
         times.append(
             GroupTimes(
-                name=name, ranks=ranks, size_bytes=MIB, source=source, all_reduce_seconds=2e-3, receive_seconds=seconds
+                name=name,
+                group_size=len(ranks),
+                size_bytes=MIB,
+                source=source,
+                all_reduce_seconds=2e-3,
+                receive_seconds=seconds,
             )
         )
     each = GroupRecord(device="cuda", product_seconds=product, core_seconds=core, cores=(0, 1), groups=tuple(times))
@@ -53,12 +65,13 @@ def without(values, *ranks):
     return {rank: value for rank, value in values.items() if rank not in ranks}
 
 
-def ring(slow=()):
+def ring(slow=(), size=5):
     """A check of one group, each rank on a host of its own."""
-    members = {rank: {"dp": tuple(range(5))} for rank in range(5)}
-    records = {rank: record(rank, members, slow=slow) for rank in range(5)}
-    arrivals = {rank: GroupArrival(f"n{rank}", members[rank], {"dp": MIB}) for rank in range(5)}
-    return check_of(records, records, arrivals=arrivals, size=5)
+    ranks = tuple(range(size))
+    members = {rank: {"dp": ranks} for rank in ranks}
+    records = {rank: record(rank, members, slow=slow) for rank in members}
+    arrivals = {rank: GroupArrival(f"n{rank}", keys(members[rank]), {"dp": MIB}) for rank in members}
+    return check_of(records, records, arrivals=arrivals, size=size)
 
 
 def one(**changes):
@@ -139,7 +152,7 @@ def test_a_link_that_is_far_too_slow_twice_is_an_error(factor, severity):
 @pytest.mark.parametrize(("product", "slow", "word"), [(2e-3, (), "slow-rank"), (1e-3, [(0, 1)], "slow-link")])
 def test_one_of_two_ranks_is_compared_with_its_first_check(product, slow, word):
     members = {rank: {"dp": (0, 1)} for rank in range(2)}
-    arrivals = {rank: GroupArrival(f"n{rank}", members[rank], {"dp": MIB}) for rank in range(2)}
+    arrivals = {rank: GroupArrival(f"n{rank}", keys(members[rank]), {"dp": MIB}) for rank in range(2)}
     first = {rank: record(rank, members) for rank in range(2)}
     now = {0: first[0], 1: record(1, members, product=product, slow=slow)}
     assert judge_groups(check_of(now, now, arrivals=arrivals, size=2)) == ()
@@ -153,13 +166,20 @@ def test_one_of_two_ranks_is_compared_with_its_first_check(product, slow, word):
     ("change", "text"),
     [
         ({}, ""),
-        ({"members": {"dp": (1, 3)}}, "groups dp (1 MiB) on rank 3, but dp (1 MiB), tp (1 MiB) on rank 0"),
+        ({"groups": keys({"dp": (1, 3)})}, "groups dp (1 MiB) on rank 3, but dp (1 MiB), tp (1 MiB) on rank 0"),
         ({"sizes": {"dp": 4, "tp": MIB}}, "groups dp (4 B), tp (1 MiB) on rank 3"),
-        ({"members": MEMBERS[3] | {"tp": (0, 3)}}, "group tp has other ranks on rank 2 than on rank 3"),
+        ({"groups": keys(MEMBERS[3] | {"tp": (0, 3)})}, "group tp of rank 2 has 2 ranks, but only rank 2 passed it"),
+        ({"groups": keys(MEMBERS[3] | {"tp": ()})}, "group tp of rank 2 has 2 ranks, but only rank 2 passed it"),
     ],
-    ids=["equal", "names", "sizes", "ranks"],
+    ids=["equal", "names", "sizes", "ranks", "outside"],
 )
 def test_ranks_that_pass_different_groups_are_told(change, text):
     mistake = find_mistake(ARRIVALS | {3: structs.replace(ARRIVALS[3], **change)})
     assert text in mistake
     assert bool(mistake) == bool(text)
+
+
+def test_thousands_of_ranks_take_seconds_and_not_hours():
+    check = ring(slow=[(1, 2), (2, 3)], size=4_000)
+    assert find_mistake(check.arrivals) == ""
+    assert [finding.ranks for finding in judge_groups(check)] == [(2,)]
