@@ -154,6 +154,8 @@ def decide(
         leaving = verdict.warned if settings.on_warning is OnWarning.LEAVE else {}
         if not leaving or node_count - len(leaving) < min_nodes:  # training with warnings is better than none
             return Action.GO, sentence
+    elif verdict.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):  # the others do not wait for its host
+        return Action.AGAIN, sentence
     elif verdict.exit_code != ExitCode.UNFIT:
         return (Action.GO if settings.on_unknown is OnUnknown.GO else Action.STOP), sentence
     elif settings.on_unfit is not OnUnfit.LEAVE:

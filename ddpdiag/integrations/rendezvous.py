@@ -6,10 +6,10 @@ a secret that the agent of rank 0 sends through the store of the rendezvous. Tha
 host leaves and keeps the rendezvous open, so the others meet again and train.
 
 Keys in the store of a round (its prefix changes with each round): `ddpdiag/ranks/N` is the number of ranks that agent N
-starts, `ddpdiag/plan` is a `_Plan`, `ddpdiag/verdict` is a `WorldVerdict`, `ddpdiag/read/N` says that agent N has read
-why the job stops. Keys for all rounds: `reason` is the sentence of the last host that left or closed the rendezvous,
-`left` counts the hosts that left, `left/HOST` how often that host left, `started` says that training has started once,
-and `lost` counts the hosts that left at a restart.
+starts, `ddpdiag/plan` is a `_Plan`, `ddpdiag/verdict` is a `WorldVerdict` of rank 0 or of an agent that a signal ends,
+`ddpdiag/read/N` says that agent N has read why the job stops. Keys for all rounds: `reason` is the sentence of the last
+host that left or closed the rendezvous, `left` counts the hosts that left, `left/HOST` how often that host left,
+`started` says that training has started once, and `lost` counts the hosts that left at a restart.
 """
 
 import os
@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -108,6 +109,10 @@ def create(parameters: RendezvousParameters) -> RendezvousHandler:
     return GuardedRendezvous(create_handler(store, backend, parameters), store, parameters, settings)
 
 
+class _EndedBySignal(SignalException):
+    """A signal that torchrun raised while it waited for this rendezvous, with a sentence."""
+
+
 class GuardedRendezvous(RendezvousHandler):
     """A c10d rendezvous whose `next_rendezvous` returns only after the checks, or raises RendezvousError."""
 
@@ -161,7 +166,12 @@ class GuardedRendezvous(RendezvousHandler):
         except SystemExit:  # a signal ends this agent; torchrun does not close the rendezvous then
             self._has_left = True
             raise
-        except DistError:
+        except KeyboardInterrupt:
+            self._close(_ended_text(signal.SIGINT))
+            raise
+        except SignalException as error:  # at a restart
+            raise _EndedBySignal(_ended_text(error.sigval), error.sigval) from None
+        except (DistError, RendezvousConnectionError):
             raise _lost_store(self._parameters) from None
 
     def _admitted(self) -> RendezvousInfo:
@@ -191,7 +201,12 @@ class GuardedRendezvous(RendezvousHandler):
                     self._stop(info, reason)
 
     def _start(self, info: RendezvousInfo) -> RendezvousInfo:
-        """Remember that training starts, which changes what the leaving of a host means."""
+        """Remember that training starts, which changes what the leaving of a host means.
+
+        RendezvousError if a host has closed the rendezvous since, as one that is interrupted does.
+        """
+        if self._inner.is_closed() and (reason := self._reason()):
+            raise RendezvousError(reason)
         self._notes.set("started", "")
         self._lost_count = self._notes.add("lost", 0)
         self._trains = True
@@ -209,8 +224,6 @@ class GuardedRendezvous(RendezvousHandler):
             if reason := self._reason():
                 raise RendezvousError(reason) from None
             raise
-        except RendezvousConnectionError:
-            raise _lost_store(self._parameters) from None
 
     def _reason(self) -> str:
         with suppress(RuntimeError):
@@ -245,12 +258,17 @@ class GuardedRendezvous(RendezvousHandler):
                 complain(f"{hosts} met; the check of the world takes at most {self._settings.budget:g} s")
                 info.store.set("ddpdiag/plan", encode(self._make_plan(info)).decode())
             plan = decode(_message(info.store, "ddpdiag/plan", 2 * _MESSAGE_WAIT), _Plan)
-            report = self._run_check(info, plan)
+            try:
+                report = self._run_check(info, plan)
+            except (KeyboardInterrupt, SystemExit, SignalException):  # a signal ends this agent
+                with suppress(RuntimeError):
+                    _send_verdict(info, WorldVerdict(ExitCode.TERMINATED, f"a signal ended torchrun on {self._host}"))
+                raise
             if info.rank == 0:
                 verdict = WorldVerdict(ExitCode.UNKNOWN, f"the check on {self._host} made no report")
                 if report is not None:
                     verdict = world_verdict(report, plan.ranks_per_host)
-                info.store.set("ddpdiag/verdict", encode(verdict).decode())
+                _send_verdict(info, verdict)
             return decode(_message(info.store, "ddpdiag/verdict", self._settings.budget + 2 * _SLACK), WorldVerdict)
         except (RuntimeError, ValueError):
             rank_0 = readable(_rank_0_address(info))
@@ -341,16 +359,23 @@ class GuardedRendezvous(RendezvousHandler):
 def _sentence_only(hook: _ExceptHook) -> _ExceptHook:
     """The excepthook of torchrun's process: errors whose sentence says all are shown without a traceback.
 
-    torchrun lets them end its process. It has then written the sentence to its error file, if it has one.
+    torchrun lets them end its process. It has then written the sentence to its error file, if it has one. When ranks
+    have started once, torchrun handles SIGINT itself, and no KeyboardInterrupt is raised.
     """
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if kind in (RendezvousError, UsageError):
+        if kind in (RendezvousError, UsageError, _EndedBySignal):
             complain(str(error))
+        elif kind is KeyboardInterrupt:
+            complain(_ended_text(signal.SIGINT))
         else:
             hook(kind, error, trace)
 
     return show
+
+
+def _ended_text(signum: signal.Signals) -> str:
+    return f"{signum.name} ended torchrun on {readable(socket.gethostname())} before it started the ranks"
 
 
 def _lost_store(parameters: RendezvousParameters) -> RendezvousError:
@@ -391,6 +416,11 @@ def _message(store: Store, key: str, seconds: float) -> bytes:
     """Read a key of the store. RuntimeError if no agent writes it in time."""
     store.wait([key], timedelta(seconds=seconds))
     return store.get(key)
+
+
+def _send_verdict(info: RendezvousInfo, verdict: WorldVerdict) -> None:
+    """Send a verdict to all hosts, unless one was sent before: all hosts must read the same."""
+    info.store.compare_set("ddpdiag/verdict", "", encode(verdict).decode())
 
 
 def _report_of(arguments: tuple[str, ...], env: Mapping[str, str], budget: float) -> Report | None:

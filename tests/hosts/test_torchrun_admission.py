@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from jobs import processes
+from jobs import Process, processes
 from launch import Launched
 from network import Host
 
@@ -159,6 +159,25 @@ def test_the_death_of_the_host_of_the_store_is_named(start):
     assert codes(run)[1:] == [1, 1], run.told()
     for name in ("h1", "h2"):
         assert "does not reach the store of the rendezvous at h0:29400" in run.jobs[name].stderr
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
+def test_the_others_do_not_wait_for_a_torchrun_that_a_signal_ends_during_the_check(start, signum, code):
+    _, run = start(count=3, fault=Fault("", stage="launch"))
+    ended, *others = (run.jobs[name] for name in ("h2", "h0", "h1"))
+
+    def own(word: str) -> list[Process]:
+        found = processes(run.mark)
+        return [each for each in found if word in each.command and each.environ["TMPDIR"] == str(ended.temporary)]
+
+    ended.wait_until(lambda: own(" check --quiet"), SECONDS)
+    for process in own("torch.distributed.run"):
+        process.kill(signum)
+    assert codes(run)[:2] == [code] * 2, run.told()
+    for job in others:
+        assert job.stdout.count("of 4 has learned") == (0 if code else 2)
+        assert ("SIGINT ended torchrun on h2" in job.stderr) == bool(code), run.told()
+        assert "Traceback" not in job.stderr
 
 
 @pytest.mark.long

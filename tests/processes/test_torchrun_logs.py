@@ -1,9 +1,11 @@
 """torchrun's entry points on one host: logs that are explained, errors without a traceback, and torch's error file."""
 
 import json
+import os
+import signal
 
 import pytest
-from jobs import torchrun
+from jobs import processes, torchrun
 
 pytestmark = pytest.mark.deep
 
@@ -60,3 +62,15 @@ def test_torchrun_ends_with_the_sentence_alone(start, tmp_path, conf, sentence):
     assert "Traceback" not in job.stderr
     assert sentence in json.loads(error_file.read_text())["message"]["message"]
     assert job.left_files() == []
+
+
+@pytest.mark.parametrize("command", ["host", "check"])
+def test_ctrl_c_during_a_check_is_one_sentence(start, command):
+    options = ("--rdzv-backend", "ddpdiag", "--rdzv-endpoint", "localhost:0", "--rdzv-conf", "budget=60")
+    job = start(*torchrun(2, *options), "no_script.py")
+    job.wait_until(lambda: any(f" {command} --quiet" in process.command for process in processes(job.mark)))
+    os.killpg(job.process.pid, signal.SIGINT)
+    assert job.wait() == -signal.SIGINT, job.told()  # for a shell: 130
+    assert job.stderr.splitlines()[-1].startswith("ddpdiag: SIGINT ended torchrun on ")
+    assert "Traceback" not in job.stderr
+    job.check_left_nothing()

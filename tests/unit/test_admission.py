@@ -28,6 +28,8 @@ UNFIT = WorldVerdict(ExitCode.UNFIT, "h2 fails.", {2: "h2"})
 TWO_UNFIT = WorldVerdict(ExitCode.UNFIT, "two fail.", {1: "h1", 2: "h2"})
 NO_HOST_BLAMED = WorldVerdict(ExitCode.UNFIT, "it hangs.")
 UNKNOWN = WorldVerdict(ExitCode.UNKNOWN, "h1 never joined.")
+INTERRUPTED = WorldVerdict(ExitCode.INTERRUPTED, "SIGINT on h1.", {1: "h1"})
+TERMINATED = WorldVerdict(ExitCode.TERMINATED, "SIGTERM on h1.")
 WARNED = WorldVerdict(ExitCode.FIT, "h2 is slow.", warned={2: "h2"})
 ALL_WARNED = WorldVerdict(ExitCode.FIT, "each is slow.", warned={0: "h0", 1: "h1", 2: "h2"})
 
@@ -81,6 +83,9 @@ def test_wrong_settings_are_refused(conf, match):
         (NO_HOST_BLAMED, Settings(), "stop stop stop"),
         (UNKNOWN, Settings(), "go go go"),
         (UNKNOWN, Settings(on_unknown=OnUnknown.STOP), "stop stop stop"),
+        # Its host has ended torchrun, so the others meet without it.
+        (INTERRUPTED, Settings(), "again again again"),
+        (TERMINATED, Settings(on_unknown=OnUnknown.STOP), "again again again"),
         (WorldVerdict(ExitCode.BUG, "a bug"), Settings(on_unknown=OnUnknown.STOP), "stop stop stop"),
     ],
 )
