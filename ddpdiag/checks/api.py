@@ -20,6 +20,7 @@ from ddpdiag.checks.registry import check_by_code
 from ddpdiag.checks.world import World, extra_deadline_seconds
 from ddpdiag.codec import decode
 from ddpdiag.model import (
+    Counters,
     Finding,
     Kind,
     Matrix,
@@ -135,16 +136,17 @@ class Contribution(Struct, frozen=True, kw_only=True):
     """Everything that a check adds to the report in addition to its findings.
 
     `columns` holds figures by rank, and `figures` those of the whole run; their names include the units. `matrices` are
-    figures of pairs. `inventory` names the parts of a host (keys: INVENTORY) under one of its ranks. `section` is set
-    if the run was made for this check. `moved_findings` are shown under other stages. `excuse(error)` returns a
-    sentence if the error, of any check, does not concern the job; else None. `workarounds` are environment variables
-    that the job needs (None: the variable must be unset).
+    figures of pairs. `inventory` names the parts of a host (keys: INVENTORY) under one of its ranks. `counters` are
+    those of GPUs, ports and TCP. `section` is set if the run was made for this check. `moved_findings` are shown under
+    other stages. `excuse(error)` returns a sentence if the error, of any check, does not concern the job; else None.
+    `workarounds` are environment variables that the job needs (None: the variable must be unset).
     """
 
     columns: Mapping[int, Mapping[str, Scalar]] = {}
     figures: Mapping[str, Scalar] = {}
     matrices: tuple[Matrix, ...] = ()
     inventory: Mapping[int, Mapping[str, str]] = {}
+    counters: tuple[Counters, ...] = ()
     section: Section | None = None
     moved_findings: tuple[MovedFinding, ...] = ()
     excuse: Callable[[Finding], str | None] | None = None

@@ -23,7 +23,8 @@ def sections(history: History) -> Iterator[Section]:
         ("hosts", "Recurring hosts", _recurrence_blocks(hosts, "host")),
         ("gpus", "Recurring GPUs", _recurrence_blocks(gpus, "GPU")),
         ("pairs", "Pairs that fail together", _pair_blocks(history)),
-        ("slower", "Hosts that get slower", _drift_blocks(history)),
+        ("slower", "Hosts and links that get slower", _drift_blocks(history)),
+        ("rises", "Errors that rise faster and faster", _rise_blocks(history)),
         ("new", "New findings", _appearance_blocks(history)),
         ("days", "Day by day", _day_blocks(history)),
         ("judged", "What was judged", _scope_blocks(history)),
@@ -101,10 +102,13 @@ def _drift_blocks(history: History) -> Iterator[Block]:
     if not history.drifts:
         return
     yield Table(
-        columns=(Column("host", no_wrap=True), *map(Column, ("figure", "a week", "95 %", "in all", "days", "course"))),
+        columns=(
+            Column("host or link", no_wrap=True),
+            *map(Column, ("figure", "a week", "95 %", "in all", "days", "course")),
+        ),
         rows=tuple(
             (
-                each.host,
+                each.subject,
                 label(each.name),
                 f"-{100 * each.loss_share_per_week:.1f} %",
                 f"{100 * each.low_share_per_week:.1f}-{100 * each.high_share_per_week:.1f} %",
@@ -117,6 +121,30 @@ def _drift_blocks(history: History) -> Iterator[Block]:
         noun="figure",
         note="Compared with the other hosts of the same run, or of the same day. The course is the median of each day.",
     )
+
+
+def _rise_blocks(history: History) -> Iterator[Block]:
+    if history.rises:
+        yield Table(
+            columns=(
+                Column("host", no_wrap=True),
+                *map(Column, ("part", "counter", "before", "now", "others", "days", "course")),
+            ),
+            rows=tuple(
+                (
+                    each.host,
+                    each.part,
+                    label(each.counter),
+                    *(f"{number:,.0f}" for number in (each.before, each.now, each.others)),
+                    each.days,
+                    sparkline(each.series),
+                )
+                for each in history.rises
+            ),
+            noun="counter",
+            note="Errors a day, or resent segments of a million, in the first and in the last third of the days. "
+            "others: the median of the other GPUs, ports or hosts.",
+        )
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -188,10 +216,10 @@ def _scope_blocks(history: History) -> Iterator[Block]:
             f"healthy: {names}.",
             mark=Mark.WARNING,
         )
-    if history.drift_series_unjudged:
+    if history.series_unjudged:
         yield Text(
-            f"{history.drift_series_unjudged:,} series of figures had fewer than {MIN_DAYS} days with {MIN_PEERS} "
-            f"other hosts to compare with, and were not judged for slow changes; {history.drift_series_judged:,} were."
+            f"{history.series_unjudged:,} series of figures and counters had fewer than {MIN_DAYS} days with "
+            f"{MIN_PEERS} others to compare with, and were not judged for slow changes; {history.series_judged:,} were."
         )
     if history.problems:
         yield Items(history.problems, "Not counted")
@@ -257,6 +285,10 @@ def samples(history: History, until_seconds: float) -> Iterator[Sample]:
     for gpu in history.recurring_gpus.recurring:
         yield Sample("history_gpu_failures", "Failures of a GPU.", gpu.incidents, {"gpu_uuid": gpu.name})
     for slower in history.drifts:
-        labels = {"host": slower.host, "figure": slower.name}
-        help_text = "Loss of a figure each week, beside the other hosts."
+        labels = {"subject": slower.subject, "figure": slower.name}
+        help_text = "Loss of a figure of a host or link each week, beside the others."
         yield Sample("history_drift_ratio_per_week", help_text, slower.loss_share_per_week, labels)
+    for rise in history.rises:
+        labels = {"host": rise.host, "part": rise.part, "counter": rise.counter}
+        help_text = "Errors a day (resent_segments: of a million) lately, where they rise faster and faster."
+        yield Sample("history_error_rate", help_text, rise.now, labels)

@@ -12,7 +12,7 @@ from ddpdiag.errors import ExitCode, UsageError, did_you_mean
 from ddpdiag.history import HistoryArgs, parquet
 from ddpdiag.history.answers import History, answer, host_answer, time_text
 from ddpdiag.history.blocks import host_sections, samples, sections
-from ddpdiag.history.rows import Run
+from ddpdiag.history.rows import DAY_SECONDS, Run
 from ddpdiag.history.store import ReadSummary, Store, find_sources
 from ddpdiag.render import html, prometheus
 from ddpdiag.render.blocks import Mark, Section, Text
@@ -23,7 +23,6 @@ from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 from ddpdiag.text import count
 
-_DAY_SECONDS = 86_400.0
 # Clocks of hosts differ by seconds; a run that begins an hour ahead has a wrong clock.
 _MAX_AHEAD_SECONDS = 3_600.0
 _OUTPUTS = ("json", "html", "markdown", "prometheus", "write_failing_hosts")
@@ -42,7 +41,7 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
         raise UsageError("--days nan: expected a number of days")
     now = time.time()
     until = args.until if args.until is not None else now
-    since = until - args.days * _DAY_SECONDS
+    since = until - args.days * DAY_SECONDS
     store = Store(args.index)
     try:
         with progress_line(quiet=args.quiet) as progress:
@@ -51,12 +50,13 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
                 raise UsageError(f"{readable(words[0])}: no report (*.json) and no recording (*.jsonl) in it")
             if args.parquet is not None:
                 progress.tell("writing Parquet ...")
-                parquet.write(args.parquet, store.runs(-math.inf, math.inf))
+                parquet.write(args.parquet, store.runs(-math.inf, math.inf), store.readings(-math.inf, math.inf))
             progress.tell("judging ...")
             # Runs that seem to begin after now do not count, even if the window ends later.
-            runs = store.runs(since, min(until, now + _MAX_AHEAD_SECONDS))
+            end = min(until, now + _MAX_AHEAD_SECONDS)
+            runs, readings = store.runs(since, end), store.readings(since, end)
             problems = _problems(store, summary, runs, now + _MAX_AHEAD_SECONDS)
-            history = answer(runs, since_seconds=since, until_seconds=until, problems=problems)
+            history = answer(runs, readings, since_seconds=since, until_seconds=until, problems=problems)
     finally:
         store.close()
     shown = _sections(history, runs, args.host)

@@ -1,7 +1,8 @@
-"""Hosts whose figures get worse over weeks, compared with the other hosts.
+"""Hosts and links whose figures get worse over weeks, compared with the others.
 
 A figure of a host is divided by the median of its peers: all hosts of the same run if there are `MIN_PEERS` others,
-because they had the same load, else those of runs of the same day with as many ranks. So a change of the whole fleet,
+because they had the same load, else those of runs of the same day with as many ranks. Links between hosts are compared
+with links in the same way; those of a host that gets slower itself are not listed. So a change of the whole fleet,
 such as a new release of NCCL, is no host's drift. The median of each day makes a series. Spearman's rank correlation
 with time tests it, with fewer effective days where neighbouring days are alike; Benjamini and Hochberg's procedure
 limits the share of false ones. The slope is Theil and Sen's, which a third of wrong days does not change.
@@ -21,7 +22,7 @@ from ddpdiag.history.distributions import (
     spearman,
     theil_sen,
 )
-from ddpdiag.history.rows import Run, is_rate
+from ddpdiag.history.rows import ARROW, DAY_SECONDS, Run, is_rate
 
 MAX_FALSE_SHARE = 0.05
 # With fewer peers their median is not robust: one slow host among three moves it.
@@ -30,18 +31,18 @@ MIN_PEERS = 4
 MIN_DAYS = 10
 # A smaller loss over the whole series is not reported: clocks and temperatures differ by as much between healthy hosts.
 MIN_LOSS_SHARE = 0.02
-_DAY_SECONDS, _WEEK_DAYS = 86_400.0, 7.0
+_WEEK_DAYS = 7.0
 
 
 class Drift(Struct, frozen=True, kw_only=True):
-    """A figure of a host that got worse, beyond that of its peers.
+    """A figure of a host, or of a link ("n1 -> n2"), that got worse, beyond that of its peers.
 
     `loss_share_per_week` is the loss of each week (0.01: 1 % slower than its peers), with the limits of its interval
     (95 %), and `loss_share` the loss over the `days` with values. `since_seconds` and `until_seconds` are the times of
     the first and the last day. `series` has the median of each day, as a share of the peers' (above 1: better).
     """
 
-    host: str
+    subject: str
     name: str
     loss_share_per_week: float
     low_share_per_week: float
@@ -74,12 +75,15 @@ def drift(runs: Iterable[Run]) -> DriftAnswer:
         days = sorted(values_by_day)
         logs = [median(values_by_day[day]) for day in days]
         times = [float(day) for day in days]
-        if (p_value := _p_value(times, logs)) < MAX_FALSE_SHARE:
+        if (p_value := p_value_of_loss(times, logs)) < MAX_FALSE_SHARE:
             candidates.append((p_value, key, times, logs))
     limit = false_discovery_limit([each[0] for each in candidates], max(1, judged), MAX_FALSE_SHARE)
     drifts = [_drift(*key, times, logs, p) for p, key, times, logs in candidates if p <= limit]
     shown = [each for each in drifts if each.low_share_per_week > 0 and each.loss_share >= MIN_LOSS_SHARE]
-    shown.sort(key=lambda each: (-each.loss_share, each.host, each.name))
+    # A link of a host that gets slower itself shows nothing new.
+    slower = {each.subject for each in shown}
+    shown = [each for each in shown if ARROW not in each.subject or slower.isdisjoint(each.subject.split(ARROW))]
+    shown.sort(key=lambda each: (-each.loss_share, each.subject, each.name))
     return DriftAnswer(drifts=tuple(shown), judged=judged, unjudged=len(days_by_series) - judged)
 
 
@@ -90,11 +94,11 @@ def _relative_days(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, list[
     lonely: dict[tuple[int, str, int], list[tuple[str, float]]] = defaultdict(list)
     known: set[tuple[str, str]] = set()
     for run in runs:
-        day = int(run.begin_seconds // _DAY_SECONDS)
+        day = int(run.begin_seconds // DAY_SECONDS)
         by_name: dict[str, list[tuple[str, float]]] = defaultdict(list)
         for figure in run.figures:
-            by_name[figure.name].append((figure.host, math.log(figure.value)))
-            known.add((figure.host, figure.name))
+            by_name[figure.name].append((figure.subject, math.log(figure.value)))
+            known.add((figure.subject, figure.name))
         for name, values in by_name.items():
             if len(values) > MIN_PEERS:
                 _append(series, name, day, values)
@@ -123,8 +127,8 @@ def _append(
             series[host, name][day].append(sign * (value - middle))
 
 
-def _p_value(times: Sequence[float], logs: Sequence[float]) -> float:
-    """The probability of a fall like this one in values that do not depend on time."""
+def p_value_of_loss(times: Sequence[float], logs: Sequence[float]) -> float:
+    """The probability of a fall like this one in values that do not depend on time; `times` are days."""
     correlation = spearman(times, logs)
     slope, middle = _slope(times, logs), sum(times) / len(times)
     # Neighbouring days are alike where a host is under the same load for days; they count as fewer, unless chance
@@ -144,11 +148,11 @@ def _slope(times: Sequence[float], values: Sequence[float]) -> float:
     return sum((t - middle) * (value - mean) for t, value in zip(times, values, strict=True)) / square
 
 
-def _drift(host: str, name: str, times: Sequence[float], logs: Sequence[float], p_value: float) -> Drift:
+def _drift(subject: str, name: str, times: Sequence[float], logs: Sequence[float], p_value: float) -> Drift:
     slope, low, high = theil_sen(times, logs)
     losses = [1 - math.exp(_WEEK_DAYS * each) for each in (slope, high, low)]
     return Drift(
-        host=host,
+        subject=subject,
         name=name,
         loss_share_per_week=losses[0],
         low_share_per_week=losses[1],
@@ -156,7 +160,7 @@ def _drift(host: str, name: str, times: Sequence[float], logs: Sequence[float], 
         loss_share=1 - math.exp(slope * (times[-1] - times[0])),
         days=len(times),
         p_value=p_value,
-        since_seconds=times[0] * _DAY_SECONDS,
-        until_seconds=times[-1] * _DAY_SECONDS,
+        since_seconds=times[0] * DAY_SECONDS,
+        until_seconds=times[-1] * DAY_SECONDS,
         series=tuple(math.exp(log) for log in logs),
     )

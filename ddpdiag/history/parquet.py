@@ -1,7 +1,8 @@
 """`--parquet DIR`: all runs as Parquet files, for an engine that reads more than one machine holds.
 
 DIR has a folder for each table, and in it one for each day (UTC): `runs/day=2026-11-28/`. The tables have the fields of
-Run, HostRow, Blame and Figure, and the run's id. A day that is written again replaces its files.
+Run, HostRow, Blame and Figure, and the run's id; `counters` has the last total of each day. A day that is written again
+replaces its files.
 """
 
 import tempfile
@@ -15,14 +16,22 @@ from msgspec.json import encode
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.history.rows import Run
+from ddpdiag.history.rows import Reading, Run
 
 _RUN = {"day": "VARCHAR", "run_id": "VARCHAR", "begin_seconds": "DOUBLE"}
 _TABLES: Mapping[str, Mapping[str, str]] = {
     "runs": {**_RUN, "verdict": "VARCHAR", "sentence": "VARCHAR", "ranks": "BIGINT", "codes": "VARCHAR[]"},
     "hosts": {**_RUN, "host": "VARCHAR", "state": "VARCHAR", "gpus": "VARCHAR[]", "facts": "VARCHAR[]"},
     "blames": {**_RUN, "code": "VARCHAR", "title": "VARCHAR", "hosts": "VARCHAR[]", "gpus": "VARCHAR[]"},
-    "figures": {**_RUN, "host": "VARCHAR", "name": "VARCHAR", "value": "DOUBLE"},
+    "figures": {**_RUN, "subject": "VARCHAR", "name": "VARCHAR", "value": "DOUBLE"},
+    "counters": {
+        "day": "VARCHAR",
+        "begin_seconds": "DOUBLE",
+        "host": "VARCHAR",
+        "part": "VARCHAR",
+        "name": "VARCHAR",
+        "total": "BIGINT",
+    },
 }
 
 
@@ -32,8 +41,8 @@ def check_available() -> None:
         raise UsageError("--parquet needs DuckDB: python -m pip install 'ddpdiag[parquet]'")
 
 
-def write(folder: str, runs: Iterable[Run]) -> None:
-    """Write the tables of `runs` into `folder`, which is made if it is missing. UsageError if that fails."""
+def write(folder: str, runs: Iterable[Run], readings: Iterable[Reading]) -> None:
+    """Write the tables into `folder`, which is made if it is missing. UsageError if that fails."""
     import duckdb
 
     try:
@@ -42,9 +51,8 @@ def write(folder: str, runs: Iterable[Run]) -> None:
             # With one thread, a day has one file, which the next call replaces.
             with ExitStack() as stack:
                 files = {name: stack.enter_context(Path(parts, name).open("wb")) for name in _TABLES}
-                for run in runs:
-                    for name, row in _rows(run):
-                        files[name].write(encode(row) + b"\n")
+                for name, row in _rows(runs, readings):
+                    files[name].write(encode(row) + b"\n")
             for name, file in files.items():
                 if Path(file.name).stat().st_size:
                     target = str(Path(folder, name)).replace("'", "''")
@@ -57,14 +65,22 @@ def write(folder: str, runs: Iterable[Run]) -> None:
         raise UsageError(f"--parquet {readable(folder)}: {readable(str(error))}") from error
 
 
-def _rows(run: Run) -> Iterator[tuple[str, dict[str, object]]]:
-    day = datetime.fromtimestamp(run.begin_seconds, UTC).date().isoformat()
-    of_run = {"day": day, "run_id": run.run_id, "begin_seconds": run.begin_seconds}
-    own = {"verdict": run.verdict, "sentence": run.sentence, "ranks": run.ranks, "codes": sorted(run.codes)}
-    yield "runs", of_run | own
-    for host in run.hosts:
-        yield "hosts", of_run | host._asdict() | {"state": host.state.name.lower()}
-    for blame in run.blames:
-        yield "blames", of_run | blame._asdict()
-    for figure in run.figures:
-        yield "figures", of_run | figure._asdict()
+def _rows(runs: Iterable[Run], readings: Iterable[Reading]) -> Iterator[tuple[str, dict[str, object]]]:
+    for run in runs:
+        of_run = {"day": _day(run.begin_seconds), "run_id": run.run_id, "begin_seconds": run.begin_seconds}
+        own = {"verdict": run.verdict, "sentence": run.sentence, "ranks": run.ranks, "codes": sorted(run.codes)}
+        yield "runs", of_run | own
+        for host in run.hosts:
+            yield "hosts", of_run | host._asdict() | {"state": host.state.name.lower()}
+        for blame in run.blames:
+            yield "blames", of_run | blame._asdict()
+        for figure in run.figures:
+            yield "figures", of_run | figure._asdict()
+    for reading in readings:
+        part = {"day": _day(reading.seconds), "begin_seconds": reading.seconds, "host": reading.host}
+        for name, total in reading.totals.items():
+            yield "counters", {**part, "part": reading.part, "name": name, "total": total}
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()

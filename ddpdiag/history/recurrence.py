@@ -30,7 +30,7 @@ from ddpdiag.history.distributions import (
     rate_interval,
     solve,
 )
-from ddpdiag.history.rows import Blame, HostRow, Run, State
+from ddpdiag.history.rows import DAY_SECONDS, Blame, HostRow, Run, State
 from ddpdiag.stats import quantile
 
 # At most this share of the named hosts is expected to be there by chance.
@@ -42,7 +42,6 @@ MIN_RUNS = 10
 MIN_INCIDENTS = 3
 # A host has recovered if a series of healthy runs as long as its last one has this probability at its earlier rate.
 RECOVERED_PROBABILITY = 0.01
-_INCIDENT_SECONDS = 86_400.0
 _ALL = ""  # the test of all codes together
 _SHOWN_CODES = 3
 # A beta distribution with this a + b is as narrow as a single rate.
@@ -194,7 +193,7 @@ def subject_of(trials: Sequence[Trial]) -> Subject:
         if not trial.failures:
             healthy += 1
             is_open = is_open and not incidents[-1].checks <= trial.codes
-        elif is_open and trial.seconds - (last := incidents[-1]).seconds <= _INCIDENT_SECONDS:
+        elif is_open and trial.seconds - (last := incidents[-1]).seconds <= DAY_SECONDS:
             company = min(last.company, trial.company, key=len)
             incidents[-1] = last._replace(codes=last.codes | trial.failures, company=company)
         else:
@@ -433,7 +432,7 @@ def _pair(pair: tuple[str, str], shared: Sequence[Incident], trials: Mapping[str
     first, second = ({trial.seconds for trial in trials.get(name, ())} for name in pair)
     return RecurringPair(
         hosts=pair,
-        days=len({int(incident.seconds // 86_400) for incident in shared}),
+        days=len({int(incident.seconds // DAY_SECONDS) for incident in shared}),
         runs=len(first & second),
         codes=dict(Counter(code for incident in shared for code in sorted(incident.codes)).most_common(_SHOWN_CODES)),
     )

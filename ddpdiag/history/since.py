@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from ddpdiag.history.distributions import binomial_tail
-from ddpdiag.history.rows import Run
+from ddpdiag.history.rows import DAY_SECONDS, Run
 
 # With a bar for each of some hundred pairs of finding and version, a false one is rare.
 _MAX_P_VALUE = 1e-5
 # The share of host-runs with the finding is at least so many times higher with the version.
 _MIN_RATIO = 3.0
 _MIN_HOST_RUNS = 3
-_DAY_SECONDS = 86_400.0
 
 
 class Version(Struct, frozen=True, kw_only=True):
@@ -113,7 +112,7 @@ class _FactCounts:
         for fact, first_seconds in self._first.items():
             name = fact.partition(" ")[0]
             others = [other for other in self._first if other != fact and other.partition(" ")[0] == name]
-            if not others or first_seconds < min(map(self._first.__getitem__, others)) + _DAY_SECONDS:
+            if not others or first_seconds < min(map(self._first.__getitem__, others)) + DAY_SECONDS:
                 continue  # the only version, or one of those that were there from the begin
             found = self._found[code, fact]
             host_runs = max(found, self._host_runs[check, fact])

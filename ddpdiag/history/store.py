@@ -13,15 +13,17 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
-from ddpdiag.codec import readable
+from msgspec.json import Decoder
+
+from ddpdiag.codec import encode, readable
 from ddpdiag.errors import UsageError
-from ddpdiag.history.rows import Blame, Figure, HostRow, Run, State, row_of
+from ddpdiag.history.rows import DAY_SECONDS, Blame, Figure, HostRow, Reading, Run, State, row_of
 from ddpdiag.judgement.reading import read_report
 
 # In the file's header, so that no other program's database is changed. Any number that no other program uses.
 _APPLICATION_ID = 0x64647068
 # A higher number for each change of the tables. An index is made again from the reports, so no old one is converted.
-_VERSION = 1
+_VERSION = 2
 _MEMORY = ":memory:"
 _LOCK_SECONDS = 30.0
 _LARGEST_INTEGER = 2**63 - 1
@@ -48,10 +50,14 @@ CREATE TABLE blames (
     PRIMARY KEY (run, number)
 ) WITHOUT ROWID;
 CREATE TABLE figures (
-    run INTEGER, host INTEGER, name INTEGER, value REAL, PRIMARY KEY (run, host, name)
+    run INTEGER, subject INTEGER, name INTEGER, value REAL, PRIMARY KEY (run, subject, name)
+) WITHOUT ROWID;
+CREATE TABLE counters (
+    day INTEGER, host INTEGER, part INTEGER, begin_seconds REAL, totals TEXT, PRIMARY KEY (day, host, part)
 ) WITHOUT ROWID;
 """
 _SEPARATOR = "\n"
+_TOTALS = Decoder(dict[str, int])
 
 
 class ReadSummary(NamedTuple):
@@ -190,7 +196,22 @@ class Store:
         )
         many(
             "INSERT INTO figures VALUES (?, ?, ?, ?)",
-            [(number, text_id(figure.host), text_id(figure.name), figure.value) for figure in run.figures],
+            [(number, text_id(figure.subject), text_id(figure.name), figure.value) for figure in run.figures],
+        )
+        # Of each day the last reading counts, which has the counts of all readings before.
+        many(
+            "INSERT INTO counters VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET begin_seconds = "
+            "excluded.begin_seconds, totals = excluded.totals WHERE excluded.begin_seconds >= begin_seconds",
+            [
+                (
+                    run.begin_seconds // DAY_SECONDS,
+                    text_id(row.host),
+                    text_id(row.part),
+                    row.seconds,
+                    encode(row.totals).decode(),
+                )
+                for row in run.readings
+            ],
         )
 
     def _id(self, text: str) -> int:
@@ -240,6 +261,15 @@ class Store:
             )
         self._database.execute("COMMIT")
         return runs
+
+    def readings(self, since_seconds: float, until_seconds: float) -> list[Reading]:
+        """The last reading of each counter of a day in the window, in order of the days."""
+        query = (
+            "SELECT h.text, p.text, begin_seconds, totals FROM counters JOIN names h ON h.id = host JOIN names p ON "
+            "p.id = part WHERE begin_seconds >= ? AND begin_seconds < ? ORDER BY day"
+        )
+        rows = self._database.execute(query, (since_seconds, until_seconds))
+        return [Reading(host, part, seconds, _TOTALS.decode(totals)) for host, part, seconds, totals in rows]
 
     def _rows(self, table: str, window: tuple[float, float]) -> "_RowsByRun":
         query = (

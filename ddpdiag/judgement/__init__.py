@@ -75,6 +75,7 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
         matrices=tuple(matrix for each in judgements for matrix in each.contribution.matrices),
         workarounds=dict(workarounds),
         inventory=_inventory(world, judgements),
+        counters=tuple(row for each in judgements for row in each.contribution.counters),
         created=header.created,
         version=header.version,
         snapshot=_snapshot(world, forms.established, sections),

@@ -3,7 +3,9 @@
 from ddpdiag.model.options import Depth, RunOptions
 from ddpdiag.model.recording import End, Event, EventKind, Header, Recording, Skip
 from ddpdiag.model.report import (
+    TCP_PART,
     CheckSummary,
+    Counters,
     Finding,
     HostLists,
     Matrix,
@@ -30,9 +32,11 @@ from ddpdiag.model.trial import (
 __all__ = [
     "FORK_STEP",
     "IMPORT_STEP",
+    "TCP_PART",
     "Arrival",
     "CheckSummary",
     "Collective",
+    "Counters",
     "Depth",
     "End",
     "Event",

@@ -125,7 +125,7 @@ class CheckSummary(Struct, frozen=True, kw_only=True):
 
 
 # The parts of a host, in the order in which reports show them. NONE: a check knows that the host has no such part.
-INVENTORY = ("GPU", "CPU", "memory", "driver", "torch", "CUDA", "NCCL", "network", "RDMA")
+INVENTORY = ("GPU", "CPU", "memory", "kernel", "driver", "torch", "CUDA", "NCCL", "network", "RDMA")
 NONE, UNKNOWN = "none", "unknown"
 
 
@@ -134,6 +134,22 @@ class HostKind(Struct, frozen=True, kw_only=True):
 
     hosts: tuple[str, ...]
     parts: dict[str, str]
+
+
+class Counters(Struct, frozen=True, kw_only=True):
+    """Counters of one part of a host, which count on after the run: two reports show how often they rose between them.
+
+    `part` is the UUID of a GPU, the name of a network port ("eth0", "mlx5_0:1"), or TCP_PART. `totals` has the counters
+    that are not 0: those of a GPU since its driver was loaded, of a port or of TCP since the start of the host.
+    """
+
+    host: str
+    part: str
+    totals: dict[str, int] = {}
+
+
+# All TCP connections of a host, with the counters `sent_segments`, `resent_segments` and `damaged_segments`.
+TCP_PART = "TCP"
 
 
 class HostLists(Struct, frozen=True, kw_only=True):
@@ -182,6 +198,7 @@ class Report(Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
     workarounds: dict[str, str | None] = field(default_factory=dict)
     inventory: tuple[HostKind, ...] = ()
+    counters: tuple[Counters, ...] = ()
     created: str = ""
     version: str = ""
     snapshot: Snapshot | None = None

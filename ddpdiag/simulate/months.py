@@ -8,15 +8,19 @@ schedulers do. Every host fails now and then by chance, and the chance differs f
 - pairs whose path fails now and then; its failures blame both hosts, or the link;
 - retries: a job that failed starts again on the same hosts within the hour, and mostly fails again;
 - bad days of a leaf switch, on which many of its hosts are blamed;
-- drifts: from a day on a host loses a share of its bandwidth every week. The load of a run and of a day moves all.
+- drifts: from a day on a host loses a share of its bandwidth every week. The load of a run and of a day moves all;
+- failing cables: from a day on the port of a host has more errors, and its TCP more lost segments, every week. Other
+  ports have bursts of errors, and reboots reset the counters.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import NamedTuple
 
-from ddpdiag.model import CheckSummary, Finding, Report, Severity, Verdict, WorldSummary
+from ddpdiag.model import TCP_PART, CheckSummary, Counters, Finding, Report, Severity, Verdict, WorldSummary
 from ddpdiag.model.report import HostKind, HostLists, Scalar
 from ddpdiag.simulate.fleet import host_name
 
@@ -59,12 +63,42 @@ class Plan(NamedTuple):
     drifting: int = 20
     drift_share_per_week: float = 0.01
     drift_day: int = 0
+    failing_cables: int = 20
+    cable_day: int = 30
+    cable_factor_per_week: float = 2.0
     failure_share: float = 0.003
     retry_share: float = 0.5
     bad_leaf_days_share: float = 0.2
     unknown_share: float = 0.02
     noise_share: float = 0.02
     gpus_per_host: int = 0
+
+
+class _HostCounters:
+    """The counters of a host, which go on between its runs, and are 0 after a reboot."""
+
+    def __init__(self, random: Random) -> None:
+        self._random, self._day, self._totals = random, 0.0, Counter[str]()
+        # Congestion makes some hosts lose more segments than others.
+        self._lost_per_million = random.lognormvariate(3, 0.7)
+
+    def read(self, host: str, day: float, cable_errors_per_day: float) -> tuple[Counters, ...]:
+        """Count on until `day`, and return the counters."""
+        random, days = self._random, day - self._day
+        self._day = day
+        if random.random() < 0.01 * days:
+            self._totals.clear()
+        sent = int(days * random.lognormvariate(18, 0.5))
+        lost = (self._lost_per_million + 30 * cable_errors_per_day) * random.lognormvariate(0, 0.3)
+        errors = cable_errors_per_day * days * random.lognormvariate(0, 0.7)
+        errors += random.lognormvariate(4, 1) if random.random() < 0.02 * days else 0
+        rises = {"sent_segments": sent, "resent_segments": int(sent * lost / 1e6), "symbol_error": int(errors)}
+        self._totals.update(rises)
+        port, tcp = (
+            {name: self._totals[name] for name in names if self._totals[name]}
+            for names in (("symbol_error",), ("sent_segments", "resent_segments"))
+        )
+        return Counters(host=host, part="mlx5_0:1", totals=port), Counters(host=host, part=TCP_PART, totals=tcp)
 
 
 class FleetMonths:
@@ -78,6 +112,9 @@ class FleetMonths:
         self.lemons = {host: random.uniform(*plan.lemon_shares) for host in lemons}
         self.repaired = frozenset(lemons[: plan.repaired])
         self.drifting = frozenset(chosen[plan.lemons : plan.lemons + plan.drifting])
+        counter_random = Random(seed + 1)  # of their own, so that a seed's faults do not depend on the counters
+        self.failing_cables = frozenset(counter_random.sample(range(plan.hosts), min(plan.hosts, plan.failing_cables)))
+        self._counters = [_HostCounters(counter_random) for _ in range(plan.hosts)]
         self.pairs = frozenset((host, host + 1) for host in chosen[plan.lemons + plan.drifting :])
         # A gamma distribution with shape 2: a host in twenty fails more than twice as often as the mean.
         self._shares = [random.gammavariate(2.0, plan.failure_share / 2) for _ in range(plan.hosts)]
@@ -156,6 +193,12 @@ class FleetMonths:
                         "forward_seconds": seconds,
                     }
                 )
+        now = (time - BEGIN) / timedelta(days=1)
+        counters = [
+            row
+            for host, name in zip(hosts, names, strict=True)
+            for row in self._counters[host].read(name, now, self._cable_errors_per_day(host, now))
+        ]
         return Report(
             verdict=verdict,
             sentence="simulated",
@@ -169,10 +212,21 @@ class FleetMonths:
             checks=_CHECKS,
             findings=findings,
             hosts=HostLists(failing=failing, healthy=() if is_unknown else tuple(n for n in names if n not in failing)),
-            inventory=(HostKind(hosts=names, parts={"driver": "570.86", "torch": "2.13.0", "NCCL": "2.27.3"}),),
+            inventory=(
+                HostKind(
+                    hosts=names,
+                    parts={"kernel": "6.8.0-79-generic", "driver": "570.86", "torch": "2.13.0", "NCCL": "2.27.3"},
+                ),
+            ),
+            counters=tuple(counters),
             created=time.isoformat(),
             version="simulated",
         )
+
+    def _cable_errors_per_day(self, host: int, day: float) -> float:
+        if host not in self.failing_cables or day < self.plan.cable_day:
+            return 0.0
+        return math.pow(self.plan.cable_factor_per_week, (day - self.plan.cable_day) / 7)
 
 
 def _finding(code: str, hosts: tuple[int, ...]) -> Finding:

@@ -25,13 +25,13 @@ from typing import Any
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import card_findings
-from ddpdiag.checks.gpu.signs import state_faults, total_faults
+from ddpdiag.checks.gpu.signs import state_faults, total_faults, totals
 from ddpdiag.checks.hosts import Host, data_by_host, hosts_of, nvml_fix
-from ddpdiag.model import Finding, Trial
+from ddpdiag.model import Counters, Finding, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import GpuReading, read_gpus
 from ddpdiag.probes.gpu.kernel_log import kmsg_path, newest_line_number
@@ -93,6 +93,18 @@ def judge(seen: Seen[GpuReading]) -> Iterator[Finding]:
                 fix=nvml_fix(host.name),
             )
     yield from card_findings(seen, lambda card: (*state_faults(card.health), *total_faults(seen, card.health)))
+
+
+def report(seen: Seen[GpuReading]) -> Contribution:
+    """Contribute the counters of each GPU that has a UUID, also of GPUs that this job does not use."""
+    rows = {
+        health.uuid: Counters(host=host.name, part=health.uuid, totals=totals(health))
+        for host, readings in data_by_host(seen)
+        for reading in readings.values()
+        for health in reading.gpus
+        if health.uuid is not None and health.error is None
+    }
+    return Contribution(counters=tuple(rows.values()))
 
 
 skip = devices.skip

@@ -134,6 +134,12 @@ def state_faults(health: Health) -> Iterator[Fault]:
             yield Fault(state.word, f"a GPU {need}", state.text, state.action)
 
 
+def totals(health: Health) -> dict[str, int]:
+    """Return the counters that are not 0, those of NVLinks in all: {"pcie_replays": 12}."""
+    sums = {counter.noun: sum(number or 0 for number in counter.read(health).values()) for counter in COUNTERS}
+    return {f"{noun.lower().replace(' ', '_')}s": total for noun, total in sums.items() if total}
+
+
 def total_faults(seen: Seen[D], health: Health) -> Iterator[Fault]:
     """Yield a fault for each counter of this check that is above its limit."""
     for counter in COUNTERS:

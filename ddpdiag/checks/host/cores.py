@@ -25,7 +25,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, data_by_host, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.kernel import proc_root, read_pairs, sys_root
+from ddpdiag.probes.host.kernel import proc_root, read_pairs, read_text, sys_root
 from ddpdiag.probes.host.limits import affinity, cgroup
 from ddpdiag.text import begun, count
 
@@ -42,23 +42,25 @@ FINDINGS = {
 class Data(Struct, frozen=True, kw_only=True):
     """The number of cores of the host, and what limits the rank: `affinity` lists the cores on which it may run (empty:
     not known), `quota` is the control group's limit in cores (None: no limit), `omp_threads` is OMP_NUM_THREADS (None:
-    unset). `model` is the processor's name. `cores` and `model` are None if they are not known."""
+    unset). `model` is the processor's name, `kernel` the kernel's release. Both and `cores` are None if not known."""
 
     cores: int | None
     affinity: tuple[int, ...]
     quota: float | None = None
     omp_threads: int | None = None
     model: str | None = None
+    kernel: str | None = None
 
 
 def measure(ctx: Context) -> Data:
-    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    proc, threads = proc_root(os.environ), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return Data(
         cores=os.cpu_count(),
         affinity=affinity(),
-        quota=cgroup(proc_root(os.environ), sys_root(os.environ)).cpus,
+        quota=cgroup(proc, sys_root(os.environ)).cpus,
         omp_threads=int(threads) if threads.isdecimal() else None,
-        model=read_pairs(proc_root(os.environ) / "cpuinfo", ":").get("model name"),
+        model=read_pairs(proc / "cpuinfo", ":").get("model name"),
+        kernel=read_text(proc / "sys" / "kernel" / "osrelease") or None,
     )
 
 
@@ -140,14 +142,16 @@ def _oversubscription(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) ->
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """Contribute to the report each host's CPU: the cores that its ranks may use, and the model."""
+    """Contribute to the report each host's CPU, the cores that its ranks may use and the model, and its kernel."""
     inventory = {}
     for host, rows in data_by_host(seen):
         row, usable = next(iter(rows.values())), usable_cores(rows)
+        parts = {"kernel": row.kernel} if row.kernel else {}
         if total := row.cores or usable:
             cores = f"{usable:g} of {total:g} cores" if 0 < usable < total else count(int(total), "core")
             model = (row.model or "model unknown").replace("(R)", "").replace("(TM)", "")
-            inventory[host.ranks[0]] = {"CPU": f"{cores} ({' '.join(model.split())})"}
+            parts["CPU"] = f"{cores} ({' '.join(model.split())})"
+        inventory[host.ranks[0]] = parts
     return Contribution(inventory=inventory)
 
 

@@ -33,14 +33,14 @@ from functools import partial
 from shlex import quote
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, scope_groups, unneeded
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, scope_groups, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.registry import check_by_code
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
-from ddpdiag.model import Finding, Severity, Status, Trial
+from ddpdiag.model import TCP_PART, Counters, Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.net.adapters import NetworkReading, PortCounters, read_network
 from ddpdiag.probes.net.interfaces import library_of
@@ -135,20 +135,11 @@ class Readings(NamedTuple):
         """The seconds between the two readings."""
         return max(0.0, self.after.seconds - self.before.seconds)
 
-    def tcp_rise(self, counter: str) -> int:
-        """The rise of a TCP counter of the host; 0 if the counter fell, or if a reading does not have it."""
-        start, end = (reading.tcp.get(counter) for reading in (self.before, self.after))
-        return 0 if start is None or end is None else max(0, end - start)
-
     @property
-    def lost_segments(self) -> int:
-        """The TCP segments that the host sent again, without those that the receiver already had.
-
-        On a busy host an acknowledgement is late, and the kernel then sends a segment again that was not lost: 2,831 of
-        2,854 on two cores with a load of 20, and 635 of 635 between two network namespaces there.
-        """
-        needless = max(self.tcp_rise("TCPDSACKRecv"), self.tcp_rise("TCPDSACKRecvSegs"))
-        return max(0, self.tcp_rise("RetransSegs") - needless)
+    def tcp_rises(self) -> dict[str, int]:
+        """The rise of each TCP counter that both readings have; 0 if a counter fell."""
+        before = self.before.tcp
+        return {name: max(0, end - before[name]) for name, end in self.after.tcp.items() if name in before}
 
     def port_pairs(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
         """Yield the first and last reading (None: it is gone) of each compared port. Compared are the job's ports, RDMA
@@ -163,6 +154,16 @@ class Readings(NamedTuple):
             compared.add(name)
             todo += (set(earlier[name].below) & earlier.keys()) - compared
         yield from ((port, later.get(name)) for name, port in earlier.items() if name in compared)
+
+
+def lost_segments(tcp: Mapping[str, int]) -> int:
+    """The segments that a host sent again, by its TCP counters, without those that the receiver already had.
+
+    On a busy host an acknowledgement is late, and the kernel then sends a segment again that was not lost: 2,831 of
+    2,854 on two cores with a load of 20, and 635 of 635 between two network namespaces there.
+    """
+    needless = max(tcp.get("TCPDSACKRecv", 0), tcp.get("TCPDSACKRecvSegs", 0))
+    return max(0, tcp.get("RetransSegs", 0) - needless)
 
 
 class PortChange(NamedTuple):
@@ -343,7 +344,7 @@ def _commands(port: PortCounters) -> str:
 def _damaged_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that received more than `damaged_segments` TCP segments with a wrong checksum."""
     limit = seen.setting("damaged_segments")
-    damaged = {host: rise for host, pair in readings.items() if (rise := pair.tcp_rise("InCsumErrors")) > limit}
+    damaged = {host: rise for host, pair in readings.items() if (rise := pair.tcp_rises.get("InCsumErrors", 0)) > limit}
     if not damaged:
         return
     names = [host.name for host in damaged]
@@ -369,9 +370,11 @@ def _damaged_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> It
 def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Iterator[Finding]:
     """The finding on hosts that sent many segments again; empty if RDZ004 measured such a loss, and reports it."""
     limit, least = seen.setting("resent_share"), seen.setting("resent_segments")
-    resent = {host: pair.lost_segments for host, pair in readings.items()}
+    resent = {host: lost_segments(pair.tcp_rises) for host, pair in readings.items()}
     # OutSegs does not count segments that are sent again.
-    sent = {host: pair.tcp_rise("RetransSegs") + pair.tcp_rise("OutSegs") for host, pair in readings.items()}
+    sent = {
+        host: pair.tcp_rises.get("RetransSegs", 0) + pair.tcp_rises.get("OutSegs", 0) for host, pair in readings.items()
+    }
     lossy = [host for host in readings if resent[host] >= least and resent[host] > limit * sent[host]]
     cells = [cell for row in seen.of(check_by_code("RDZ004")).by_rank.values() for cell in row.cells]
     if not lossy or any(cell.segments and (cell.retransmitted or 0) > limit * cell.segments for cell in cells):
@@ -392,6 +395,21 @@ def _resent_segments(seen: Seen[Data], readings: Mapping[Host, Readings]) -> Ite
         fix="Run `ddpdiag check --select RDZ004` again now: it measures each link, and names the host that loses "
         f"packets. `nstat -az TcpRetransSegs TcpExtTCPDSACKRecv` on {names_text(names)} shows whether it goes on.",
     )
+
+
+def report(seen: Seen[Data]) -> Contribution:
+    """Contribute the last counters of the compared ports of each host, and those of its TCP connections."""
+    rows = []
+    for host, readings in readings_by_host(seen):
+        ports = {port.name: port.counters for _, port in readings.port_pairs() if port is not None}
+        if tcp := readings.after.tcp:
+            sent, damaged = tcp.get("OutSegs", 0), tcp.get("InCsumErrors", 0)
+            own = {"sent_segments": sent, "resent_segments": lost_segments(tcp), "damaged_segments": damaged}
+            ports[TCP_PART] = own
+        for part, counters in ports.items():
+            totals = {name: number for name, number in counters.items() if number}
+            rows.append(Counters(host=host.name, part=part, totals=totals))
+    return Contribution(counters=tuple(rows))
 
 
 CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.HOST)

@@ -255,7 +255,7 @@ def _odd_finding(
 def _risen_counters(seen: Seen[Data]) -> Iterator[str]:
     """Yield the counters of errors that rose during the run, as HST006, GPU003 and GPU010 read them on each host."""
     for host, pair in network_ports.readings_by_host(seen.of(network_ports.CHECK)):
-        rises = {f"TCP {name}": pair.tcp_rise(name) for name in ("RetransSegs", "InCsumErrors")}
+        rises = {f"TCP {name}": pair.tcp_rises.get(name, 0) for name in ("RetransSegs", "InCsumErrors")}
         for before, after in pair.port_pairs():
             ends = after.counters if after is not None else {}
             rises |= {f"{before.name} {name}": ends.get(name, 0) - old for name, old in before.counters.items()}
