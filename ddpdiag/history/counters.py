@@ -2,8 +2,9 @@
 
 Counters go on counting between the runs, so two readings of a part show the errors of the jobs between them, too. The
 rise between two days, for each day or for a million sent segments, makes a series. It is compared with the median of
-all other parts of its kind on that day, and tested for a trend as the figures of hosts are (see `drift`). A counter
-that fell was reset (a reboot, a new driver), and that step is left out.
+all parts of its kind on that day, and tested for a trend by Spearman's rank correlation with time; Benjamini and
+Hochberg's procedure limits the share of false ones. Days count as independent, unlike in `drift`: errors often begin
+with a jump, after which days are alike. A counter that fell was reset (a reboot, a new driver); that step is left out.
 """
 
 import math
@@ -15,13 +16,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.history.distributions import false_discovery_limit, median
-from ddpdiag.history.drift import MAX_FALSE_SHARE, MIN_DAYS, MIN_PEERS, p_value_of_loss
+from ddpdiag.history.drift import MAX_FALSE_SHARE, MIN_DAYS, MIN_PEERS, p_value_of_fall
 from ddpdiag.history.rows import DAY_SECONDS, Reading
 from ddpdiag.model import TCP_PART
 
-# A counter that rises less often is not reported, and neither is one that rises less than `MIN_RATIO` times faster than
-# before: single errors are no trend, and errors come in bursts. For segments a tenth of RDZ004's limit for a lost
-# share; dead connections of other programs send some again on any host.
+# A counter that rises less often is not reported, because single errors are no trend, and neither is one that rises
+# less than `MIN_RATIO` times as fast as before and as the others. For segments it is a tenth of RDZ004's limit for a
+# lost share, because dead connections of other programs send some again on any host.
 MIN_PER_DAY, MIN_PER_MILLION_SEGMENTS, MIN_RATIO = 1.0, 100.0, 3.0
 _SENT, _RESENT = "sent_segments", "resent_segments"
 _GPU = "GPU-"
@@ -137,7 +138,7 @@ def _rise(part: _Part, counter: str, days: Sequence[int], series: Sequence[float
         now=sum(series[-third:]) / third,
         others=median(others[-third:]),
         days=len(days),
-        p_value=p_value_of_loss([float(day) for day in days], losses),
+        p_value=p_value_of_fall([float(day) for day in days], losses, len(days)),
         since_seconds=days[0] * DAY_SECONDS,
         until_seconds=days[-1] * DAY_SECONDS,
         series=tuple(series),
@@ -149,4 +150,4 @@ def _least(counter: str) -> float:
 
 
 def _matters(rise: Rise) -> bool:
-    return rise.now >= MIN_RATIO * max(_least(rise.counter), rise.before, rise.others)
+    return rise.now >= max(_least(rise.counter), MIN_RATIO * rise.before, MIN_RATIO * rise.others)

@@ -75,7 +75,7 @@ def drift(runs: Iterable[Run]) -> DriftAnswer:
         days = sorted(values_by_day)
         logs = [median(values_by_day[day]) for day in days]
         times = [float(day) for day in days]
-        if (p_value := p_value_of_loss(times, logs)) < MAX_FALSE_SHARE:
+        if (p_value := p_value_of_fall(times, logs, _effective_days(times, logs))) < MAX_FALSE_SHARE:
             candidates.append((p_value, key, times, logs))
     limit = false_discovery_limit([each[0] for each in candidates], max(1, judged), MAX_FALSE_SHARE)
     drifts = [_drift(*key, times, logs, p) for p, key, times, logs in candidates if p <= limit]
@@ -127,17 +127,23 @@ def _append(
             series[host, name][day].append(sign * (value - middle))
 
 
-def p_value_of_loss(times: Sequence[float], logs: Sequence[float]) -> float:
-    """The probability of a fall like this one in values that do not depend on time; `times` are days."""
-    correlation = spearman(times, logs)
+def _effective_days(times: Sequence[float], logs: Sequence[float]) -> float:
+    """The number of independent days with as much information.
+
+    Neighbouring days are alike where a host is under the same load for days; they count as fewer, unless chance
+    explains it (95 %).
+    """
     slope, middle = _slope(times, logs), sum(times) / len(times)
-    # Neighbouring days are alike where a host is under the same load for days; they count as fewer, unless chance
-    # explains it (95 %).
     alike = autocorrelation([log - slope * (time - middle) for time, log in zip(times, logs, strict=True)])
     alike = min(0.9, alike) if alike > 1.645 / math.sqrt(len(times)) else 0.0
-    freedom = max(4.0, len(times) * (1 - alike) / (1 + alike)) - 2
+    return max(4.0, len(times) * (1 - alike) / (1 + alike))
+
+
+def p_value_of_fall(times: Sequence[float], values: Sequence[float], effective_days: float) -> float:
+    """The probability of a fall like this one in `values` that do not depend on time, by Spearman's correlation."""
+    correlation = spearman(times, values)
     # Student's t distribution, by the beta distribution (DLMF 8.17.11).
-    tail = beta_cdf(1 - correlation**2, freedom / 2, 0.5) / 2
+    tail = beta_cdf(1 - correlation**2, (effective_days - 2) / 2, 0.5) / 2
     return tail if correlation < 0 else 1 - tail
 
 

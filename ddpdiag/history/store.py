@@ -151,7 +151,8 @@ class Store:
             self._insert(run, readable(source.path))
             run_id = readable(run.run_id)
         except UsageError as error:
-            problem = str(error)
+            problem, path = str(error), readable(source.path)
+            problem = problem if path in problem else f"{path}: {problem}"
             if isinstance(error.__cause__, OSError):
                 return None, problem  # not kept: the next call may be able to read the file
         self._database.execute(

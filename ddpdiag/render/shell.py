@@ -51,7 +51,7 @@ def render(report: Report) -> str:
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
     """(sentence, line to paste) pairs that exclude failing hosts, and hosts that only slow the job down; may be empty.
 
-    If Slurm runs the job, the line is an srun command, else it is the list of hosts.
+    If Slurm runs the job, the line is an srun command, else one that makes a new hostfile (mpirun, deepspeed).
     """
     failing, slow = report.hosts.failing, tuple(name for name in report.hosts.slow if name not in report.hosts.failing)
     if len(report.world.hosts) < 2 and not report.world.scheduler:
@@ -64,32 +64,30 @@ def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
 
 def _exclude_failing(report: Report, failing: Sequence[str]) -> tuple[str, str]:
     noun = "failing host" if len(failing) == 1 else "failing hosts"
-    listed = fold_hosts(failing)
-    if not report.world.scheduler:
-        if len(listed) > _MAX_LIST_LETTERS:
-            return f"{len(failing):,} {noun}, one per line:", "--write-failing-hosts failing"
-        return f"The {noun}:", listed
-    if len(listed) > _MAX_LIST_LETTERS:
-        return (
-            f"Without the {noun}: run again with --write-failing-hosts failing, then",
-            f"srun {_remaining_size_options(report, failing)}--exclude=./failing ...",
-        )
-    return f"Without the {noun}:", f"srun {_remaining_size_options(report, failing)}--exclude={quote(listed)} ..."
+    if len(fold_hosts(failing)) > _MAX_LIST_LETTERS:
+        file, line = "run again with --write-failing-hosts failing, then", _exclude_command(report, failing, "failing")
+        return f"Without the {len(failing):,} {noun}: {file}", line
+    return f"Without the {noun} ({fold_hosts(failing)}):", _exclude_command(report, failing)
 
 
 def _exclude_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
-    """The sentence and line for slow hosts. An srun command also excludes failing hosts: the job fails there."""
+    """The sentence and line for slow hosts. The line also excludes failing hosts: the job fails there."""
     lost_share = max(report.hosts.slow[name] for name in slow)
     verb = "host is" if len(slow) == 1 else "hosts are up to"
     sentence = f"{len(slow):,} {verb} {times_text(1 / max(1 - lost_share, 1e-6))} slower than the others"
     failing = report.hosts.failing
-    listed = fold_hosts((*failing, *slow) if report.world.scheduler else slow)
-    if not report.world.scheduler:
-        return f"{sentence}:", listed
     failing_too = " and the failing ones" if failing else ""
-    return f"{sentence}. Without {'it' if len(slow) == 1 else 'them'}{failing_too}:", (
-        f"srun {_remaining_size_options(report, (*failing, *slow))}--exclude={quote(listed)} ..."
-    )
+    without = f"Without {'it' if len(slow) == 1 else 'them'}{failing_too}:"
+    return f"{sentence}. {without}", _exclude_command(report, (*failing, *slow))
+
+
+def _exclude_command(report: Report, excluded: Sequence[str], file: str = "") -> str:
+    """The command that excludes hosts, by name or as listed in `file`."""
+    if not report.world.scheduler:
+        words = f"-f {file}" if file else " ".join(f"-e {quote(name)}" for name in excluded)
+        return f"grep -vwF {words} hostfile > healthy-hosts"
+    listed = f"./{file}" if file else quote(fold_hosts(excluded))
+    return f"srun {_remaining_size_options(report, excluded)}--exclude={listed} ..."
 
 
 def _remaining_size_options(report: Report, excluded: Sequence[str]) -> str:

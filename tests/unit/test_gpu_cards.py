@@ -262,3 +262,13 @@ def test_gpus_are_looked_at_once():
 def test_no_gpu_is_no_ground(golden):
     golden(skip_text(memory_errors.CHECK, seen(gpus=0, size=1).world))
     assert skip_text(memory_errors.CHECK, seen(host_of()).world) is None
+
+
+def test_the_report_has_the_counters_of_each_gpu():
+    links_with_errors = {"nvlinks": tuple(NvLink(number=number, up=True, errors=number) for number in range(3))}
+    sick = host_of({2: memory(corrected=7) | pcie(replays=3) | links_with_errors, 5: {"uuid": None}})
+    rows = memory_errors.CHECK.report(seen(sick, host_of(host=1))).counters
+    assert len(rows) == 15
+    totals = {row.part: row.totals for row in rows if row.totals}
+    assert totals == {uuid_of(2): {"correctable_memory_errors": 7, "nvlink_errors": 3, "pcie_replays": 3}}
+    assert {row.host for row in rows if row.part in (uuid_of(0), uuid_of(0, 1))} == {"n0", "n1"}

@@ -13,14 +13,16 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from ddpdiag.cli.app import app
 from ddpdiag.cli.edge import guarded
 from ddpdiag.codec import indented_json
 from ddpdiag.history import parquet
-from ddpdiag.history.answers import History, answer, host_answer
+from ddpdiag.history.answers import History, answer, host_answer, time_text
 from ddpdiag.history.blocks import samples, sparkline
+from ddpdiag.history.counters import rises
 from ddpdiag.history.distributions import (
     beta_binomial_tail,
     beta_cdf,
@@ -32,9 +34,10 @@ from ddpdiag.history.distributions import (
 )
 from ddpdiag.history.drift import drift
 from ddpdiag.history.recurrence import gpu_trials, host_trials, recurrence, subject_of
-from ddpdiag.history.rows import Blame, Figure, HostRow, Run, State, row_of
+from ddpdiag.history.rows import Blame, Figure, HostRow, Reading, Run, State, row_of
 from ddpdiag.history.since import appearances
 from ddpdiag.history.store import Store, find_sources
+from ddpdiag.model import TCP_PART, Matrix
 from ddpdiag.simulate.fleet import host_name
 from ddpdiag.simulate.months import BEGIN, FleetMonths, Plan
 
@@ -70,8 +73,8 @@ def fleet_runs(bad: dict[int, Blame], days: int = 20, hosts: int = 12) -> list[R
     return [run(day, names, *([bad[day]] if day in bad else [])) for day in range(days)]
 
 
-def of(runs: Sequence[Run]) -> History:
-    return answer(runs, since_seconds=NOW, until_seconds=NOW + 30 * DAY)
+def of(runs: Sequence[Run], readings: Sequence[Reading] = ()) -> History:
+    return answer(runs, readings, since_seconds=NOW, until_seconds=NOW + 30 * DAY)
 
 
 # Distributions: figures of R 4.3 (pbeta, pbinom, binom.test, cor.test) and of closed forms.
@@ -248,7 +251,7 @@ def test_a_host_that_gets_slower_than_its_peers(weekly, hosts, named):
         for day in range(30)
     ]
     found = drift(days)
-    assert [each.host for each in found.drifts] == named
+    assert [each.subject for each in found.drifts] == named
     assert found.judged == (8 if hosts == 8 else 0)
     if named:
         (only,) = found.drifts
@@ -263,7 +266,55 @@ def test_times_that_rise_are_a_loss():
         return tuple(Figure(f"n{host}", "forward_seconds", seconds) for host, seconds in enumerate(times))
 
     found = drift([run(day, [f"n{host}" for host in range(6)], figures=at(day)) for day in range(20)])
-    assert [each.host for each in found.drifts] == ["n1"]
+    assert [each.subject for each in found.drifts] == ["n1"]
+
+
+def test_a_link_that_gets_slower_is_named_unless_its_host_does():
+    random = Random(5)
+    hosts = [f"n{host}" for host in range(6)]
+
+    def found(bad_subjects: set[str]) -> list[str]:
+        days = []
+        for day in range(20):
+            subjects = [*hosts, *(f"{a} -> {b}" for a in hosts for b in hosts if a != b)]
+            rates = {
+                each: 1e9 * random.gauss(1, 0.005) * (0.99**day if each in bad_subjects else 1) for each in subjects
+            }
+            values = tuple(Figure(each, "rdz.mesh_bytes_per_s", rate) for each, rate in rates.items())
+            days.append(run(day, hosts, figures=values))
+        return [each.subject for each in drift(days).drifts]
+
+    assert found({"n1 -> n2"}) == ["n1 -> n2"]
+    assert found({"n1", "n1 -> n2", "n3 -> n1"}) == ["n1"]
+
+
+def test_links_of_small_runs_are_figures():
+    (report,) = FleetMonths(Plan(hosts=3, days=1, jobs_per_day=1, lemons=0, repaired=0, pairs=0, drifting=0)).reports()
+    names = tuple(f"h{number}" for number in range(3))
+    pairs = Matrix(
+        name="rdz.mesh",
+        title="",
+        rows=names,
+        columns=names,
+        cells=((None, 9.0, 8.0), (7.0, None, 6.0), (5.0, 0.0, None)),
+        unit="bytes_per_s",
+    )
+    copies = Matrix(
+        name="p2p.copy.h1",
+        title="",
+        rows=("a", "b"),
+        columns=("a", "b"),
+        cells=((None, 4.0), (3.0, None)),
+        unit="bytes_per_s",
+        gpus={"a": "GPU-a", "b": "GPU-b"},
+    )
+    ranks = tuple({"rank": rank, "host": "h1", "gpu_uuid": f"GPU-{name}"} for rank, name in enumerate("ab"))
+    world = structs.replace(report.world, hosts=names)
+    row = row_of(structs.replace(report, world=world, ranks=ranks, matrices=(pairs, copies)))
+    values = {figure.subject: figure.value for figure in row.figures if figure.name == "rdz.mesh_bytes_per_s"}
+    links = {"h0 -> h1": 9, "h0 -> h2": 8, "h1 -> h0": 7, "h1 -> h2": 6, "h2 -> h0": 5}
+    assert values == links | {"h0": 7.5, "h1": 6.5, "h2": 5.5}
+    assert [(f.subject, f.name, f.value) for f in row.figures][-1:] == [("h1", "p2p.copy_bytes_per_s", 3.0)]
 
 
 def test_sparklines():
@@ -272,20 +323,93 @@ def test_sparklines():
     assert sparkline([]) == ""
 
 
+# Counters -------------------------------------------------------------------------------------------------------------
+
+
+def tcp_readings(bad: dict[str, Sequence[float]], *, hosts: int = 8, days: int = 30) -> list[Reading]:
+    """Readings of each day. The hosts in `bad` lose so many more of a million segments on each day than the others."""
+    random, readings = Random(7), []
+    totals = [{"sent_segments": 0, "resent_segments": 0} for _ in range(hosts)]
+    for day in range(days):
+        for host, own in enumerate(totals):
+            sent = random.randrange(10**8, 10**9)
+            lost = random.uniform(10, 40) + bad.get(f"n{host}", [0] * days)[day]
+            own["sent_segments"] += sent
+            own["resent_segments"] += int(sent * lost / 1e6)
+            readings.append(Reading(f"n{host}", TCP_PART, NOW + day * DAY, dict(own)))
+    return readings
+
+
+def gpu_readings(errors: Sequence[int | None], *, moves_on: int = 99, others: int = 6) -> list[Reading]:
+    """Readings of each day of GPU-x with so many errors (None: the counter was reset), and of GPUs without errors."""
+    readings, total = [], 0
+    for day, number in enumerate(errors):
+        total = 0 if number is None else total + number
+        readings += [Reading("n9", f"GPU-{other}", NOW + day * DAY, {}) for other in range(others)]
+        host = "n1" if day >= moves_on else "n0"
+        readings.append(Reading(host, "GPU-x", NOW + day * DAY, {"pcie_replays": total} if total else {}))
+    return readings
+
+
+RISING = [0] * 10 + [2, 3, 4, 6, 9, 12, 20, 25, 40, 60]
+
+
+@pytest.mark.parametrize(
+    ("readings", "named"),
+    [
+        (gpu_readings(RISING), ["n0"]),
+        (gpu_readings(RISING, moves_on=12), ["n1"]),
+        (gpu_readings([*RISING[:15], None, *RISING[15:]]), ["n0"]),
+        (gpu_readings([0, 900, 0, 0, 5, 0, 0, 0, 800, 0, 0, 0, 3, 0, 0, 700, 0, 0, 0, 0]), []),  # bursts
+        (gpu_readings([50] * 20), []),  # no faster than before
+        (gpu_readings([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 1, 0]), []),  # single errors
+        (gpu_readings(RISING, others=3), []),  # too few to compare with
+        (gpu_readings(RISING[-8:]), []),  # too few days
+        (tcp_readings({}), []),
+        (tcp_readings({"n2": [10 * day for day in range(30)]}), ["n2"]),
+        (tcp_readings({f"n{host}": [100 * day for day in range(30)] for host in range(8)}), []),  # all alike
+    ],
+)
+def test_errors_that_rise_faster_and_faster(readings, named):
+    found = rises(readings)
+    assert [each.host for each in found.rises] == named
+    history = of(fleet_runs({}), readings)
+    assert history.exit_code == bool(named)
+    if named:
+        (only,) = history.rises
+        assert only.now > 3 * max(only.before, only.others)
+        assert f"errors on 1 host ({named[0]}) rise faster" in history.sentence
+        assert host_answer(history, named[0])[1] == 1
+
+
+def test_the_index_keeps_the_last_counters_of_a_day(folder, tmp_path):
+    runs = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+    last = {
+        (each["created"][:10], row["host"], row["part"]): row["totals"] for each in runs for row in each["counters"]
+    }
+    days = [each["created"][:10] for each in runs]
+    assert days == sorted(days)
+    read = read_again(folder, tmp_path / "index")["readings"]
+    known = {(time_text(each.seconds)[:10], each.host, each.part): each.totals for each in read}
+    assert len(read) == len(known)
+    assert known == last
+
+
 # New findings ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_finding_that_came_with_a_version():
+@pytest.mark.parametrize(("old", "new"), [("NCCL", "NCCL 2"), ("kernel", "kernel 6.8.0-79-generic")])
+def test_a_finding_that_came_with_a_version(old, new):
     names = [f"n{number}" for number in range(6)]
 
     def day_of(day: int) -> Run:
-        facts = {name: ("NCCL 2.28.3" if day >= 12 and name in ("n0", "n1") else "NCCL 2.27.3",) for name in names}
+        facts = {name: (new if day >= 12 and name in ("n0", "n1") else f"{old} 1",) for name in names}
         bad = [blame("n0"), blame("n1")] if day >= 12 else []
         return run(day, names, *bad, facts=facts)
 
     (only,) = appearances([day_of(day) for day in range(20)])
     assert (only.code, only.first_host, only.clean_runs, only.runs, only.hosts) == ("FAB001.host", "n0", 12, 8, 2)
-    assert (only.version.fact, only.version.found, only.version.host_runs) == ("NCCL 2.28.3", 16, 16)
+    assert (only.version.fact, only.version.found, only.version.host_runs) == (new, 16, 16)
     assert (only.version.found_without, only.version.host_runs_without) == (0, 104)
 
 
@@ -318,9 +442,10 @@ def called(*words: str, code: int | None = None) -> str:
 def read_again(folder: Path, index: Path) -> dict[str, object]:
     store = Store(str(index))
     summary = store.read(find_sources([str(folder)]))
-    runs = store.runs(0, 1e12)
+    runs, readings = store.runs(0, 1e12), store.readings(0, 1e12)
     store.close()
-    return {"read": summary.read, "duplicates": summary.duplicates, "problems": summary.problems, "runs": runs}
+    seen = {"read": summary.read, "duplicates": summary.duplicates, "problems": summary.problems}
+    return seen | {"runs": runs, "readings": readings}
 
 
 def test_two_calls_may_share_an_index(folder, tmp_path):
@@ -339,7 +464,8 @@ def test_rows_survive_the_index(folder, tmp_path):
     wanted = sorted(map(row_of, reports), key=lambda each: each.begin_seconds)
     read = read_again(folder, tmp_path / "index")["runs"]
     for old, new in zip(wanted, read, strict=True):
-        assert new._replace(hosts=(), figures=()) == old._replace(hosts=(), figures=())
+        rows = {"hosts": (), "figures": (), "readings": ()}
+        assert new._replace(**rows) == old._replace(**rows)
         assert sorted(new.hosts) == sorted(old.hosts)
         assert sorted(new.figures) == sorted(old.figures)
 
@@ -442,10 +568,12 @@ def test_the_dashboard_shows_metrics_that_exist():
         run(day, names, *([bad[day]] if day in bad else []), figures=figures(day, 0.98 ** (day / 7), random))
         for day in range(30)
     ]
-    known = {f"ddpdiag_{sample.name}" for sample in samples(of(days), NOW)}
+    days_of_n3 = [1.5**day for day in range(30)]
+    history = of(days, tcp_readings({"n3": days_of_n3}, hosts=8))
+    known = {f"ddpdiag_{sample.name}" for sample in samples(history, NOW)}
     panels = json.loads((ROOT / "recipes" / "grafana-history.json").read_text())["panels"]
     asked = {word for panel in panels for word in re.findall(r"ddpdiag_\w+", panel["targets"][0]["expr"])}
-    assert len({panel["id"] for panel in panels}) == len(panels) == 8
+    assert len({panel["id"] for panel in panels}) == len(panels) == 9
     assert asked <= known
 
 
@@ -492,8 +620,9 @@ def test_parquet_has_every_run_in_a_folder_for_its_day(tmp_path, monkeypatch):
     duckdb = pytest.importorskip("duckdb", reason="--parquet needs DuckDB")
     runs = [run(day, ("a", "b", "it's"), *([blame("b")] if day == 1 else [])) for day in (0, 0.2, 1)]
     for _ in range(2):  # a day that is written again replaces its files
-        parquet.write(str(tmp_path / "it's" / "lake"), runs)
-    assert len(list((tmp_path / "it's" / "lake" / "runs").iterdir())) == 2
+        parquet.write(str(tmp_path / "it's" / "lake"), runs, [Reading("a", TCP_PART, NOW, {"sent_segments": 7})])
+    folders = {name: len(list((tmp_path / "it's" / "lake" / name).iterdir())) for name in ("runs", "counters")}
+    assert folders == {"runs": 2, "counters": 1}
     monkeypatch.chdir(tmp_path / "it's" / "lake")
     database = duckdb.connect()
     database.execute(VIEW)
@@ -508,10 +637,11 @@ def test_spark_reads_the_rows_that_duckdb_reads(tmp_path):
     sql = pytest.importorskip("pyspark.sql", reason="pyspark is not installed", exc_type=ModuleNotFoundError)
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
-    parquet.write(str(tmp_path), map(row_of, FleetMonths(Plan(hosts=60, days=5, jobs_per_day=10)).reports()))
+    runs = [row_of(report) for report in FleetMonths(Plan(hosts=60, days=5, jobs_per_day=10)).reports()]
+    parquet.write(str(tmp_path), runs, [reading for run in runs for reading in run.readings])
     spark = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:
-        for name in ("runs", "hosts", "blames", "figures"):
+        for name in ("runs", "hosts", "blames", "figures", "counters"):
             frame = spark.read.parquet(str(tmp_path / name))
             rows = database.sql(f"SELECT {', '.join(frame.columns)} FROM '{tmp_path}/{name}/*/*.parquet'").fetchall()
             assert rows

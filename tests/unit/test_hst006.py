@@ -280,3 +280,15 @@ def test_a_second_look_that_hung_is_left_to_run003():
     begun = seen_of(CHECK, dict.fromkeys(range(3), host()), **THREE)
     hung = seen_of(CHECK, {0: host()}, statuses={1: Status.HUNG, 2: Status.HUNG}, **THREE)
     assert list(CHECK.judge(together(begun, hung))) == []
+
+
+def test_the_report_has_the_last_counters_of_the_ports_that_count():
+    tcp = {"OutSegs": 5000, "RetransSegs": 90, "TCPDSACKRecv": 30, "TCPDSACKRecvSegs": 40, "InCsumErrors": 0}
+    before = host(nic(), rail(symbol_error=1), nic("docker0", rx_crc_errors=4))
+    after = structs.replace(before, ports=(nic(), rail(symbol_error=6), *before.ports[2:]), tcp=tcp)
+    rows = CHECK.report(looked_twice({0: host(), 1: before}, {1: after}, None, THREE)).counters
+    assert [(row.host, row.part, row.totals) for row in rows] == [
+        ("n1", "eth0", {"carrier_down_count": 1}),
+        ("n1", "mlx5_0:1", {"symbol_error": 6}),
+        ("n1", "TCP", {"sent_segments": 5000, "resent_segments": 50}),
+    ]

@@ -45,6 +45,7 @@ def gpus(*found: ListedGpu, **fields: object) -> present.Data:
     [
         (cores.CHECK, cores.Data(cores=8, affinity=tuple(range(8)), model="Intel(R) Xeon(R)  @ 2.2GHz"),
          {"CPU": "8 cores (Intel Xeon @ 2.2GHz)"}),
+        (cores.CHECK, cores.Data(cores=None, affinity=(), kernel="6.8.0-79"), {"kernel": "6.8.0-79"}),
         (cores.CHECK, cores.Data(cores=8, affinity=(0, 1)), {"CPU": "2 of 8 cores (model unknown)"}),
         (cores.CHECK, cores.Data(cores=None, affinity=()), {}),
         (memory.CHECK, memory.Data(total_bytes=503 * GIB), {"memory": "503 GiB"}),
@@ -95,8 +96,8 @@ def test_hosts_that_are_alike_are_one_kind_and_what_nobody_read_is_unknown():
 
 
 def two_kinds() -> tuple[HostKind, ...]:
-    usual = (f"8 x {H100} (80 GiB)", "192 cores (AMD EPYC 9654)", "1.97 TiB", "550.54.15", "2.7.0+cu128", "12.8",
-             "2.26.2", "eth0 (100 Gbit/s)", "8 x 400 Gbit/s InfiniBand")  # fmt: skip
+    usual = (f"8 x {H100} (80 GiB)", "192 cores (AMD EPYC 9654)", "1.97 TiB", "6.8.0-79", "550.54.15", "2.7.0+cu128",
+             "12.8", "2.26.2", "eth0 (100 Gbit/s)", "8 x 400 Gbit/s InfiniBand")  # fmt: skip
     kind = HostKind(hosts=("n0", "n1", "n2"), parts=dict(zip(INVENTORY, usual, strict=True)))
     odd = HostKind(hosts=("n3",), parts=kind.parts | {"NCCL": "unknown", "CUDA": "unknown", "RDMA": "none"})
     return kind, odd

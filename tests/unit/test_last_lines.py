@@ -28,7 +28,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("hosts", WAYS.values(), ids=WAYS)
-def test_bad_and_slow_hosts_are_lists_to_paste_and_without_slurm_no_command(golden, hosts) -> None:
+def test_bad_and_slow_hosts_are_left_out_by_a_line_to_paste(golden, hosts) -> None:
     golden(*("\n".join(line) for line in exclude_lines(report_of(**hosts))))
 
 
