@@ -84,7 +84,7 @@ def _exclude_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
 def _exclude_command(report: Report, excluded: Sequence[str], file: str = "") -> str:
     """The command that excludes hosts, by name or as listed in `file`."""
     if not report.world.scheduler:
-        words = f"-f {file}" if file else " ".join(f"-e {quote(name)}" for name in excluded)
+        words = f"-f {file}" if file else " ".join(f"-e {quote(name)}" for name in sorted(excluded))
         return f"grep -vwF {words} hostfile > healthy-hosts"
     listed = f"./{file}" if file else quote(fold_hosts(excluded))
     return f"srun {_remaining_size_options(report, excluded)}--exclude={listed} ..."

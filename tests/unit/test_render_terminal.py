@@ -136,8 +136,8 @@ def without_bad(*bad: str, hosts: int = 8, scheduler: str = "slurm") -> list[str
 
 
 def test_bad_hosts_are_folded_into_a_line_to_paste():
-    assert without_bad("n7", "n3") == ["Without the failing hosts:", "    srun --exclude='n[3,7]' ..."]
-    assert without_bad("n3") == ["Without the failing host:", "    srun --exclude=n3 ..."]
+    assert without_bad("n7", "n3") == ["Without the failing hosts (n[3,7]):", "    srun --exclude='n[3,7]' ..."]
+    assert without_bad("n3") == ["Without the failing host (n3):", "    srun --exclude=n3 ..."]
 
 
 def test_without_bad_hosts_or_others_there_is_no_line_to_paste():
@@ -149,7 +149,7 @@ def test_without_bad_hosts_or_others_there_is_no_line_to_paste():
 def test_a_list_that_nobody_would_paste_is_a_file():
     many = [f"rack{host}-node{host}" for host in range(0, 1000, 3)]
     assert without_bad(*many) == [
-        "Without the failing hosts: run again with --write-failing-hosts failing, then",
+        "Without the 334 failing hosts: run again with --write-failing-hosts failing,",
         "    srun --exclude=./failing ...",
     ]
 
