@@ -2,18 +2,31 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.history.answers import History, HostDays, time_text
+from ddpdiag.errors import ExitCode
+from ddpdiag.history.answers import History, time_text
 from ddpdiag.history.drift import MIN_DAYS, MIN_PEERS
 from ddpdiag.history.recurrence import MIN_RUNS, Recurrence, Recurring
 from ddpdiag.history.rows import Run, State
 from ddpdiag.render import Sample
-from ddpdiag.render.blocks import Block, Cell, Column, Fold, Items, Mark, Section, Table, Text
+from ddpdiag.render.blocks import Block, Cell, Column, HeatMap, Items, Mark, Section, Table, Text
 from ddpdiag.text import count, fold_hosts, label, share_text
 
 _NAMES_SHOWN = 16
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _BARS_SHOWN = 24
 _MARKS = {State.UNKNOWN: Mark.NONE, State.HEALTHY: Mark.GOOD, State.WARNED: Mark.WARNING, State.FAILING: Mark.ERROR}
+
+
+_VERDICTS = {
+    ExitCode.FIT: ("NOTHING RECURS", Mark.GOOD),
+    ExitCode.UNFIT: ("RECURRING", Mark.ERROR),
+    ExitCode.UNKNOWN: ("UNKNOWN", Mark.WARNING),
+}
+
+
+def verdict_of(sentence: str, exit_code: int) -> Text:
+    """The last block: the answer in a sentence."""
+    return Text(sentence, *_VERDICTS[ExitCode(exit_code)])
 
 
 def sections(history: History) -> Iterator[Section]:
@@ -135,7 +148,7 @@ def _rise_blocks(history: History) -> Iterator[Block]:
                     each.host,
                     each.part,
                     label(each.counter),
-                    *(f"{number:,.0f}" for number in (each.before, each.now, each.others)),
+                    *map(round, (each.before, each.now, each.others)),
                     each.days,
                     sparkline(each.series),
                 )
@@ -173,28 +186,9 @@ def _appearance_blocks(history: History) -> Iterator[Block]:
 
 
 def _day_blocks(history: History) -> Iterator[Block]:
-    if not history.days:
-        return
-    yield Table(
-        columns=(Column("host", no_wrap=True), Column("days", no_wrap=True)),
-        rows=tuple((each.host, _strip(each)) for each in history.days),
-        noun="host",
-        note=f"One letter a day from {history.day_names[0]}: x failed, . healthy, - no run that says anything.",
-    )
-    columns = (Column("host", no_wrap=True), *(Column(name[5:]) for name in history.day_names))
-    rows = tuple((each.host, *map(_day_cell, each.failing, each.runs)) for each in history.days)
-    yield Fold("Failing runs of all runs, by day", (Table(columns=columns, rows=rows, noun="host"),))
-
-
-def _strip(days: HostDays) -> str:
-    return "".join("x" if bad else "." if runs else "-" for bad, runs in zip(days.failing, days.runs, strict=True))
-
-
-def _day_cell(failing: int, runs: int) -> Cell | None:
-    if not runs:
-        return None
-    mark = Mark.GOOD if not failing else Mark.ERROR if 2 * failing >= runs else Mark.WARNING
-    return Cell(f"{failing}/{runs}", mark)
+    rows = tuple((each.host, tuple(zip(each.failing, each.runs, strict=True))) for each in history.days)
+    if rows:
+        yield HeatMap(noun="host", column_noun="day", columns=history.day_names, rows=rows)
 
 
 def _scope_blocks(history: History) -> Iterator[Block]:

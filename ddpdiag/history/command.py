@@ -11,11 +11,11 @@ from ddpdiag.codec import indented_json, readable
 from ddpdiag.errors import ExitCode, UsageError, did_you_mean
 from ddpdiag.history import HistoryArgs, parquet
 from ddpdiag.history.answers import History, answer, host_answer, time_text
-from ddpdiag.history.blocks import host_sections, samples, sections
+from ddpdiag.history.blocks import host_sections, samples, sections, verdict_of
 from ddpdiag.history.rows import DAY_SECONDS, Run
 from ddpdiag.history.store import ReadSummary, Store, find_sources
 from ddpdiag.render import html, prometheus
-from ddpdiag.render.blocks import Mark, Section, Text
+from ddpdiag.render.blocks import Section, Text
 from ddpdiag.render.files import check_writable, write
 from ddpdiag.render.html.views import Fact, cut_line
 from ddpdiag.render.markup import draw_pieces, fit_pieces
@@ -26,12 +26,6 @@ from ddpdiag.text import count
 # Clocks of hosts differ by seconds; a run that begins an hour ahead has a wrong clock.
 _MAX_AHEAD_SECONDS = 3_600.0
 _OUTPUTS = ("json", "html", "markdown", "prometheus", "write_failing_hosts")
-_VERDICTS = {
-    ExitCode.FIT: ("fit", Mark.GOOD),
-    ExitCode.UNFIT: ("unfit", Mark.ERROR),
-    ExitCode.UNKNOWN: ("unknown", Mark.WARNING),
-}
-_WORDS = {ExitCode.FIT: "NOTHING RECURS", ExitCode.UNFIT: "RECURRING", ExitCode.UNKNOWN: "UNKNOWN"}
 
 
 def run(words: Sequence[str], args: HistoryArgs) -> int:
@@ -63,8 +57,8 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
     sentence, code = history.sentence, ExitCode(history.exit_code)
     if args.host is not None:
         sentence, code = host_answer(history, args.host)
-    verdict = Text(sentence, _WORDS[code], _VERDICTS[code][1])
-    _write_files(args, history, verdict, shown, until)
+    verdict = verdict_of(sentence, code)
+    _write_files(args, history, code, verdict, shown, until)
     stream = sys.stderr if "-" in (getattr(args, name) for name in _OUTPUTS) else sys.stdout
     width, color = terminal_style(stream, args.color)
     page = Page(color=color, width=width)
@@ -122,10 +116,12 @@ def _sections(history: History, runs: Sequence[Run], host: str | None) -> tuple[
     return own
 
 
-def _write_files(args: HistoryArgs, history: History, verdict: Text, shown: Sequence[Section], until: float) -> None:
+def _write_files(
+    args: HistoryArgs, history: History, code: ExitCode, verdict: Text, shown: Sequence[Section], until: float
+) -> None:
     contents: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: indented_json(history),
-        "html": lambda: html.render_page(_html_page(history, verdict, shown)),
+        "html": lambda: html.render_page(_html_page(history, code, verdict, shown)),
         "markdown": lambda: "\n".join(fit_pieces(draw_pieces((verdict, *shown)))).rstrip() + "\n",
         "prometheus": lambda: prometheus.render_samples(samples(history, until)),
         "write_failing_hosts": lambda: "".join(f"{host}\n" for host in history.failing_hosts),
@@ -135,7 +131,7 @@ def _write_files(args: HistoryArgs, history: History, verdict: Text, shown: Sequ
             write(path, content())
 
 
-def _html_page(history: History, verdict: Text, shown: Sequence[Section]) -> html.Page:
+def _html_page(history: History, code: ExitCode, verdict: Text, shown: Sequence[Section]) -> html.Page:
     facts = (
         ("runs", f"{history.runs:,}"),
         ("hosts", f"{history.hosts:,}"),
@@ -144,7 +140,7 @@ def _html_page(history: History, verdict: Text, shown: Sequence[Section]) -> htm
     )
     failing = ",".join(history.failing_hosts)
     return html.Page(
-        verdict=next(word for word, mark in _VERDICTS.values() if mark is verdict.mark),
+        verdict=code.name.lower(),
         verdict_text=verdict.lead,
         sentence=cut_line(verdict.text),
         head=cut_line(f"History of {count(history.hosts, 'host')}"),

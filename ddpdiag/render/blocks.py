@@ -24,7 +24,7 @@ suitable unit, and escape texts. Words between backticks are shown as code.
 |---|---|---|
 | terminal (`painter.py`) | rows after the first 16, and folds, both unless `--details`; charts | colours |
 | Markdown (`markup.py`) | all that does not fit into a comment on GitHub; charts | folds |
-| HTML (`html/`) | rows after the first 400 | folds, sorting, search, bars, coloured matrices, charts |
+| HTML (`html/`) | rows after the first 400 | folds, sorting, search, bars, coloured matrices and heat maps, charts |
 """
 
 from collections.abc import Sequence
@@ -138,6 +138,19 @@ class Matrix(Struct, frozen=True):
     note: str = ""
 
 
+class HeatMap(Struct, frozen=True, kw_only=True):
+    """Failures by row and column, such as those of hosts by day. A cell is (failures, trials).
+
+    `noun` says what a row stands for, and `column_noun` what a column does. HTML colours each cell by its share of
+    failures. The other painters write a letter for each cell, or for some neighbouring cells if there are many.
+    """
+
+    noun: str
+    column_noun: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+
+
 class Fold(Struct, frozen=True):
     """Blocks that readers open by a click on the title. A terminal shows them only with `--details`."""
 
@@ -155,7 +168,9 @@ class Section(Struct, frozen=True):
 
 _MAX_HEADING_LETTERS = 8  # of a matrix, whose columns are narrow
 
-Leaf = Table | Text | Items | Code | Chart | Matrix
+_MAX_STRIP_LETTERS = 60  # of a row of a heat map, beside its name in 80 columns
+
+Leaf = Table | Text | Items | Code | Chart | Matrix | HeatMap
 Block = Leaf | Fold | Section
 
 
@@ -207,6 +222,23 @@ def matrix_table(block: Matrix) -> Table:
     columns = (Column("from", no_wrap=True), *(Column(head, matrix.unit) for head in headings))
     rows = tuple((name, *cells) for name, cells in zip(names, matrix.cells, strict=True))
     return Table(columns=columns, rows=rows, title=block.title, note=block.note, shares_unit=bool(matrix.unit))
+
+
+def strip_table(block: HeatMap) -> Table:
+    """The heat map as a table with a text for each row: "x" is a cell with failures, "." one without, "-" no trial."""
+    size = max(1, -(-len(block.columns) // _MAX_STRIP_LETTERS))
+
+    def letter(cells: Sequence[tuple[int, int]]) -> str:
+        return "x" if any(failures for failures, _ in cells) else "." if any(trials for _, trials in cells) else "-"
+
+    rows = tuple(
+        (name, "".join(letter(cells[begin : begin + size]) for begin in range(0, len(cells), size)))
+        for name, cells in block.rows
+    )
+    columns = (Column(block.noun, no_wrap=True), Column(f"{block.column_noun}s", no_wrap=True))
+    span = f"a {block.column_noun}" if size == 1 else f"{size} {block.column_noun}s"
+    note = f"A letter for {span}, from {block.columns[0]} on: x failed, . healthy, - no run that says anything."
+    return Table(columns=columns, rows=rows, noun=block.noun, note=note)
 
 
 def shown_row_indices(table: Table, max_rows: int) -> list[int]:

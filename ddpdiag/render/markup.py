@@ -22,6 +22,7 @@ from ddpdiag.render.blocks import (
     Chart,
     Code,
     Fold,
+    HeatMap,
     Items,
     Matrix,
     Section,
@@ -30,6 +31,7 @@ from ddpdiag.render.blocks import (
     draw_columns,
     matrix_table,
     shown_row_indices,
+    strip_table,
 )
 from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
@@ -179,13 +181,18 @@ def draw_pieces(blocks: Iterable[Block]) -> Iterator[Piece]:
                 yield Piece(_cut_title(title) or "commands", [*_title_lines(title), *fence(text, language), ""])
             case Table():
                 yield Piece(_cut_title(block.title) or f"a table of {block.noun}s", _table_lines(block))
-            case Matrix(title=title, matrix=matrix, note=note):
-                is_wide = len(matrix.columns) > _COLUMNS_SHOWN
-                yield from draw_pieces([Text(note, title) if is_wide else matrix_table(block)])
+            case Matrix() | HeatMap():
+                yield from draw_pieces([_table_of(block)])
             case Chart():
                 pass
             case _:
                 assert_never(block)
+
+
+def _table_of(block: Matrix | HeatMap) -> Table | Text:
+    if isinstance(block, HeatMap):
+        return strip_table(block)
+    return Text(block.note, block.title) if len(block.matrix.columns) > _COLUMNS_SHOWN else matrix_table(block)
 
 
 def _cut_title(title: str) -> str:

@@ -9,6 +9,7 @@ from ddpdiag.render.blocks import (
     Chart,
     Code,
     Fold,
+    HeatMap,
     Items,
     Leaf,
     Mark,
@@ -20,6 +21,7 @@ from ddpdiag.render.blocks import (
     mark_of,
     matrix_table,
     shown_row_indices,
+    strip_table,
 )
 from ddpdiag.render.page import DETAIL_ROWS_SHOWN, ROWS_SHOWN, Column, Page, fit_tables, one_line
 from ddpdiag.text import ABSENT, count
@@ -57,6 +59,8 @@ def _write(page: Page, block: Leaf, *, details: bool) -> None:
             write_table(page, block, details=details)
         case Matrix():
             write_table(page, matrix_table(block), details=details)
+        case HeatMap():
+            write_table(page, strip_table(block), details=details)
         case Chart():
             pass
         case _:

@@ -1,4 +1,4 @@
-"""Draw the screenshots of the README from recordings, so that they show what the tool says today.
+"""Draw the screenshots of the README from recordings and a simulated fleet: they show what the tool says today.
 
     python tests/tools/make_screenshots.py [FOLDER]
 
@@ -13,19 +13,29 @@ from rich.text import Text
 
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
+from ddpdiag.history.answers import answer
+from ddpdiag.history.blocks import sections, verdict_of
+from ddpdiag.history.rows import DAY_SECONDS, row_of
 from ddpdiag.judgement import judge
+from ddpdiag.render.page import Page
+from ddpdiag.render.painter import paint
 from ddpdiag.render.terminal import render
+from ddpdiag.simulate.months import BEGIN, FleetMonths, Plan
 
 TESTS = Path(__file__).parents[1]
 FOLDER = TESTS / "screenshots"
 COLUMNS = 88
-# The recording of each picture.
+# The recording of each picture; none for the history of a fleet.
 SHOTS = {
     "fit": "healthy-2-ranks.jsonl",
     "hang": "failures/rank_stopped.jsonl",
     "slow-host": "failures/host_is_slow.jsonl",
     "wrong-values": "failures/values_corrupt.jsonl",
+    "history": "",
 }
+FLEET = Plan(
+    hosts=200, days=60, jobs_per_day=30, lemons=3, repaired=1, repair_day=30, pairs=1, drifting=1, failing_cables=1
+)
 # rich's own, without the fonts that it fetches from the network.
 _FORMAT = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -53,14 +63,32 @@ font-size: {char_height}px; line-height: {line_height}px; }}
 
 
 def draw(name: str) -> str:
-    """The report of one recording as a terminal shows it."""
-    report = judge(read_recording([TESTS / "recordings" / SHOTS[name]]), all_checks())
-    text = Text.from_ansi(render(report, color=True, width=COLUMNS))
+    """The report of one recording, or the history of the fleet, as a terminal shows it."""
+    if recording := SHOTS[name]:
+        command = "ddpdiag check"
+        shown = render(
+            judge(read_recording([TESTS / "recordings" / recording]), all_checks()), color=True, width=COLUMNS
+        )
+    else:
+        command, shown = "ddpdiag history reports/ --days 60", history_text()
+    text = Text.from_ansi(shown)
     with Path("/dev/null").open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, color_system="standard")
-        console.print(Text("$ ddpdiag check", style="bold"))
+        console.print(Text(f"$ {command}", style="bold"))
         console.print(text, soft_wrap=True)
     return console.export_svg(title="ddpdiag", code_format=_FORMAT, unique_id=name)
+
+
+def history_text() -> str:
+    """The history of the 60 days of `FLEET` as a terminal shows it."""
+    runs = [row_of(report) for report in FleetMonths(FLEET, seed=3).reports()]
+    begin = BEGIN.timestamp()
+    last = {(row.seconds // DAY_SECONDS, row.host, row.part): row for run in runs for row in run.readings}
+    end = begin + FLEET.days * DAY_SECONDS
+    history = answer(runs, list(last.values()), since_seconds=begin, until_seconds=end)
+    page = Page(color=True, width=COLUMNS)
+    paint(page, (*sections(history), verdict_of(history.sentence, history.exit_code)), details=False)
+    return page.text().rstrip() + "\n"
 
 
 def main() -> None:

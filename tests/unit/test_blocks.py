@@ -8,7 +8,7 @@ from pages import Reader
 from reports import fit
 
 from ddpdiag.render import html, markdown
-from ddpdiag.render.blocks import Cell, Chart, Code, Column, Fold, Items, Line, Mark, Section, Table, Text
+from ddpdiag.render.blocks import Cell, Chart, Code, Column, Fold, HeatMap, Items, Line, Mark, Section, Table, Text
 from ddpdiag.render.html.charts import alt_text, svg_of
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
@@ -28,12 +28,19 @@ CHART = Chart(
         Line("expected", ((SIZES[0], 2e9), (SIZES[-1], 2e9)), is_dashed=True),
     ),
 )
+DAYS = HeatMap(
+    noun="host",
+    column_noun="day",
+    columns=("05-30", "05-31", "06-01"),
+    rows=(("n1", ((0, 0), (0, 4), (3, 4))), ("n2", ((1, 1), (0, 0), (0, 2)))),
+)
 BLOCKS = (
     Text("Of 4 ranks.", lead="Speed"),
     Table(columns=COLUMNS, rows=ROWS, title="Rates", noun="strategy", note="eff.: efficiency."),
     Items(("first", "second"), "Why"),
     Code("export A=1\nunset B", "Variables"),
     CHART,
+    DAYS,
     Fold("More", (Text("Folded."),)),
 )
 
@@ -79,6 +86,12 @@ def test_a_long_table_shows_its_important_rows_and_how_many_are_left():
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["99", "98", "0"]
     assert "84 more ranks, with --details" in text
     assert "\n  50 " in in_terminal(table, details=True)
+
+
+def test_many_columns_of_a_heat_map_share_letters():
+    cells = tuple((day == 70, day > 30) for day in range(90))
+    text = in_terminal(HeatMap(noun="host", column_noun="day", columns=("day",) * 90, rows=(("n1", cells),)))
+    assert text.splitlines()[1] == f"n1    {'-' * 15}{'.' * 20}x{'.' * 9}"
 
 
 def test_a_bar_is_as_long_as_its_share_of_the_longest():

@@ -6,7 +6,18 @@ Texts in a report come from other machines. `cut_line` makes them printable, and
 from typing import NamedTuple
 
 from ddpdiag.model import Scalar
-from ddpdiag.render.blocks import Column, Items, Mark, Matrix, Table, draw_columns, mark_of, shown_row_indices, value_of
+from ddpdiag.render.blocks import (
+    Column,
+    HeatMap,
+    Items,
+    Mark,
+    Matrix,
+    Table,
+    draw_columns,
+    mark_of,
+    shown_row_indices,
+    value_of,
+)
 from ddpdiag.render.page import column_format, one_line
 from ddpdiag.text import ABSENT, begun, count, is_number
 
@@ -59,8 +70,14 @@ class TableView(NamedTuple):
     searchable: bool = False
 
 
-def view_of(block: Table | Matrix) -> TableView:
-    return _table_view(block) if isinstance(block, Table) else _matrix_view(block)
+def view_of(block: Table | Matrix | HeatMap) -> TableView:
+    match block:
+        case Table():
+            return _table_view(block)
+        case Matrix():
+            return _matrix_view(block)
+        case HeatMap():
+            return _heat_map_view(block)
 
 
 def _table_view(table: Table) -> TableView:
@@ -130,6 +147,31 @@ def _matrix_view(block: Matrix) -> TableView:
         ],
         note=cut_line(block.note),
         kinds="matrix dense" if len(matrix.columns) >= _DENSE_COLUMNS else "short",
+    )
+
+
+def _heat_map_view(block: HeatMap) -> TableView:
+    """Prepare a heat map. The number in a cell is that of its failures, and an empty cell had no trial."""
+
+    def cell_view(failures: int, trials: int) -> CellView:
+        text = str(failures) if failures else "." if trials else ""
+        heat = f"--heat: {100 * failures / trials:.0f}%" if failures and trials else ""
+        return CellView(text, failures if trials else -1, "heat" if heat else "dim", heat)
+
+    shown = block.rows[:_ROWS_SHOWN]
+    note = (
+        f"The number of failures of each {block.column_noun}, coloured by their share of the runs; an empty cell had "
+        f"no run that says anything. {omitted_sentence(len(block.rows) - len(shown))}"
+    )
+    return TableView(
+        caption=begun(count(len(block.rows), block.noun)),
+        heads=[(block.noun, False), *((cut_line(name), False) for name in block.columns)],
+        rows=[
+            (CellView(cut_line(name), cut_line(name), ""), *(cell_view(*cell) for cell in cells))
+            for name, cells in shown
+        ],
+        note=note.rstrip(),
+        kinds="heat-map matrix",
     )
 
 
