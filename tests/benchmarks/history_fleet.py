@@ -1,4 +1,4 @@
-"""What `ddpdiag history` finds in simulated months of a fleet: precision, recall, false alarms, days until a drift.
+"""What `ddpdiag history` finds in simulated months of a fleet: precision, recall, false alarms, days until a trend.
 
 Beside it: the rule "three failing runs within a week", which many sites use.
 """
@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.history.answers import answer
+from ddpdiag.history.counters import rises
 from ddpdiag.history.drift import drift
 from ddpdiag.history.recurrence import host_trials, recurrence
-from ddpdiag.history.rows import Run, State, row_of
+from ddpdiag.history.rows import DAY_SECONDS, Reading, Run, State, row_of
 from ddpdiag.simulate.fleet import host_name
 from ddpdiag.simulate.months import BEGIN, FleetMonths, Plan
 
-DAY = 86_400.0
-WEEK = 7 * DAY
+WEEK = 7 * DAY_SECONDS
 
 
 def naive(runs: Sequence[Run]) -> set[str]:
@@ -33,7 +33,7 @@ def naive(runs: Sequence[Run]) -> set[str]:
 def until(runs: Sequence[Run], day: int, days: int = 30) -> list[Run]:
     """The runs of `days` days that end with `day`."""
     begin = BEGIN.timestamp()
-    return [run for run in runs if begin + (day - days) * DAY <= run.begin_seconds < begin + day * DAY]
+    return [run for run in runs if begin + (day - days) * DAY_SECONDS <= run.begin_seconds < begin + day * DAY_SECONDS]
 
 
 def score(named: set[str], planted: set[str]) -> str:
@@ -47,10 +47,31 @@ def drift_days(runs: Sequence[Run], planted: set[str], last_day: int) -> Iterato
     """For each drifting host, the day on which it is named first (infinite: never)."""
     waiting = set(planted)
     for day in range(7, last_day + 1, 3):
-        for host in waiting & {each.host for each in drift(until(runs, day, 90)).drifts}:
+        for host in waiting & {each.subject for each in drift(until(runs, day, 90)).drifts}:
             waiting.discard(host)
             yield day
     yield from (float("inf") for _ in waiting)
+
+
+def last_readings(runs: Sequence[Run]) -> list[Reading]:
+    """The last reading of each day, as an index keeps it."""
+    last = {(row.seconds // DAY_SECONDS, row.host, row.part): row for run in runs for row in run.readings}
+    return sorted(last.values(), key=lambda row: row.seconds)
+
+
+def rise_days(
+    readings: Sequence[Reading], planted: set[str], first_day: int, last_day: int
+) -> tuple[list[int], set[str]]:
+    """The days after `first_day` on which each host is named first (30 days before each), and others that are named."""
+    found: dict[str, int] = {}
+    begin = BEGIN.timestamp()
+    for day in range(12, last_day + 1, 3):
+        window = [
+            row for row in readings if begin + (day - 30) * DAY_SECONDS <= row.seconds < begin + day * DAY_SECONDS
+        ]
+        for host in {each.host for each in rises(window).rises}:
+            found.setdefault(host, day)
+    return sorted(day - first_day for host, day in found.items() if host in planted), found.keys() - planted
 
 
 def main() -> None:
@@ -87,15 +108,20 @@ def main() -> None:
         if not words.no_drift:
             drifting = {host_name(host) for host in fleet.drifting}
             days = sorted(drift_days(runs, drifting, words.days))
-            named = {each.host for each in drift(runs).drifts}
+            named = {each.subject for each in drift(runs).drifts}
             print(f"  drift of 1 % a week: named after {statistics.median(days):.0f} days (median;", end=" ")
             print(f"{days[0]:.0f} to {days[-1]:.0f}); day {words.days}: {score(named, drifting)}")
-        quiet = FleetMonths(Plan(hosts=words.hosts, days=30, jobs_per_day=jobs, lemons=0, repaired=0, drifting=0), seed)
-        window = [row_of(report) for report in quiet.reports()]
+        cables = {host_name(host) for host in fleet.failing_cables}
+        after, false = rise_days(last_readings(runs), cables, fleet.plan.cable_day, words.days)
+        print(f"  errors that double every week: {len(after)} of {len(cables)} hosts named,", end=" ")
+        print(f"after {statistics.median(after):.0f} days (median; {after[0]} to {after[-1]}); others: {len(false)}")
+        plan = Plan(hosts=words.hosts, days=30, jobs_per_day=jobs, lemons=0, repaired=0, drifting=0, failing_cables=0)
+        window = [row_of(report) for report in FleetMonths(plan, seed).reports()]
         begin = BEGIN.timestamp()
-        calm = answer(window, since_seconds=begin, until_seconds=begin + 30 * DAY)
+        calm = answer(window, last_readings(window), since_seconds=begin, until_seconds=begin + 30 * DAY_SECONDS)
         print(
-            f"  no lemons, day 30: history names {len(calm.failing_hosts)} hosts and {len(calm.drifts)} drifts;",
+            f"  no lemons, day 30: history names {len(calm.failing_hosts)} hosts, "
+            f"{len(calm.drifts)} drifts and {len(calm.rises)} counters;",
             end=" ",
         )
         print(f"3 in a week names {len(naive(window))}", flush=True)

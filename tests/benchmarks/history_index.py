@@ -15,7 +15,7 @@ from pathlib import Path
 from ddpdiag.codec import encode
 from ddpdiag.simulate.months import FleetMonths, Plan
 
-TABLES = ("names", "files", "runs", "hosts", "blames", "figures")
+TABLES = ("names", "files", "runs", "hosts", "blames", "figures", "counters")
 
 
 def call(folder: Path, index: Path, until: str, what: str) -> None:
