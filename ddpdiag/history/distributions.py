@@ -64,15 +64,28 @@ def beta_binomial_tail(k: int, n: int, a: float, b: float) -> float:
     if k <= 0:
         return 1.0
     # The terms fall from k on, because k is above the mean wherever the result matters.
-    log_constant = math.lgamma(n + 1) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) - math.lgamma(n + a + b)
     total = 0.0
     for i in range(k, n + 1):
-        log_term = math.lgamma(i + a) + math.lgamma(n - i + b) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
-        term = math.exp(log_constant + log_term)
+        term = math.exp(beta_binomial_log(i, n, a, b))
         total += term
         if term < total * _EPSILON:
             break
     return min(1.0, total)
+
+
+def beta_binomial_log(k: int, n: int, a: float, b: float) -> float:
+    """The logarithm of the probability of `k` of `n` events whose rate has a beta distribution."""
+    log_gamma = math.lgamma
+    ways = log_gamma(n + 1) - log_gamma(k + 1) - log_gamma(n - k + 1)
+    return (
+        ways
+        + log_gamma(k + a)
+        + log_gamma(n - k + b)
+        - log_gamma(n + a + b)
+        + log_gamma(a + b)
+        - log_gamma(a)
+        - log_gamma(b)
+    )
 
 
 def false_discovery_limit(p_values: Sequence[float], tests: int, rate: float) -> float:

@@ -6,8 +6,8 @@ job that is retried on a broken host five times shows one fault, even if a Prolo
 finding with several hosts is shared out among them by how often each is blamed alone.
 
 Test. The number of incidents is compared with what the other hosts' rate makes likely, under a beta-binomial
-distribution, because healthy hosts differ from each other as well; how much is estimated from the hosts that are not
-remarkable. Each host is tested for all failures together and for each check (Bonferroni); Benjamini and Hochberg's
+distribution, because healthy hosts differ from each other as well; how much is estimated from hosts with few
+incidents. Each host is tested for all failures together and for each check (Bonferroni); Benjamini and Hochberg's
 procedure keeps the share of false ones among the named hosts at `MAX_FALSE_SHARE`.
 
 Company. A finding about a link blames both ends, as one with two hosts does. An incident that a finding blames on
@@ -18,12 +18,13 @@ most of its incidents with one partner, or is not remarkable without these, is n
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ddpdiag.history.distributions import (
+    beta_binomial_log,
     beta_binomial_tail,
     binomial_tail,
     false_discovery_limit,
@@ -48,9 +49,16 @@ _SHOWN_CODES = 3
 _ALIKE = 1e6
 # A host passes the test of all hosts first. Whether it or the pair with its partner is named is one more question about
 # this host alone, so its limit is not divided by the number of hosts.
-_MAX_P_ALONE = 0.01
+_MAX_P_ALONE = 0.05
 # The accepted subjects are usually the same from the third repetition on.
 _MAX_REPETITIONS = 10
+# Weights are sums of shares, so that a whole number may miss a little.
+_ROUNDING = 1e-9
+# At least nine of ten subjects are taken for usual ones, and all with at most this number of incidents.
+_USUAL_SHARE, _FEW_INCIDENTS = 0.9, 2
+_RUN_CLASSES = 12
+_SPREADS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0)
+_RATE_FACTORS = (0.8, 0.9, 1.0, 1.1, 1.25, 1.45, 1.7, 2.0, 2.5)
 
 
 class Recurring(Struct, frozen=True, kw_only=True):
@@ -333,43 +341,64 @@ def _accepted_scores(subjects: Mapping[str, Subject], established: Collection[st
 def _p_values(counts: _Counts, least_spread: float = 0.0) -> tuple[dict[str, float], float]:
     """The p-value of each subject with enough incidents: the probability of as many or more at the others' rate.
 
-    The rate and the spread are those of the subjects that are not accepted themselves. They are found by repetition,
-    beginning with the subjects that a binomial distribution does not accept. Also returns the spread, which is at least
-    `least_spread`.
+    The rate is that of the subjects that are not accepted themselves, found by repetition. Also returns the spread,
+    which is at least `least_spread`.
     """
     candidates = {name: weight for name, weight in counts.incidents.items() if weight >= MIN_INCIDENTS}
     total, runs = sum(counts.incidents.values()), sum(counts.runs.values())
     p_values: dict[str, float] = {}
     accepted: set[str] = set()
-    spread = least_spread
+    spread = max(least_spread, _spread(counts)) if candidates else least_spread
     for _ in range(_MAX_REPETITIONS):
         for name, weight in candidates.items():
             others = accepted | {name}
             other_weight = total - sum(counts.incidents[other] for other in others)
             other_runs = runs - sum(counts.runs[other] for other in others)
             # Half an incident and one run more: without incidents of others their rate is small, but not 0.
-            rate = min(0.999, (other_weight + 0.5) / (other_runs + 1))
-            # The variance of a beta distribution is p (1 - p) / (a + b + 1).
-            concentration = min(_ALIKE, max(2.0, (1 - rate) / (rate * spread) - 1)) if spread > 0 else _ALIKE
-            a, b = rate * concentration, (1 - rate) * concentration
-            p_values[name] = beta_binomial_tail(int(weight + 1e-9), counts.runs[name], a, b)
+            a, b = _beta(min(0.999, (other_weight + 0.5) / (other_runs + 1)), spread)
+            p_values[name] = beta_binomial_tail(int(weight + _ROUNDING), counts.runs[name], a, b)
         limit = false_discovery_limit([*p_values.values()], len(counts.runs), MAX_FALSE_SHARE)
         before, accepted = accepted, {name for name, p_value in p_values.items() if p_value <= limit}
-        spread = max(least_spread, _spread(counts, accepted))
         if accepted == before:
             break
     return p_values, spread
 
 
-def _spread(counts: _Counts, left_out: Collection[str]) -> float:
-    """The variance of the subjects' rates as a share of the squared mean, by moments; 0 if chance explains all."""
-    names = [name for name in counts.runs if name not in left_out]
-    runs = sum(counts.runs[name] for name in names)
-    rate = sum(counts.incidents.get(name, 0.0) for name in names) / max(1, runs)
-    squares = sum((counts.incidents.get(name, 0.0) - counts.runs[name] * rate) ** 2 for name in names)
-    # Var(k) = n p (1 - p) + n (n - 1) Var(p)
-    pairs = sum(counts.runs[name] * (counts.runs[name] - 1) for name in names)
-    return max(0.0, (squares - runs * rate * (1 - rate)) / (pairs * rate**2)) if pairs and rate else 0.0
+def _beta(rate: float, spread: float) -> tuple[float, float]:
+    """The parameters of the beta distribution with the mean `rate` and the variance `spread` * rate**2."""
+    # The variance of a beta distribution is p (1 - p) / (a + b + 1).
+    concentration = min(_ALIKE, max(2.0, (1 - rate) / (rate * spread) - 1)) if spread > 0 else _ALIKE
+    return rate * concentration, (1 - rate) * concentration
+
+
+def _spread(counts: _Counts) -> float:
+    """The variance of the subjects' rates as a share of the squared mean.
+
+    It is the most likely one for the subjects with few incidents, given that they have few (a truncated distribution):
+    those that recur, whose number is not known yet, would make it too large, and then hide each other.
+    """
+    rows = sorted((runs, int(counts.incidents.get(name, 0.0) + _ROUNDING)) for name, runs in counts.runs.items())
+    most = max(_FEW_INCIDENTS, int(quantile(sorted(incidents for _, incidents in rows), _USUAL_SHARE)))
+    few = [(runs, incidents) for runs, incidents in rows if incidents <= most]
+    rate = sum(incidents for _, incidents in few) / max(1, sum(runs for runs, _ in few))
+    # Subjects with similar numbers of runs are counted together.
+    size = -(-len(few) // _RUN_CLASSES)
+    classes = [
+        (max(most, round(sum(runs for runs, _ in part) / len(part))), Counter(incidents for _, incidents in part))
+        for part in (few[begin : begin + size] for begin in range(0, len(few), size))
+    ]
+
+    def likelihood(spread: float, factor: float) -> float:
+        a, b = _beta(min(0.9, rate * factor), spread)
+        total = 0.0
+        for runs, numbers in classes:
+            logs = [beta_binomial_log(incidents, runs, a, b) for incidents in range(most + 1)]
+            total += sum(number * logs[incidents] for incidents, number in numbers.items())
+            total -= numbers.total() * math.log(sum(map(math.exp, logs)))
+        return total
+
+    # Those with few incidents have a lower rate than all.
+    return max(product(_SPREADS, _RATE_FACTORS), key=lambda pair: likelihood(*pair))[0] if rate else 0.0
 
 
 def _most_frequent_partner(incidents: Sequence[Incident]) -> str | None:
