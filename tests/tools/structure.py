@@ -1,66 +1,23 @@
 """Table of the package's size and structure, of one tree or of two side by side.
 
-    python tests/tools/structure.py [TREE [TREE]] [--list] [--run]
+    python tests/tools/structure.py [TREE [TREE]] [--list]
 
-A tree is a checkout; the default is this one. The last rows but the packages run the tree's own code with this
-interpreter: `judge` of a healthy run, and with --run `ddpdiag check --select COL001`. A file counts as entered when
-the body of one of its functions runs, and as a hop when a function of it takes or returns what COL001 measured, in
-whatever shape, on its way from the worker to the report (checks, judgement and renderers are not counted).
+A tree is a checkout; the default is this one.
 """
 
 import argparse
 import ast
 import io
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RECORDING = REPOSITORY / "tests/recordings/healthy-2-ranks.jsonl"
 SUFFIXES = {".py", ".toml", ".html", ".css", ".js"}
 LONGEST_FILES = 5
-
-# Becomes sitecustomize of every process. A profiler and no sys.monitoring: Python 3.11 has none.
-PROFILER = """
-import inspect, os, sys, threading
-package, output, within, field = (os.environ["STRUCTURE_" + name] for name in ("PACKAGE", "OUTPUT", "WITHIN", "FIELD"))
-seen, depth = set(), 0
-def carries(value, depth=3):  # is the field in these bytes, in this struct, or in what it holds?
-    if isinstance(value, (bytes, bytearray)) or type(value).__name__ == "Raw":
-        return field.encode() in bytes(value)
-    fields = getattr(type(value), "__struct_fields__", ())
-    fields = fields if isinstance(fields, tuple) else ()  # of a class it is a descriptor
-    inner = [getattr(value, name, None) for name in fields]
-    inner = value if isinstance(value, (tuple, list)) else inner
-    return field in fields or (depth > 0 and any(carries(one, depth - 1) for one in inner[:16]))
-def counts(frame, event, value):
-    if not field:
-        return event == "call"
-    code = frame.f_code
-    given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]] if event == "call" else [value]
-    return any(map(carries, given))
-def profile(frame, event, value):
-    global depth
-    if event not in ("call", "return") or not frame.f_code.co_filename.startswith(package):
-        return
-    file, name = frame.f_code.co_filename, frame.f_code.co_name
-    if within and file.endswith(within.partition(":")[0]) and name == within.partition(":")[2]:
-        depth += 1 if event == "call" else -1
-    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # and no body of a module or class
-    if (depth or not within) and is_function and file not in seen and counts(frame, event, value):
-        seen.add(file)
-        with open(output, "a") as stream:
-            stream.write(file + "\\n")
-threading.setprofile(profile)
-sys.setprofile(profile)
-"""
 
 
 class Function(NamedTuple):
@@ -96,12 +53,9 @@ def main() -> None:
     parser.add_argument(
         "--list", action="store_true", help="also list once-used private functions and one-importer modules"
     )
-    parser.add_argument(
-        "--run", action="store_true", help="also run `ddpdiag check --nproc-per-node 2 --select COL001`"
-    )
     arguments = parser.parse_args()
     trees = [read_tree(path.resolve()) for path in arguments.trees]
-    columns = [dict(rows(tree, run=arguments.run)) for tree in trees]
+    columns = [dict(rows(tree)) for tree in trees]
     print_table(list(dict.fromkeys(name for column in columns for name in column)), columns)
     for tree in trees if arguments.list else ():
         print(f"\n{tree.root}: private functions used once")
@@ -176,7 +130,7 @@ def one_importer(tree: Tree) -> list[tuple[str, str]]:
     return sorted((name, by[0]) for name, by in importers.items() if len(by) == 1)
 
 
-def rows(tree: Tree, *, run: bool) -> Iterator[tuple[str, str]]:
+def rows(tree: Tree) -> Iterator[tuple[str, str]]:
     """Each figure's name and value."""
     python_lines = sum(count for file, count in tree.lines.items() if file.endswith(".py"))
     yield "lines (*.py, *.toml, templates)", f"{sum(tree.lines.values()):,}"
@@ -190,18 +144,6 @@ def rows(tree: Tree, *, run: bool) -> Iterator[tuple[str, str]]:
     yield "files over 350 lines", f"{sum(count > 350 for count in tree.lines.values())}"
     for place, file in enumerate(sorted(tree.lines, key=lambda file: -tree.lines[file])[:LONGEST_FILES], 1):
         yield f"longest file {place}", f"{tree.lines[file]} {file.removeprefix('ddpdiag/')}"
-    command = ["judge", str(RECORDING)]
-    yield "entered by `ddpdiag judge`, healthy run", entered_row(tree, command)
-    # In older trees it is in a module of its own.
-    judgement = next(file for file in ("judge", "__init__") if f"ddpdiag/judgement/{file}.py" in tree.lines)
-    yield "  by its call of judge()", entered_row(tree, command, f"judgement/{judgement}.py:judge")
-    if run:
-        check = ["check", "--nproc-per-node", "2", "--select", "COL001"]
-        yield "entered by `check --select COL001`", entered_row(tree, check)
-        yield "  outside of checks/", entered_row(tree, check, counts=lambda file: "/checks/" not in file)
-        hops = entered_files(tree.root, check, field="large_seconds")
-        judged = ("/checks/", "/judgement/", "/render/")
-        yield "hops of a record", f"{sum(not any(part in file for part in judged) for file in hops)} files"
     packages = Counter(file.split("/")[1] for file in tree.lines if file.count("/") > 1)
     yield from ((f"files in {package}/", f"{packages[package]}") for package in sorted(packages))
     yield "files at the top", f"{len(tree.lines) - packages.total()}"
@@ -219,32 +161,6 @@ def function_rows(tree: Tree) -> Iterator[tuple[str, str]]:
     yield "longest function", f"{longest.lines} {longest.module.removeprefix('ddpdiag.')}.{longest.name}"
     once = len(once_used(tree))
     yield "private functions used once", f"{once} ({once / len(functions):.0%} of all functions)"
-
-
-def entered_row(
-    tree: Tree, command: list[str], within: str = "", counts: Callable[[str], bool] = lambda file: True
-) -> str:
-    entered = [file for file in entered_files(tree.root, command, within) if counts(file)]
-    return f"{len(entered)} files, {sum(tree.lines[file] for file in entered):,} lines"
-
-
-def entered_files(root: Path, command: list[str], within: str = "", field: str = "") -> list[str]:
-    """Files of the package in which a function ran during a command (or during its calls of FILE:FUNCTION).
-
-    With `field` only those of which a function took or returned something that holds a field of that name.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "sitecustomize.py").write_text(PROFILER)
-        output = Path(folder, "entered")
-        variables = {"PACKAGE": f"{root / 'ddpdiag'}/", "OUTPUT": str(output), "WITHIN": within, "FIELD": field}
-        environment = os.environ | {f"STRUCTURE_{name}": value for name, value in variables.items()}
-        environment["PYTHONPATH"] = f"{folder}:{root}"
-        done = subprocess.run(
-            [sys.executable, "-m", "ddpdiag", *command], cwd=root, env=environment, capture_output=True, text=True
-        )
-        if done.returncode != 0 or not output.exists():
-            sys.exit(f"ddpdiag {' '.join(command)} in {root} left with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return sorted({str(Path(line).relative_to(root)) for line in output.read_text().splitlines()})
 
 
 def print_table(names: list[str], columns: list[dict[str, str]]) -> None:

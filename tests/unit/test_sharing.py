@@ -7,6 +7,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from required import require_hosts
 
 from ddpdiag.runtime.supervisor import sharing
 
@@ -72,6 +73,37 @@ def test_what_the_kernel_shows_is_the_same_for_a_process_and_itself():
     assert sharing.first_difference(own, sharing.inherited_traits()) is None
     assert sharing.first_difference(own, {**own, "cwd": "/elsewhere"}) == "cwd"
     assert sharing.first_difference({**own, "new namespace": "1"}, own) == "new namespace"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces and capabilities")
+@pytest.mark.parametrize(
+    ("wrapper", "name"),
+    [
+        ("env", None),
+        ("nice -n 1", "priority and scheduling policy"),
+        ("prlimit --stack=9000000", "limits"),
+        ("env -C /", "cwd"),
+        *((f"unshare --{kind}", f"{kind[:3]} namespace") for kind in ("ipc", "uts")),
+        ("unshare --mount", "mnt namespace"),
+        ("unshare --cgroup", "cgroup namespace"),
+        *(
+            (wrapper, "user, capabilities or cores")
+            for wrapper in (
+                "setpriv --no-new-privs", "setpriv --groups 12345",
+                "setpriv --bounding-set=-net_raw --inh-caps=-net_raw",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_wrapper_of_one_rank_changes_is_named(wrapper, name):
+    if "unshare" in wrapper:
+        require_hosts()
+    words = (*wrapper.split(), "sh", "-c", "echo up; exec sleep 60")
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as rank:
+        rank.stdout.readline()
+        other = sharing.inherited_traits(rank.pid)
+        rank.kill()
+    assert sharing.first_difference(sharing.inherited_traits(), other) == name
 
 
 def test_the_soft_limit_of_open_files_does_not_count():
