@@ -6,6 +6,7 @@ from seen import world_of
 
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.launch import versions
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.rendezvous import coordinator_name
 from ddpdiag.codec import encode
@@ -74,57 +75,128 @@ def report(run: Recording) -> Report:
     return judge(run, all_checks())
 
 
-def test_a_clean_run_is_fit() -> None:
-    judged = report(recording())
-    assert (judged.verdict, judged.exit_code, judged.findings) == (Verdict.FIT, 0, ())
-    assert judged.ranks[1]["host"] == "n1"
-    assert judged.ranks[1]["busbw_bytes_per_s"] == pytest.approx((4 << 20) / 1e-3)
+def with_slow_import(run: Recording) -> Recording:
+    data = versions.Data(python="3.11.7", torch="2.13.0", import_seconds=42.0, import_core_seconds=2.0)
+    trial = Trial(code="LCH003", groups=((0,),), kind=Kind.TORCH, deadline_seconds=5, number=2)
+    outcome = Outcome(trial=2, code="LCH003", rank=0, status=Status.DONE, data=Raw(encode(data)))
+    return structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, outcome))
 
 
-def test_a_stage_takes_as_long_as_its_slowest_rank() -> None:
-    assert {stage.name: stage.seconds for stage in report(recording()).stages}["collective"] == 2.0
-
-
-def test_wrong_values_are_unfit() -> None:
-    judged = report(recording(wrong=3))
-    assert (judged.verdict, judged.exit_code) == (Verdict.UNFIT, 1)
-    assert judged.findings[0].code == "COL001.wrong"
-
-
-def test_a_dead_rank_is_named_in_the_sentence(golden) -> None:
-    judged = report(recording(statuses={1: Status.DIED}))
-    assert judged.verdict is Verdict.UNFIT
-    assert (judged.findings[0].code, judged.findings[0].ranks) == ("RUN003.died", (1,))
-    golden(judged.sentence)
-
-
-def test_a_rank_that_never_came_is_unknown_and_exit_3(golden) -> None:
+def without_rank_2() -> Recording:
     run = recording(events=(Event(kind=EventKind.ABSENT, rank=2, seconds=15.0),), size=3)
-    came = {rank: run.arrivals[rank] for rank in (0, 1)}
-    judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
-    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    assert judged.findings[0].ranks == (2,)
-    assert (judged.hosts.failing, judged.hosts.healthy) == ((), ("n0", "n1"))
-    golden(*judged.hosts.caveats)
+    return structs.replace(run, arrivals={0: run.arrivals[0], 1: run.arrivals[1]}, outcomes=run.outcomes[:2])
 
 
-def test_a_lost_rank_is_unfit_and_told_once() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", host_answered=True)
-    judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
-    assert judged.exit_code == 1
-    assert [finding.code for finding in judged.findings] == ["RUN002.lost"]
-    assert judged.hosts == HostLists(failing=("n1",), healthy=("n0",))
+def without_a_skip(code: str) -> Recording:
+    run = recording()
+    return structs.replace(run, skips=tuple(skip for skip in run.skips if skip.code != code))
 
 
-def test_a_check_that_could_not_run_is_unknown() -> None:
-    judged = report(recording(skips=(Skip(code="TRN001", reason="no reason", is_inapplicable=False),)))
-    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    assert "TRN001" in judged.sentence
+def untried(**options: tuple[str, ...]) -> Recording:
+    return structs.replace(recording(options=RunOptions(**options)), trials=(), outcomes=())
+
+
+def skipping(code: str, *, excused: bool, reason: str = "nccl needs GPUs, and no rank has a visible GPU", **options):
+    skip = Skip(code=code, reason=reason, is_inapplicable=excused)
+    return recording(skips=(skip,), options=RunOptions(**options))
+
+
+def in_two_groups(first: Status, *second: Outcome, backend: str, gpus: int = 0) -> Recording:
+    """How all-reduce ended on rank 1 over gloo, and then on both ranks over the job's backend."""
+    run = recording(statuses={1: first}, options=RunOptions(backend=backend))
+    trial = structs.replace(run.trials[0], number=2, params={"backend": backend})
+    again = (structs.replace(own, trial=2, code="COL001", rank=rank) for rank, own in enumerate(second))
+    arrivals = world_of(2, ranks_per_node=1, gpus=gpus).arrivals
+    return structs.replace(run, arrivals=arrivals, trials=(*run.trials, trial), outcomes=(*run.outcomes, *again))
+
+
+def ended(status: Status, error: str = "", data: Raw | None = None) -> Outcome:
+    return Outcome(trial=2, code="COL001", rank=0, status=status, error=error, data=data or Raw())
+
+
+DONE, DIED = ended(Status.DONE, data=answer()), ended(Status.DIED)
+NO_NCCL = ended(Status.RAISED, "AbsentBackend: torch 9.9 was built without nccl; it has gloo")
+NO_NCL = ended(Status.RAISED, "AbsentBackend: torch 9.9 knows no backend ncl, only gloo, nccl")
+CLOSED = ended(Status.RAISED, "RuntimeError: Connection closed by peer")
+LOST = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", host_answered=True)
+BUDGET = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
+SIGINT, SIGTERM = (Event(kind=EventKind.SIGNAL, detail=detail) for detail in ("2", "15"))
+KNOWN = structs.replace(recording().header, checks=("COL001", "RUN001", "RUN002", "RUN003", "RUN004"))
+FIT, UNFIT, UNKNOWN = Verdict.FIT, Verdict.UNFIT, Verdict.UNKNOWN
+
+# The recording, the verdict, the exit code, and the codes of the findings with their ranks.
+RUNS = {
+    "clean": (recording(), FIT, 0, {}),
+    "wrong values": (recording(wrong=3), UNFIT, 1, {"COL001.wrong": ()}),
+    "a dead rank": (recording(statuses={1: Status.DIED}), UNFIT, 1, {"RUN003.died": (1,)}),
+    "a rank that never came": (without_rank_2(), UNKNOWN, 3, {"RUN001.absent": (2,)}),
+    "a lost rank": (recording(statuses={1: Status.UNHEARD}, events=(LOST,)), UNFIT, 1, {"RUN002.lost": (1,)}),
+    "a check that could not run": (skipping("TRN001", excused=False, reason="no reason"), UNKNOWN, 3, {}),
+    "a check without ground": (skipping("GPU002", excused=True, reason="no GPU"), FIT, 0, {}),
+    "a check that never ran": (without_a_skip("TRN001"), UNKNOWN, 3, {}),
+    "the launch alone": (untried(select=("LCH001",)), FIT, 0, {}),
+    "a stage that was skipped": (untried(stages=("collective",)), UNKNOWN, 3, {}),
+    "nccl without GPUs": (
+        skipping("TRN001", excused=True, backend="nccl", skip_stages=("p2p", "fabric")), UNKNOWN, 3, {}
+    ),
+    "gloo without GPUs": (skipping("TRN001", excused=True, backend="gloo"), FIT, 0, {}),
+    "a stage without GPUs": (
+        skipping("COL001", excused=False, backend="nccl", stages=("collective",)), UNKNOWN, 3, {}
+    ),
+    "gloo fails, nccl works": (
+        in_two_groups(Status.DIED, DONE, DONE, backend="nccl", gpus=1), FIT, 0, {"RUN003.died": (1,)}
+    ),
+    "both fail": (in_two_groups(Status.DIED, DONE, DIED, backend="nccl", gpus=1), UNFIT, 1, {"RUN003.died": (1,)}),
+    "nccl fails": (in_two_groups(Status.DONE, DONE, DIED, backend="nccl", gpus=1), UNFIT, 1, {"RUN003.died": (1,)}),
+    "torch without nccl": (
+        in_two_groups(Status.DONE, NO_NCCL, NO_NCCL, backend="ncl"), UNFIT, 1, {"RUN003.raised": ()}
+    ),
+    "one torch without the backend": (
+        in_two_groups(Status.DONE, CLOSED, NO_NCL, backend="ncl"), UNFIT, 1, {"RUN003.raised": (1,)}
+    ),
+    "no end": (recording(ended=False), UNKNOWN, 3, {}),
+    "budget": (recording(events=(BUDGET,)), UNKNOWN, 3, {"RUN004.budget": ()}),
+    "SIGINT": (recording(events=(SIGINT,)), UNKNOWN, 130, {"RUN004.told": ()}),
+    "SIGTERM": (recording(events=(SIGTERM,)), UNKNOWN, 143, {"RUN004.told": ()}),
+    "SIGTERM that the end of a rank caused": (
+        recording(events=(SIGTERM, LOST)), UNFIT, 1, {"RUN002.lost": (1,), "RUN004.told": ()}
+    ),
+    "a warning": (with_slow_import(recording()), FIT, 0, {"LCH003.slow-import": (0,)}),
+    "a warning, strictly": (
+        with_slow_import(recording(options=RunOptions(strict=True))), FIT, 1, {"LCH003.slow-import": (0,)}
+    ),
+    "a check that was not selected": (recording(wrong=3, options=RunOptions(ignore=("COL",))), FIT, 0, {}),
+    "checks made after the recording": (structs.replace(without_a_skip("TRN001"), header=KNOWN), FIT, 0, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "verdict", "code", "findings"), RUNS.values(), ids=RUNS)
+def test_a_run_is_judged(golden, run: Recording, verdict: Verdict, code: int, findings: dict) -> None:
+    judged = report(run)
+    assert {finding.code: finding.ranks for finding in judged.findings} == findings
+    assert (judged.verdict, judged.exit_code) == (verdict, code)
+    golden(judged.sentence, *judged.hosts.caveats, *judged.recording_problems)
+
+
+def test_a_report_says_more_of_a_run() -> None:
+    clean = report(recording())
+    assert (clean.ranks[1]["host"], clean.ranks[1]["busbw_bytes_per_s"]) == ("n1", pytest.approx((4 << 20) / 1e-3))
+    assert {stage.name: stage.seconds for stage in clean.stages}["collective"] == 2.0, "of its slowest rank"
+    assert report(RUNS["a rank that never came"][0]).hosts == HostLists(
+        failing=(), healthy=("n0", "n1"), caveats=("the host of rank 2 is not known, so it cannot be excluded",)
+    )
+    assert report(RUNS["a lost rank"][0]).hosts == HostLists(failing=("n1",), healthy=("n0",))
+    assert [f.severity for f in report(RUNS["gloo fails, nccl works"][0]).findings] == [Severity.WARNING]
+    for name, code in (("a check that was not selected", "COL001"), ("checks made after the recording", "TRN001")):
+        assert not any(line.code == code for line in report(RUNS[name][0]).checks)
+
+
+def test_a_failure_over_gloo_is_explained(golden) -> None:
+    golden(*report(RUNS["gloo fails, nccl works"][0]).findings)
 
 
 def test_a_check_without_ground_changes_nothing() -> None:
-    judged = report(recording(skips=(Skip(code="GPU002", reason="no GPU", is_inapplicable=True),)))
-    assert judged.verdict is Verdict.FIT
+    judged = report(RUNS["a check without ground"][0])
     assert next(line for line in judged.checks if line.code == "GPU002").skipped_because == "no GPU"
 
 
@@ -132,39 +204,6 @@ def test_a_check_that_runs_nothing_is_left_out_by_its_ground_too(golden) -> None
     judged = report(recording())
     assert judged.verdict is Verdict.FIT
     golden(next(line for line in judged.checks if line.code == "GPU004").skipped_because)
-
-
-def without_skip(code: str, run: Recording) -> Recording:
-    return structs.replace(run, skips=tuple(skip for skip in run.skips if skip.code != code))
-
-
-def test_a_check_that_was_taken_and_never_ran_is_unknown(golden) -> None:
-    judged = report(without_skip("TRN001", recording()))
-    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    golden(judged.sentence)
-
-
-def test_only_stages_that_were_done_count_as_tested(golden) -> None:
-    only_launch = structs.replace(recording(options=RunOptions(select=("LCH001",))), trials=(), outcomes=())
-    golden(report(recording()).sentence, report(only_launch).sentence)
-    skipped = structs.replace(recording(options=RunOptions(stages=("collective",))), trials=(), outcomes=())
-    assert report(skipped).verdict is Verdict.UNKNOWN
-
-
-def test_a_named_backend_without_its_gpus_is_unknown(golden) -> None:
-    reason = "nccl needs GPUs, and no rank has a visible GPU"
-    skips = (Skip(code="TRN001", reason=reason, is_inapplicable=True),)
-    judged = report(recording(skips=skips, options=RunOptions(backend="nccl", skip_stages=("p2p", "fabric"))))
-    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
-    golden(judged.sentence)
-    assert report(recording(skips=skips, options=RunOptions(backend="gloo"))).verdict is Verdict.FIT
-
-
-def test_a_stage_without_the_gpus_of_its_backend_has_a_fix() -> None:
-    skips = (Skip(code="COL001", reason="nccl needs GPUs, and no rank has a visible GPU", is_inapplicable=False),)
-    judged = report(recording(skips=skips, options=RunOptions(backend="nccl", stages=("collective",))))
-    assert judged.verdict is Verdict.UNKNOWN
-    assert judged.sentence.endswith("or test with --backend gloo.")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +235,7 @@ def test_an_address_that_is_none_is_unreadable_and_no_crash() -> None:
 
 
 def test_a_threshold_that_is_no_number_is_unreadable_and_no_crash() -> None:
-    judged = report(_with_slow_import(recording(options=RunOptions(settings={"LCH003.slow_import_seconds": "x"}))))
+    judged = report(with_slow_import(recording(options=RunOptions(settings={"LCH003.slow_import_seconds": "x"}))))
     assert "LCH003" in judged.recording_problems[0]
 
 
@@ -207,110 +246,7 @@ def test_an_unknown_signal_is_a_signal(golden) -> None:
     golden(*{judged.sentence for judged in all_judged})
 
 
-def over_both(gloo: Status, nccl: Status) -> Report:
-    """A job of two GPUs: how all-reduce ended on rank 1 over gloo and over NCCL."""
-    run = recording(statuses={1: gloo}, options=RunOptions(backend="nccl"))
-    trial = structs.replace(run.trials[0], number=2, params={"backend": "nccl"})
-    again = [Outcome(trial=2, code="COL001", rank=0, status=Status.DONE, data=answer())]
-    again += [Outcome(trial=2, code="COL001", rank=1, status=nccl, data=answer() if nccl is Status.DONE else Raw())]
-    arrivals = world_of(2, ranks_per_node=1, gpus=1).arrivals
-    return report(
-        structs.replace(run, arrivals=arrivals, trials=(*run.trials, trial), outcomes=(*run.outcomes, *again))
-    )
-
-
-def test_gloos_faults_do_not_condemn_a_job_whose_own_backend_works(golden) -> None:
-    judged = over_both(gloo=Status.DIED, nccl=Status.DONE)
-    assert (judged.verdict, [f.severity for f in judged.findings]) == (Verdict.FIT, [Severity.WARNING])
-    golden(*judged.findings)
-
-
-def test_gloos_faults_are_errors_where_the_jobs_own_backend_fails_too() -> None:
-    judged = over_both(gloo=Status.DIED, nccl=Status.DIED)
-    severities = [(finding.code, finding.severity) for finding in judged.findings]
-    assert judged.verdict is Verdict.UNFIT
-    assert severities == [("RUN003.died", Severity.ERROR)]
-    assert over_both(gloo=Status.DONE, nccl=Status.DIED).verdict is Verdict.UNFIT
-
-
-UNKNOWN_BACKEND = "AbsentBackend: torch 9.9 knows no backend ncl, only gloo, nccl"
-
-
-def over_a_typo(*errors: str) -> Report:
-    """`--backend ncl`: what the ranks raised in its all-reduce, after one over gloo that was done."""
-    run = recording(options=RunOptions(backend="ncl"))
-    trial = structs.replace(run.trials[0], number=2, params={"backend": "ncl"})
-    failed = {"trial": 2, "code": "COL001", "status": Status.RAISED}
-    again = [Outcome(**failed, rank=rank, error=error) for rank, error in enumerate(errors)]
-    return report(structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, *again)))
-
-
-def test_a_torch_that_was_built_without_the_backend_is_no_wrong_usage() -> None:
-    absent = "AbsentBackend: torch 9.9 was built without nccl; it has gloo"
-    judged = over_a_typo(absent, absent)
-    assert (judged.verdict, judged.exit_code) == (Verdict.UNFIT, 1)
-    assert [finding.code for finding in judged.findings] == ["RUN003.raised"]
-
-
-def test_a_rank_whose_torch_alone_lacks_the_backend_is_blamed() -> None:
-    judged = over_a_typo("RuntimeError: Connection closed by peer", UNKNOWN_BACKEND)
-    assert judged.verdict is Verdict.UNFIT
-    assert [(finding.code, finding.ranks) for finding in judged.findings] == [("RUN003.raised", (1,))]
-
-
-def test_a_recording_without_an_end_is_never_fit(golden) -> None:
-    judged = report(recording(ended=False))
-    assert judged.verdict is Verdict.UNKNOWN
-    golden(*judged.recording_problems)
-
-
-BUDGET = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
-SIGNALS = [(Event(kind=EventKind.SIGNAL, detail=signum), code) for signum, code in (("2", 130), ("15", 143))]
-
-
-@pytest.mark.parametrize(("event", "code"), [(BUDGET, 3), *SIGNALS], ids=["budget", "SIGINT", "SIGTERM"])
-def test_a_run_that_ended_early_is_unknown(event: Event, code: int) -> None:
-    judged = report(recording(events=(event,)))
-    assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, code)
-
-
-def test_a_vanished_rank_outranks_the_sigterm_that_its_end_caused() -> None:
-    lost = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="silent")
-    assert report(recording(events=(Event(kind=EventKind.SIGNAL, detail="15"), lost))).exit_code == 1
-
-
-def test_strict_makes_warnings_count_in_the_exit_code_only() -> None:
-    def strict(*, strict: bool) -> Report:
-        return judge(_with_slow_import(recording(options=RunOptions(strict=strict))), all_checks())
-
-    assert (strict(strict=False).verdict, strict(strict=False).exit_code) == (Verdict.FIT, 0)
-    assert (strict(strict=True).verdict, strict(strict=True).exit_code) == (Verdict.FIT, 1)
-
-
-def _with_slow_import(run: Recording) -> Recording:
-    from ddpdiag.checks.launch import versions
-
-    data = versions.Data(python="3.11.7", torch="2.13.0", import_seconds=42.0, import_core_seconds=2.0)
-    trial = Trial(code="LCH003", groups=((0,),), kind=Kind.TORCH, deadline_seconds=5, number=2)
-    outcome = Outcome(trial=2, code="LCH003", rank=0, status=Status.DONE, data=Raw(encode(data)))
-    return structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, outcome))
-
-
-def test_checks_that_were_not_selected_are_not_judged() -> None:
-    judged = report(_with_slow_import(recording(wrong=3, options=RunOptions(ignore=("COL",)))))
-    assert judged.verdict is Verdict.FIT
-    assert not any(line.code == "COL001" for line in judged.checks)
-
-
 def test_every_stage_but_run_has_its_place_in_the_order() -> None:
     stages = [check.stage for check in all_checks()]
     order = list(Stage)
     assert [order.index(stage) for stage in stages] == sorted(order.index(stage) for stage in stages)
-
-
-def test_a_check_that_came_after_the_recording_is_not_missed_in_it() -> None:
-    run = recording()
-    known = structs.replace(run.header, checks=("COL001", "RUN001", "RUN002", "RUN003", "RUN004"))
-    judged = judge(structs.replace(run, header=known), all_checks())
-    assert judged.verdict is Verdict.FIT
-    assert not any(line.code == "TRN001" for line in judged.checks)
