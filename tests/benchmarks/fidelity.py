@@ -69,10 +69,7 @@ def alternate(wanted: int, calls: int, device: torch.device) -> dict[str, list[f
     (buffer,) = operation.buffers  # one for all: where memory lies makes a difference, too
     loop, again = plain_loop(), plain_loop()
     # As the benchmark times each call, without switching the collection of garbage for each.
-    on_cpu, on_gpu = (
-        (lambda: time_one_by_one(operation.call, 1)),
-        (lambda: time_calls(operation.call, 1, device)),
-    )
+    on_cpu, on_gpu = ((lambda: time_one_by_one(operation.call, 1)), (lambda: time_calls(operation.call, 1, device)))
     ways = {
         "ours": on_gpu if device.type == "cuda" else on_cpu,
         "loop": lambda: loop(buffer, 1),

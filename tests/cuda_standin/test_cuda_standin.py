@@ -102,11 +102,7 @@ def test_watch_names_the_rank_that_launched_fewer_collectives_by_ras(cuda, tmp_p
 
 
 # What they take on a host with eight GPUs, by public figures.
-PUBLISHED = {
-    "FAKENCCL_COMMUNICATOR_SECONDS": "2.5",
-    "FAKECUDA_CONTEXT_SECONDS": "1",
-    "FAKE_NVML_OPEN_SECONDS": "0.3",
-}
+PUBLISHED = {"FAKENCCL_COMMUNICATOR_SECONDS": "2.5", "FAKECUDA_CONTEXT_SECONDS": "1", "FAKE_NVML_OPEN_SECONDS": "0.3"}
 LINK_SECONDS = 0.04  # of ddpdiag/workloads/copies.py, for each link
 
 

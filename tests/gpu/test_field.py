@@ -32,10 +32,7 @@ def test_a_fit_run_with_notes_is_as_expected():
 
 def test_every_warning_and_another_verdict_are_unexpected_but_for_what_is_known():
     rows = report(finding("LCH002.host-id", "warning"), finding("GPU005.slowdown", "warning"), verdict="unknown")
-    assert unexpected_in(rows, known=("LCH002",)) == [
-        "verdict unknown, fit expected",
-        "warning GPU005.slowdown: said",
-    ]
+    assert unexpected_in(rows, known=("LCH002",)) == ["verdict unknown, fit expected", "warning GPU005.slowdown: said"]
 
 
 def test_findings_of_one_code_are_one_line():

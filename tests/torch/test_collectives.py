@@ -104,10 +104,7 @@ def test_the_sum_of_all_parts_is_what_is_expected(ranks):
 
 
 def test_a_backend_that_torch_does_not_know_is_told_apart_from_one_that_fails():
-    with (
-        pytest.raises(AbsentBackend, match=r"\bglo,.*\bgloo\b") as raised,
-        process_group(None, "glo"),
-    ):
+    with pytest.raises(AbsentBackend, match=r"\bglo,.*\bgloo\b") as raised, process_group(None, "glo"):
         pass
     # As a worker writes it.
     error = f"{type(raised.value).__name__}: {raised.value}"

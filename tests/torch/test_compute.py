@@ -32,9 +32,7 @@ def test_the_cpu_multiplies_and_copies(small: None) -> None:
     assert [step for step in steps if step.startswith("context")] == ["context", "context: first product in bfloat16"]
 
 
-def test_a_host_that_is_asked_alone_measures_its_gpus_as_long_as_there_is_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_that_is_asked_alone_measures_its_gpus_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(compute, "measure_rates", lambda ctx, device: Compute(device="GPU", index=device.index))
     place = Place(rank=0, world_size=1, host="n0", launcher="alone", local_rank=0, local_world_size=1, node_rank=0)

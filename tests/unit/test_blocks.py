@@ -13,10 +13,7 @@ from ddpdiag.render.html.charts import alt_text, svg_of
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 
-ROWS = (
-    ("ddp", 1436.0, 2**30, 0.93),
-    ("<script>|`*", Cell(None), None, Cell(0.42, Mark.ERROR)),
-)
+ROWS = (("ddp", 1436.0, 2**30, 0.93), ("<script>|`*", Cell(None), None, Cell(0.42, Mark.ERROR)))
 COLUMNS = (Column("strategy"), Column("samples/s", bar=True), Column(name="peak_bytes"), Column("eff.", "eff_share"))
 SIZES = tuple(2.0**power for power in range(10, 21))
 CHART = Chart(

@@ -9,12 +9,7 @@ sweep = pytest.importorskip("ddpdiag.bench.workloads.sweep", reason="needs torch
 
 @pytest.mark.parametrize(
     ("seconds", "left", "time_share", "calls"),
-    [
-        (1e-3, 1000.0, 1.0, (5, 20)),
-        (1.0, 15.0, 1.0, (3, 12)),
-        (1e-3, 100.0, 1e-7, (5, 20)),
-        (1.0, 0.0, 1.0, (0, 0)),
-    ],
+    [(1e-3, 1000.0, 1.0, (5, 20)), (1.0, 15.0, 1.0, (3, 12)), (1e-3, 100.0, 1e-7, (5, 20)), (1.0, 0.0, 1.0, (0, 0))],
     ids=["what fits", "slow", "large sizes ahead", "no time"],
 )
 def test_calls_are_as_many_as_requested_or_as_there_is_time_for(seconds, left, time_share, calls):

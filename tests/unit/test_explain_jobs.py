@@ -332,11 +332,7 @@ IN_COMM = "in comm 0x5fa31c27a9e0d1b4"
         ("[INFO] p2p: setup failed on rank 3 result=1", "nccl-diag-p2p", ()),
         ("[INFO] p2p: temporarily enabled context-wide CUDA peer access rank=3 cudaDev=3", "nccl-diag", ()),
         ("[INFO] p2p: read mismatch srcRank=2 srcCudaDev=2 dstRank=5 dstCudaDev=5 path=NVL", "nccl-diag-data", (2, 5)),
-        (
-            "[INFO] net bw: same-nic rank 9 (n2): 1.4 Gbit/s, >30% off median 3.6 Gbit/s",
-            "nccl-diag-slow-network",
-            (9,),
-        ),
+        ("[INFO] net bw: same-nic rank 9 (n2): 1.4 Gbit/s, >30% off median 3.6 Gbit/s", "nccl-diag-slow-network", (9,)),
     ],
 )
 def test_the_lines_of_nccls_diagnostics_are_known(line: str, name: str, ranks: tuple[int, ...]) -> None:

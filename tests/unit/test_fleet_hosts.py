@@ -113,13 +113,7 @@ def test_a_topology_of_other_hosts_is_noticed(golden, names) -> None:
     golden(finding)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "healthy", "failing"),
-    [
-        ({}, 0, 15, 0),
-        ({"strict": True}, 1, 15, 1),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "healthy", "failing"), [({}, 0, 15, 0), ({"strict": True}, 1, 15, 1)])
 def test_a_slow_host_is_not_healthy_and_failing_with_strict(tmp_path, options, code, healthy, failing) -> None:
     file, bad, good = (tmp_path / name for name in ("run.jsonl", "bad", "good"))
     run = simulated((Fault.SLOW_HOST, 1), slower=0.25)

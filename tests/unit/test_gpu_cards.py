@@ -128,10 +128,7 @@ def test_what_is_no_fault_is_silent(look):
 
 @pytest.mark.parametrize(
     ("settings", "changes"),
-    [
-        ({"GPU003.corrected_errors": "5e7"}, memory(corrected=20_000_001)),
-        ({"GPU008.used_mib": "30000"}, FOREIGN),
-    ],
+    [({"GPU003.corrected_errors": "5e7"}, memory(corrected=20_000_001)), ({"GPU008.used_mib": "30000"}, FOREIGN)],
 )
 def test_limits_can_be_set(settings, changes):
     assert found(host_of({5: changes}), options=RunOptions(settings=settings)) == []

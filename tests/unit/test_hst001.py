@@ -18,14 +18,8 @@ HOSTS = {
     "twice as many threads as cores": ([rank(0, 1)] * 2, None),
     "ranks pinned to one core": ([rank(3)] * 2, ("one-core", WARNING, (0, 1), {})),
     "a single core": ([rank(0, cores=1, omp_threads=1)] * 2, ("oversubscribed", NOTE, (0, 1), {})),
-    "too many threads": (
-        [rank(*range(8))] * 4,
-        ("oversubscribed", WARNING, (0, 1, 2, 3), {"OMP_NUM_THREADS": "2"}),
-    ),
-    "too many ranks of one thread": (
-        [rank(0, 1, omp_threads=1)] * 8,
-        ("oversubscribed", WARNING, tuple(range(8)), {}),
-    ),
+    "too many threads": ([rank(*range(8))] * 4, ("oversubscribed", WARNING, (0, 1, 2, 3), {"OMP_NUM_THREADS": "2"})),
+    "too many ranks of one thread": ([rank(0, 1, omp_threads=1)] * 8, ("oversubscribed", WARNING, tuple(range(8)), {})),
     "too many ranks and threads": (
         [rank(0, 1)] * 4,
         ("oversubscribed", WARNING, (0, 1, 2, 3), {"OMP_NUM_THREADS": "1"}),

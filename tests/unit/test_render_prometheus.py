@@ -36,11 +36,7 @@ def test_a_run_says_when_how_long_and_how_it_ended() -> None:
     assert found["ddpdiag_run_timestamp_seconds"] == [({}, 1772366400.0)]
     assert found["ddpdiag_run_seconds"] == [({}, 7.912)]
     assert found["ddpdiag_run_exit_code"] == [({}, 0)]
-    assert found["ddpdiag_verdict"] == [
-        ({"verdict": "fit"}, 1),
-        ({"verdict": "unfit"}, 0),
-        ({"verdict": "unknown"}, 0),
-    ]
+    assert found["ddpdiag_verdict"] == [({"verdict": "fit"}, 1), ({"verdict": "unfit"}, 0), ({"verdict": "unknown"}, 0)]
     assert found["ddpdiag_run_info"][0][0]["run_id"] == "3f9c2a"
     assert ({"stage": "collective"}, 3.18) in found["ddpdiag_stage_seconds"]
 
