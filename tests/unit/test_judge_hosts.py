@@ -1,5 +1,6 @@
 """Which hosts to leave out, and which to call good."""
 
+import pytest
 from msgspec import structs
 from reports import finding_of, fit, judged_of
 from seen import seen_of, world_of
@@ -24,106 +25,67 @@ def sorted_hosts(
     return structs.replace(hosts, caveats=()), hosts.caveats
 
 
-def test_without_errors_every_host_is_good() -> None:
-    hosts, notes = sorted_hosts()
-    assert (hosts, notes) == (HostLists(healthy=("n0", "n1", "n2", "n3")), ())
+def warned(**fields: object) -> Finding:
+    return finding_of(Severity.WARNING, **fields)
 
 
-def test_blamed_ranks_make_their_hosts_bad() -> None:
-    hosts, _ = sorted_hosts(finding_of(ranks=(2,)), finding_of(hosts=("n3",)))
-    assert hosts == HostLists(failing=("n1", "n3"), healthy=("n0", "n2"))
+ALL = ("n0", "n1", "n2", "n3")
+ON_1 = warned(ranks=(2,))
+EVERYWHERE = [warned(code="HST007.old", hosts=(host,)) for host in ALL]
+STRICTLY = {"world": world_of(8, options=RunOptions(strict=True))}
+OUT_OF_TIME = run_of(Event(kind=EventKind.BUDGET, seconds=57.0, detail="before FAB001 could run"))
+LEFT_OUT = structs.replace(
+    run_of(),
+    skips=(
+        Skip(code="COL001", reason="", is_inapplicable=False),
+        Skip(code="GPU001", reason="no GPU", is_inapplicable=True),
+    ),
+)
+# What is found, other circumstances, the failing and the healthy hosts.
+SORTED = {
+    "no errors": ([], {}, (), ALL),
+    "blamed ranks and hosts": ([finding_of(ranks=(2,)), finding_of(hosts=("n3",))], {}, ("n1", "n3"), ("n0", "n2")),
+    "a warning": ([ON_1], {}, (), ("n0", "n2", "n3")),
+    "a warning, strictly": ([ON_1], STRICTLY, ("n1",), ("n0", "n2", "n3")),
+    "warnings of every host or the run": ([*EVERYWHERE, structs.replace(ON_1, is_about_run=True)], {}, (), ALL),
+    "warnings of every host, strictly": (EVERYWHERE, STRICTLY, ALL, ()),
+    "ends of a link": ([finding_of(links=("n1 -> n2", "n2 -> n1"))], {}, (), ("n0", "n3")),
+    "a rank that left early": (
+        [finding_of(ranks=(0,))], {"world": world_of(8, out=frozenset({5}))}, ("n0",), ("n1", "n3")
+    ),
+    "an error that blames nobody": (
+        [finding_of(ranks=(2,)), finding_of(code="RUN003.hung", title="nobody knows")], {}, ("n1",), ()
+    ),
+    "no time": ([finding_of(ranks=(2,))], {"run": OUT_OF_TIME}, ("n1",), ()),
+    "a doubt": ([], {"doubt": "not run"}, (), ()),
+    "no end": ([], {"run": run_of(ended=False)}, (), ()),
+    "a GPU on no named host": ([finding_of(gpus=("GPU-0",))], {}, (), ()),
+    "a host that could not be read": (
+        [warned(code="HST004.unreadable", ranks=(5,)), finding_of(ranks=(0,))], {}, ("n0",), ("n1", "n3")
+    ),
+    "what is no name of one host": (
+        [finding_of(hosts=("?", "n[0-3]", "n1\nn2", "n3,n0", "gpu-1.x_y"))], {}, ("gpu-1.x_y",), ALL
+    ),
+    "tests that were left out": ([finding_of(ranks=(2,))], {"run": LEFT_OUT}, ("n1",), ("n0", "n2", "n3")),
+    "an absent rank on no known host": (
+        [finding_of(ranks=(9,))], {"run": run_of(Event(kind=EventKind.ABSENT, rank=9))}, (), ALL
+    ),
+}  # fmt: skip
 
 
-def test_a_host_that_a_warning_blames_is_not_healthy_and_failing_with_strict(golden) -> None:
-    slow = finding_of(Severity.WARNING, ranks=(2,))
-    hosts, notes = sorted_hosts(slow)
-    assert hosts == HostLists(healthy=("n0", "n2", "n3"))
-    golden(*notes)
-    strict, _ = sorted_hosts(slow, world=world_of(8, options=RunOptions(strict=True)))
-    assert strict == HostLists(failing=("n1",), healthy=("n0", "n2", "n3"))
-
-
-def test_warnings_about_every_host_or_the_run_sort_out_none() -> None:
-    same = [finding_of(Severity.WARNING, code="HST007.old", hosts=(f"n{host}",)) for host in range(4)]
-    is_about_run = structs.replace(finding_of(Severity.WARNING, ranks=(2,)), is_about_run=True)
-    hosts, notes = sorted_hosts(*same, is_about_run)
-    assert (hosts, notes) == (HostLists(healthy=("n0", "n1", "n2", "n3")), ())
-    strict, _ = sorted_hosts(*same, world=world_of(8, options=RunOptions(strict=True)))
-    assert strict == HostLists(failing=("n0", "n1", "n2", "n3"))
-
-
-def test_ends_of_a_blamed_link_are_neither_good_nor_bad(golden) -> None:
-    hosts, notes = sorted_hosts(finding_of(links=("n1 -> n2", "n2 -> n1")))
-    assert hosts == HostLists(healthy=("n0", "n3"))
-    golden(*notes)
-
-
-def test_who_left_before_the_end_is_not_good() -> None:
-    hosts, _ = sorted_hosts(finding_of(ranks=(0,)), world=world_of(8, out=frozenset({5})))
-    assert hosts == HostLists(failing=("n0",), healthy=("n1", "n3"))
-
-
-def test_an_error_that_blames_nobody_leaves_nobody_good_and_says_so(golden) -> None:
-    hosts, notes = sorted_hosts(finding_of(ranks=(2,)), finding_of(code="RUN003.hung", title="nobody knows"))
-    assert hosts == HostLists(failing=("n1",))
+@pytest.mark.parametrize(("findings", "more", "failing", "healthy"), SORTED.values(), ids=SORTED)
+def test_hosts_are_sorted(golden, findings: list[Finding], more: dict, failing: tuple, healthy: tuple) -> None:
+    hosts, notes = sorted_hosts(*findings, **more)
+    assert hosts == HostLists(failing=failing, healthy=healthy)
     golden(*notes)
 
 
 def test_a_host_of_a_slow_rank_is_slow_where_there_is_another_one() -> None:
-    slow = finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(3,), hosts=("n1",))
-    slow = structs.replace(slow, evidence={"slower_share": 0.4})
+    slow = warned(code="TRN003.straggler", ranks=(3,), hosts=("n1",), evidence={"slower_share": 0.4})
     hosts, _ = sorted_hosts(slow)
     assert (hosts.slow, hosts.failing) == ({"n1": 0.4}, ())
     alone, _ = sorted_hosts(slow, world=world_of(8, ranks_per_node=8))
     assert alone.slow == {}
-
-
-def test_no_host_is_good_where_time_ran_out() -> None:
-    spent = run_of(Event(kind=EventKind.BUDGET, seconds=57.0, detail="before FAB001 could run"))
-    hosts, notes = sorted_hosts(finding_of(ranks=(2,)), run=spent)
-    assert hosts == HostLists(failing=("n1",))
-    assert "time limit" in notes[0]
-
-
-def test_what_was_not_looked_at_is_not_good(golden) -> None:
-    for hosts, notes in (sorted_hosts(doubt="not run"), sorted_hosts(run=run_of(ended=False))):
-        assert hosts == HostLists()
-        golden(*notes)
-
-
-def test_an_error_of_a_gpu_on_no_named_host_leaves_nobody_good() -> None:
-    hosts, _ = sorted_hosts(finding_of(gpus=("GPU-0",)))
-    assert hosts == HostLists()
-
-
-def test_a_host_that_could_not_be_looked_at_is_neither_good_nor_bad() -> None:
-    unread = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(5,))
-    hosts, _ = sorted_hosts(unread, finding_of(ranks=(0,)))
-    assert hosts == HostLists(failing=("n0",), healthy=("n1", "n3"))
-
-
-def test_what_is_no_name_of_one_host_is_in_neither_list() -> None:
-    hosts, _ = sorted_hosts(finding_of(hosts=("?", "n[0-3]", "n1\nn2", "n3,n0", "gpu-1.x_y")))
-    assert hosts == HostLists(failing=("gpu-1.x_y",), healthy=("n0", "n1", "n2", "n3"))
-
-
-def test_what_good_hosts_were_not_tested_with_is_told(golden) -> None:
-    run = structs.replace(
-        run_of(),
-        skips=(
-            Skip(code="COL001", reason="", is_inapplicable=False),
-            Skip(code="GPU001", reason="no GPU", is_inapplicable=True),
-        ),
-    )
-    hosts, notes = sorted_hosts(finding_of(ranks=(2,)), run=run)
-    assert hosts.healthy == ("n0", "n2", "n3")
-    golden(*notes)
-
-
-def test_an_absent_rank_on_no_known_host_cannot_be_excluded(golden) -> None:
-    hosts, notes = sorted_hosts(finding_of(ranks=(9,)), run=run_of(Event(kind=EventKind.ABSENT, rank=9)))
-    assert hosts.failing == ()
-    golden(*notes)
 
 
 def test_who_asks_for_the_lists_is_told_what_they_lack() -> None:
