@@ -127,21 +127,18 @@ def test_the_port_of_a_job_that_has_met_is_not_called_taken(start, script):
         assert "FIT: " in job.stdout
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_check_ends_with_the_training(start, signum):
-    job = start("-c", "import ddpdiag; ddpdiag.preflight(nproc_per_node=2)")
-    job.wait_until(lambda: any(process.is_fork_server for process in processes(job.mark)))
-    job.process.send_signal(signum)
-    job.wait(60)
-    job.check_left_nothing()
+# The last one as Ray does with a worker.
+ENDS = [
+    *((os.kill, signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)),
+    (os.killpg, signal.SIGKILL),
+]
 
 
 @pytest.mark.deep
-def test_the_check_ends_with_a_process_group_that_is_killed(start):
-    """As Ray does with a worker."""
+@pytest.mark.parametrize(("send", "signum"), ENDS, ids=["SIGINT", "SIGTERM", "SIGKILL", "of its group"])
+def test_the_check_ends_with_the_training(start, send, signum):
     job = start("-c", "import ddpdiag; ddpdiag.preflight(nproc_per_node=2)")
     job.wait_until(lambda: any(process.is_fork_server for process in processes(job.mark)))
-    os.killpg(job.process.pid, signal.SIGKILL)
+    send(job.process.pid, signum)
     job.wait(60)
     job.check_left_nothing()

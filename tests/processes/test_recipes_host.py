@@ -25,16 +25,31 @@ def run(script: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([script], env=variables, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 
-def test_a_prolog_is_silent_on_a_fit_node(tmp_path: Path) -> None:
-    done = run(changed("slurm-prolog.sh", tmp_path), SLURM_JOB_ID="7")
+SAYS_FIT = "#!/bin/sh\necho 'FIT: host n3 can train; 1 warning.'\nexit 1\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables"),
+    [
+        ((), {}),
+        *(((LACKS_GPUS,), {name: "night run DDPDIAG_SKIP=1"}) for name in ("SLURM_JOB_COMMENT", "SLURM_JOB_EXTRA")),
+    ],
+    ids=["fit", "comment", "extra"],
+)
+def test_a_prolog_is_silent_on_a_fit_node_and_left_out_by_a_job(tmp_path: Path, changes, variables) -> None:
+    done = run(changed("slurm-prolog.sh", tmp_path, *changes), SLURM_JOB_ID="7", **variables)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_prolog_drains_an_unfit_node_and_says_why(tmp_path: Path) -> None:
+def test_a_prolog_drains_an_unfit_node_and_says_why_and_strictly_for_a_warning_too(tmp_path: Path) -> None:
     done = run(changed("slurm-prolog.sh", tmp_path, LACKS_GPUS), SLURM_JOB_ID="7", SLURMD_NODENAME="n3")
     assert done.returncode == 1
     assert {"1", "n3,", "7:"} <= {*done.stderr.splitlines()[0].split()}
     assert "--expect-gpus" in done.stderr
+    said = tmp_path / "ddpdiag"
+    said.write_text(SAYS_FIT)
+    said.chmod(0o755)
+    assert run(changed("slurm-prolog.sh", tmp_path, (str(SCRIPTS / "ddpdiag"), str(said)))).returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -70,21 +85,6 @@ def test_a_broken_installation_drains_nothing(tmp_path: Path) -> None:
     assert nhc(changed("nhc.conf", tmp_path, broken(tmp_path))) == 0
     (tmp_path / "ddpdiag.prom").write_text("of an hour ago\n")
     assert run(changed("node-exporter.sh", tmp_path, broken(tmp_path)), DIRECTORY=str(tmp_path)).returncode == 1
-
-
-def test_strictly_a_warning_drains_too(tmp_path: Path) -> None:
-    """The host is FIT, and the exit code 1."""
-    said = tmp_path / "ddpdiag"
-    said.write_text("#!/bin/sh\necho 'FIT: host n3 can train; 1 warning.'\nexit 1\n")
-    said.chmod(0o755)
-    done = run(changed("slurm-prolog.sh", tmp_path, (str(SCRIPTS / "ddpdiag"), str(said))))
-    assert done.returncode == 1
-
-
-@pytest.mark.parametrize("name", ["SLURM_JOB_COMMENT", "SLURM_JOB_EXTRA"])
-def test_a_job_can_go_without_the_prolog(tmp_path: Path, name: str) -> None:
-    done = run(changed("slurm-prolog.sh", tmp_path, LACKS_GPUS), **{name: "night run DDPDIAG_SKIP=1"})
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_task_prolog_prints_the_sentence_and_sets_a_variable(tmp_path: Path) -> None:

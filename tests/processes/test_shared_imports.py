@@ -117,27 +117,26 @@ def test_the_end_of_the_server_is_an_outcome_of_its_own_and_blames_no_rank(start
     job.check_left_nothing()
 
 
+# TRN001 asks for new workers.
 TRAINED = (*CHECK, "--nproc-per-node", "2", "--select", "LCH003,COL001,TRN001", "--json", "{json}")
 
 
 @pytest.mark.deep
-def test_ranks_start_another_server_where_theirs_is_stopped(start):
-    """TRN001 asks for new workers."""
-    job = start(*TRAINED, DDPDIAG_TEST_FAULT="pause 1")
-    job.wait_until(job.reached.exists)
-    job.fork_server(0).kill(signal.SIGSTOP)
-    assert job.wait(120) == 0, job.told()
-    assert job.errors == []
-    job.check_left_nothing()
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_ranks_start_another_server_where_theirs_ends_or_stops_in_the_import(start, signum):
-    job = start(*ALONE, DDPDIAG_TEST_FAULT="slow-import *")
+@pytest.mark.parametrize(
+    ("arguments", "fault", "signum"),
+    [
+        (TRAINED, "pause 1", signal.SIGSTOP),
+        (ALONE, "slow-import *", signal.SIGKILL),
+        (ALONE, "slow-import *", signal.SIGSTOP),
+    ],
+    ids=["is stopped", "ends in the import", "is stopped in the import"],
+)
+def test_ranks_start_another_server_where_theirs(start, arguments, fault, signum):
+    job = start(*arguments, DDPDIAG_TEST_FAULT=fault)
     job.wait_until(job.reached.exists)
     job.fork_server(0).kill(signum)
     assert job.wait(120) == 0, job.told()
+    assert job.errors == []
     job.check_left_nothing()
 
 
