@@ -137,23 +137,6 @@ def test_interfaces_are_tried_one_at_a_time() -> None:
     assert not any(one.step.grouping is search.Grouping.EACH_HOST for one in tried)
 
 
-def test_what_fails_once_is_transient() -> None:
-    end, tried = played(facts(), lambda step, _: search.Result(step, busbw=1e9))
-    assert (end.kind, len(tried)) == (search.EndKind.TRANSIENT, search.CONFIRMED)
-
-
-def test_what_worked_and_then_fails_is_not_recommended() -> None:
-    known = facts()
-
-    def answer(step: search.Step, before: int) -> search.Result:
-        if names(step.overrides) == ["P2P"] and before == search.CONFIRMED - 1:
-            return search.Result(step, "wrong", None, ONE_HOST)
-        return broken_unless(known, frozenset({"P2P"}))(step, before)
-
-    end, _ = played(known, answer)
-    assert (end.kind, [run.works for run in end.runs]) == (search.EndKind.NOTHING, [True, True, False])
-
-
 @settings(deadline=None)
 @given(st.data(), st.sampled_from([ONE_HOST, TWO_HOSTS, ((0,), (1,)), ((0, 1, 2),)]))
 def test_what_is_found_works_and_nothing_of_it_can_go(data: st.DataObject, hosts: tuple[tuple[int, ...], ...]) -> None:
