@@ -5,72 +5,33 @@ import pytest
 from ddpdiag.model import Kind, Trial
 from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
 
+# The number of groups, the factor, and what happens: seconds that pass, and groups or ranks ("r0") that end.
+LATE = {
+    "before half of the groups have ended": (5, 4.0, [3, (0, 1), 50], False),
+    "earlier than four times the half": (5, 4.0, [1, (0, 1), 1, (3,), 5.9], False),
+    "later than four times the half": (5, 4.0, [1, (0, 1), 1, (3,), 6.1], True),
+    "half of a group": (2, 4.0, ["r0", 50], False),
+    "others are quick, within a few seconds": (4, 4.0, [0.1, (0, 1, 2), 4.8], False),
+    "others are quick": (4, 4.0, [0.1, (0, 1, 2), 5.0], True),
+    "one group": (1, 4.0, [(0,), 59], False),
+    "a trial that does not ask": (4, None, [(0,), 59], False),
+}
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
 
-    def __call__(self) -> float:
-        return self.now
-
-
-def dispatched(groups: int, clock: Clock, late_factor: float | None = 4.0) -> DispatchedTrial:
+@pytest.mark.parametrize(("groups", "late_factor", "course", "is_late"), LATE.values(), ids=LATE)
+def test_groups_that_take_far_longer_than_half_of_the_others_are_late(groups, late_factor, course, is_late):
+    now = 100.0
     pairs = tuple((2 * number, 2 * number + 1) for number in range(groups))
     trial = Trial(code="FAB001", groups=pairs, kind=Kind.TORCH, deadline_seconds=60, late_factor=late_factor)
-    return DispatchedTrial(trial, 60, clock)
-
-
-def end(own: DispatchedTrial, *groups: int) -> None:
-    for group in groups:
-        own.mark_done(2 * group)
-        own.mark_done(2 * group + 1)
-
-
-def test_nobody_is_late_before_half_of_the_groups_are_through():
-    clock = Clock()
-    own = dispatched(5, clock)
-    clock.now += 3
-    end(own, 0, 1)
-    clock.now += 50
-    assert not own.has_late_groups()
-
-
-def test_later_than_so_many_times_what_half_of_the_groups_took_is_late():
-    clock = Clock()
-    own = dispatched(5, clock)
-    clock.now += 1
-    end(own, 0, 1)
-    clock.now += 1
-    end(own, 3)
-    clock.now += 5.9
-    assert not own.has_late_groups()
-    clock.now += 0.2
-    assert own.has_late_groups()
-
-
-def test_half_a_group_is_none():
-    clock = Clock()
-    own = dispatched(2, clock)
-    own.mark_done(0)
-    clock.now += 50
-    assert not own.has_late_groups()
-
-
-def test_quick_as_others_may_be_there_are_a_few_seconds():
-    clock = Clock()
-    own = dispatched(4, clock)
-    clock.now += 0.1
-    end(own, 0, 1, 2)
-    clock.now += 4.8
-    assert not own.has_late_groups()
-    clock.now += 0.2
-    assert own.has_late_groups()
-
-
-@pytest.mark.parametrize(("groups", "late_factor"), [(1, 4.0), (4, None)])
-def test_one_group_has_nobody_to_be_later_than_and_most_trials_do_not_ask(groups, late_factor):
-    clock = Clock()
-    own = dispatched(groups, clock, late_factor)
-    end(own, 0)
-    clock.now += 59
-    assert not own.has_late_groups()
+    own = DispatchedTrial(trial, 60, lambda: now)
+    for event in course:
+        match event:
+            case int() | float():
+                now += event
+            case str():
+                own.mark_done(int(event[1:]))
+            case ended:
+                for group in ended:
+                    own.mark_done(2 * group)
+                    own.mark_done(2 * group + 1)
+    assert own.has_late_groups() is is_late

@@ -15,49 +15,32 @@ def with_variables(*values, name="NCCL_ALGO"):
     return {rank: Data({} if value is None else {name: value}, {}) for rank, value in enumerate(values)}
 
 
-def test_variables_that_agree_are_silent():
-    assert found(with_variables("Ring", "Ring", "Ring")) == []
+GROUP_CLASS, DEBUG, TORCHRUN = "TORCH_DIST_USE_NCCL2", "TORCH_DISTRIBUTED_DEBUG", "TORCHELASTIC_ERROR_FILE"
+OWN = ("RANK", "LOCAL_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", TORCHRUN)
+# The variable, its values on the ranks, and the finding with its ranks.
+VALUES = [
+    ("NCCL_ALGO", ("Ring", "Ring", "Ring"), None),
+    ("NCCL_ALGO", ("Ring", "Ring", "Tree", "Ring"), ("variable", Severity.WARNING, (2,))),
+    ("NCCL_ALGO", ("Ring", None, "Ring"), ("variable", Severity.WARNING, (1,))),
+    ("NCCL_ALGO", ("Ring", "Tree"), ("variable", Severity.WARNING, ())),
+    *((name, ("0", "1", "2"), None) for name in OWN),
+    (GROUP_CLASS, (None, "0"), ("process-group", Severity.WARNING, ())),
+    (GROUP_CLASS, ("1", "0", None), ("process-group", Severity.WARNING, (1,))),
+    (GROUP_CLASS, ("0", "0", "1"), ("process-group", Severity.WARNING, (2,))),
+    *((GROUP_CLASS, values, None) for values in (("1", None), ("0", "0"), ("true", "1"))),
+    ("NCCL_HOSTID", ("a", "a"), ("host-id", Severity.WARNING, (0, 1))),
+    (DEBUG, ("verbose", "verbose"), ("debug-level", Severity.ERROR, (0, 1))),
+    *((DEBUG, (level, level), None) for level in ("OFF", "INFO", "DETAIL", "detail")),
+]
 
 
-def test_the_odd_one_is_named_with_both_values(golden):
-    (finding,) = found(with_variables("Ring", "Ring", "Tree", "Ring"))
-    assert (finding.code, finding.severity) == ("LCH002.variable", Severity.WARNING)
-    assert (finding.ranks, finding.hosts) == ((2,), ("n1",))
-    golden(finding)
-
-
-def test_a_variable_that_one_rank_lacks_is_unset_there(golden):
-    (finding,) = found(with_variables("Ring", None, "Ring"))
-    assert (finding.code, finding.ranks) == ("LCH002.variable", (1,))
-    golden(finding)
-
-
-def test_two_ranks_that_differ_blame_nobody_and_show_both():
-    (finding,) = found(with_variables("Ring", "Tree"))
-    assert finding.ranks == ()
-    assert finding.evidence == {"rank 0": "Ring", "rank 1": "Tree"}
-
-
-@pytest.mark.parametrize(
-    "name", ["RANK", "LOCAL_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_ERROR_FILE"]
-)
-def test_what_must_differ_may_differ(name):
-    assert found(with_variables("0", "1", "2", name=name)) == []
-
-
-NCCL_CLASS = "TORCH_DIST_USE_NCCL2"
-
-
-@pytest.mark.parametrize(("values", "ranks"), [((None, "0"), ()), (("1", "0", None), (1,)), (("0", "0", "1"), (2,))])
-def test_ranks_that_open_another_process_group_are_one_finding(golden, values, ranks):
-    (finding,) = found(with_variables(*values, name=NCCL_CLASS))
-    assert (finding.code, finding.severity, finding.ranks) == ("LCH002.process-group", Severity.WARNING, ranks)
-    golden(finding)
-
-
-@pytest.mark.parametrize("values", [("1", None), ("0", "0"), ("true", "1")])
-def test_values_that_mean_the_same_process_group_are_silent(values):
-    assert found(with_variables(*values, name=NCCL_CLASS)) == []
+@pytest.mark.parametrize(("name", "values", "expected"), VALUES)
+def test_values_that_differ_or_harm_are_one_finding(golden, name, values, expected):
+    findings = found(with_variables(*values, name=name))
+    assert [(each.code.removeprefix("LCH002."), each.severity, each.ranks) for each in findings] == (
+        [expected] if expected else []
+    )
+    golden(*findings)
 
 
 def test_a_configuration_file_on_one_host_is_named(golden):
@@ -79,24 +62,8 @@ def test_what_replaces_nccls_choices_on_all_ranks_is_listed_for_a_job_over_nccl(
 
 
 def test_a_variable_that_differs_is_listed_once():
-    assert [finding.code for finding in found(with_variables("Ring", "Tree"), gpus=2)] == ["LCH002.variable"]
-
-
-def test_nccl_hostid_is_flagged_even_where_all_agree():
-    (finding,) = found(with_variables("a", "a", name="NCCL_HOSTID"))
-    assert finding.code == "LCH002.host-id"
-    assert finding.ranks == (0, 1)
-
-
-def test_a_debug_level_that_torch_refuses_is_an_error():
-    (finding,) = found(with_variables("verbose", "verbose", name="TORCH_DISTRIBUTED_DEBUG"))
-    assert finding.code == "LCH002.debug-level"
-    assert finding.severity is Severity.ERROR
-
-
-@pytest.mark.parametrize("level", ["OFF", "INFO", "DETAIL", "detail"])
-def test_debug_levels_that_torch_knows_are_silent(level):
-    assert found(with_variables(level, level, name="TORCH_DISTRIBUTED_DEBUG")) == []
+    (finding,) = found(with_variables("Ring", "Tree"), gpus=2)
+    assert (finding.code, finding.evidence) == ("LCH002.variable", {"rank 0": "Ring", "rank 1": "Tree"})
 
 
 def test_variables_without_effect_are_named_with_the_nearest_names(golden):

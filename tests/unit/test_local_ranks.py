@@ -10,11 +10,8 @@ from ddpdiag.runtime.run import combined_exit_code
 KILLED = -signal.SIGKILL
 
 
-def test_rank_0_knows_the_verdict() -> None:
+def test_rank_0_knows_the_verdict_and_without_it_here_the_worst_counts() -> None:
     assert combined_exit_code({0: 0, 1: KILLED}) == ExitCode.FIT
-
-
-def test_without_rank_0_here_the_worst_counts() -> None:
     assert combined_exit_code({4: 0, 5: 3}) == ExitCode.UNKNOWN
 
 

@@ -60,22 +60,19 @@ def test_a_plugin_with_a_space_in_its_name_and_the_nic_of_another_rank() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "path"),
+    ("text", "path", "devices"),
     [
-        ("via P2P/MNNVL", "P2P/MNNVL"),
-        ("via P2P/CUMEM/read/CE", "P2P/CUMEM"),
-        ("via SHM/CE/direct", "SHM/CE"),
-        ("[send] via NET/IBext_v8/6", "NET/IBext_v8"),
-        ("[receive] via NET/IB/3/GDRDMA(PCI)", "NET/IB/GDRDMA"),
+        ("via P2P/MNNVL", "P2P/MNNVL", ()),
+        ("via P2P/CUMEM/read/CE", "P2P/CUMEM", ()),
+        ("via SHM/CE/direct", "SHM/CE", ()),
+        ("[send] via NET/IBext_v8/6", "NET/IBext_v8", (6,)),
+        ("[receive] via NET/IB/3/GDRDMA(PCI)", "NET/IB/GDRDMA", (3,)),
+        # The rank whose adapter is used is no part of it.
+        ("[send] via NET/IBext/0(8)", "NET/IBext", (0,)),
     ],
 )
-def test_paths_in_all_forms(text: str, path: str) -> None:
-    assert way(text).text == path
-
-
-def test_the_rank_whose_adapter_is_used_is_no_part_of_the_adapter() -> None:
-    found = way("[send] via NET/IBext/0(8)")
-    assert (found.text, found.devices) == ("NET/IBext", (0,))
+def test_paths_in_all_forms(text: str, path: str, devices: tuple[int, ...]) -> None:
+    assert (way(text).text, way(text).devices) == (path, devices)
 
 
 def test_secrets_and_our_own_settings_are_left_out() -> None:

@@ -14,25 +14,20 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_text_is_written(tmp_path):
-    write(str(tmp_path / "report.txt"), "größe\n")
-    assert (tmp_path / "report.txt").read_bytes() == "größe\n".encode()
-    assert names(tmp_path) == ["report.txt"]
-
-
-def test_an_old_file_is_replaced(tmp_path):
-    (tmp_path / "report.txt").write_text("old and much longer")
-    write(str(tmp_path / "report.txt"), "new")
-    assert (tmp_path / "report.txt").read_text() == "new"
-
-
-def test_the_mode_follows_the_umask(tmp_path):
+@pytest.mark.parametrize("old", [None, "old and much longer"], ids=["new", "replaced"])
+def test_a_text_is_written_with_a_mode_by_the_umask(tmp_path, old):
+    path = tmp_path / "report.txt"
+    if old:
+        path.write_text(old)
+        path.chmod(0o640)
     before = os.umask(0o027)
     try:
-        write(str(tmp_path / "report.txt"), "")
+        write(str(path), "größe\n")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "report.txt").stat().st_mode) == 0o640
+    assert path.read_bytes() == "größe\n".encode()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert names(tmp_path) == ["report.txt"]
 
 
 def test_a_link_of_this_user_is_followed_and_stays(tmp_path):
@@ -56,13 +51,10 @@ def test_an_ascii_log_gets_escapes_and_no_error(monkeypatch):
     assert raw.getvalue() == b"4\\xd7 \\udcff\n"
 
 
-def test_a_device_is_written_to_and_stays(tmp_path):
+def test_a_device_and_a_pipe_are_written_to():
     check_writable("/dev/null")
     write("/dev/null", "text")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-
-
-def test_a_pipe_is_written_to():
     reader, writer = os.pipe()
     with os.fdopen(reader) as file:
         check_writable(f"/dev/fd/{writer}")
@@ -99,9 +91,6 @@ def test_what_cannot_be_written_is_said_before_and_after(tmp_path, path, reason)
         assert path in str(caught.value)
         assert reason in str(caught.value)
     assert names(tmp_path) == before
-
-
-def test_an_empty_name_is_an_error():
     with pytest.raises(UsageError, match="the name is empty"):
         check_writable("")
 

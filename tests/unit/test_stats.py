@@ -10,30 +10,17 @@ values = st.dictionaries(st.integers(0, 50), st.sampled_from(["a", "b", "c", Non
 
 
 @given(values)
-def test_silence_means_that_all_agree(ranks):
-    assert (find_odd_ranks(ranks) is None) == (len(set(ranks.values())) <= 1)
-
-
-@given(values)
-def test_the_odd_are_fewer_than_half_and_never_have_the_usual_value(ranks):
+def test_the_odd_are_fewer_than_half_and_nobody_is_blamed_without_a_strict_majority(ranks):
     odd = find_odd_ranks(ranks)
-    if odd and odd.ranks:
+    assert (odd is None) == (len(set(ranks.values())) <= 1)
+    if odd is None:
+        return
+    assert sorted(rank for group in odd.by_value.values() for rank in group) == sorted(ranks)
+    if odd.ranks:
         assert 2 * len(odd.ranks) < len(ranks)
         assert set(odd.ranks) == {rank for rank, value in ranks.items() if value != odd.majority}
-
-
-@given(values)
-def test_nobody_is_blamed_without_a_strict_majority(ranks):
-    odd = find_odd_ranks(ranks)
-    if odd and not odd.ranks:
+    else:
         assert all(2 * len(group) <= len(ranks) for group in odd.by_value.values())
-
-
-@given(values)
-def test_the_groups_hold_every_rank_once(ranks):
-    odd = find_odd_ranks(ranks)
-    if odd:
-        assert sorted(rank for group in odd.by_value.values() for rank in group) == sorted(ranks)
 
 
 @given(values, st.permutations(range(20)))
@@ -58,23 +45,23 @@ def test_samples_are_in_order(seconds):
     assert seen.count == len(seconds)
 
 
-def test_quantiles_are_interpolated():
+def test_quantiles_are_interpolated_and_no_values_are_no_summary():
     assert quantile([1.0, 2.0], 0.5) == 1.5
-
-
-def test_no_values_are_no_summary():
     with pytest.raises(ValueError, match="no values"):
         samples([])
 
 
-def test_outliers_are_far_for_what_the_others_scatter():
-    assert outliers([100.0, 101.0, 99.0, 100.0, 80.0]) == {4}
-    assert outliers([100.0, 60.0, 140.0, 120.0, 80.0]) == frozenset()
-
-
-def test_less_than_a_tenth_is_no_matter_and_two_decide_nothing():
-    assert outliers([100.0, 100.0, 100.0, 95.0]) == frozenset()
-    assert outliers([100.0, 1.0]) == frozenset()
+@pytest.mark.parametrize(
+    ("values", "far"),
+    [
+        pytest.param([100.0, 101.0, 99.0, 100.0, 80.0], {4}, id="far for what the others scatter"),
+        pytest.param([100.0, 60.0, 140.0, 120.0, 80.0], set(), id="all scatter"),
+        pytest.param([100.0, 100.0, 100.0, 95.0], set(), id="less than a tenth"),
+        pytest.param([100.0, 1.0], set(), id="two decide nothing"),
+    ],
+)
+def test_outliers_are_far_from_the_others(values, far):
+    assert outliers(values) == far
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=3, max_size=30), st.floats(0.01, 100))
