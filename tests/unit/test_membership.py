@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from msgspec import structs
 from seen import arrival_of
 
-from ddpdiag.model import Event, EventKind, Header, RunOptions
+from ddpdiag.model import Arrival, Event, EventKind, Header, RunOptions
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.membership import Membership, Patience
 from ddpdiag.runtime.control.messages import (
@@ -40,15 +40,24 @@ class StandIn:
     def close(self) -> None: ...
 
 
+def membership_of(channel: StandIn, world_size: int = 2, own: Arrival | None = None) -> tuple[Membership, list[Event]]:
+    """Rank 0's membership on this channel, and the events that it notes."""
+    events: list[Event] = []
+    header = Header(run_id="r", world_size=world_size, launcher="hand", options=RunOptions(), created="", version="0")
+
+    def write(line: Line) -> None:
+        if isinstance(line, Event):
+            events.append(line)
+
+    return Membership(channel, header, lambda: None, Patience(), write, own), events
+
+
 def noted(*said: Said, world_size: int = 2) -> tuple[Counter[EventKind], StandIn]:
     """How often each kind of event is noted."""
-    lines: list[Line] = []
     channel = StandIn(list(said))
-    header = Header(
-        run_id="r", world_size=world_size, launcher="hand", options=RunOptions(), created="", version="0.1.0"
-    )
-    Membership(channel, header, lambda: None, Patience(), lines.append).attend(0.0)
-    return Counter(line.kind for line in lines if isinstance(line, Event)), channel
+    membership, events = membership_of(channel, world_size)
+    membership.attend(0.0)
+    return Counter(event.kind for event in events), channel
 
 
 def hello(rank: int, number: int) -> Said:
@@ -74,12 +83,9 @@ def test_a_rank_with_another_world_size_takes_part_and_is_noted() -> None:
 
 
 def test_ranks_that_never_join_are_noted() -> None:
-    lines: list[Line] = []
-    header = Header(run_id="r", world_size=4, launcher="hand", options=RunOptions(), created="", version="0.1.0")
-    membership = Membership(StandIn([hello(1, 1)]), header, lambda: None, Patience(), lines.append)
+    membership, events = membership_of(StandIn([hello(1, 1)]), 4)
     membership.gather(0.2, lambda _left: None)
-    absent = [line.rank for line in lines if isinstance(line, Event) and line.kind is EventKind.ABSENT]
-    assert absent == [0, 2, 3]
+    assert [event.rank for event in events if event.kind is EventKind.ABSENT] == [0, 2, 3]
 
 
 def test_a_rank_of_another_version_is_noted_once_and_told() -> None:
@@ -100,8 +106,7 @@ def test_who_has_no_rank_of_this_world_is_not_noted() -> None:
 
 def test_a_rank_that_says_hello_again_after_the_start_gets_what_it_may_have_missed() -> None:
     channel = StandIn([hello(0, 1)])
-    header = Header(run_id="r", world_size=1, launcher="hand", options=RunOptions(), created="", version="0.1.0")
-    membership = Membership(channel, header, lambda: None, Patience(), lambda _line: None)
+    membership, _ = membership_of(channel, 1)
     membership.gather(1.0, lambda _left: None)
     before = [type(message) for _identity, message in channel.answers if not isinstance(message, Ping)]
     assert before == [HelloAck, Start]
@@ -118,10 +123,8 @@ def test_ranks_of_another_job_or_user_and_late_ones_are_of_another_run() -> None
         "the same job": {"slurm_step": "7"},
         "another user elsewhere": {"user": "bob", "host_id": "another"},
     }
-    lines: list[Line] = []
     channel = StandIn([])
-    header = Header(run_id="r", world_size=8, launcher="env", options=RunOptions(), created="", version="0.1.0")
-    membership = Membership(channel, header, lambda: None, Patience(), lines.append, own)
+    membership, events = membership_of(channel, 8, own)
     for number, fields in enumerate(others.values(), 1):
         arrival = structs.replace(own, nonce=str(number), place=structs.replace(own.place, rank=number), **fields)
         channel.said.append((b"%d-x" % number, Hello(arrival)))
@@ -129,17 +132,15 @@ def test_ranks_of_another_job_or_user_and_late_ones_are_of_another_run() -> None
     refused = {identity for identity, message in channel.answers if isinstance(message, Refused) and message.other_run}
     assert refused == {b"1-x", b"2-x"}
     assert sorted(membership.arrivals) == [3, 4]
-    (event,) = (line for line in lines if isinstance(line, Event) and line.kind is EventKind.OTHER_RUN)
+    (event,) = (event for event in events if event.kind is EventKind.OTHER_RUN)
     assert "job 8.0 of Slurm" in event.detail
 
 
 def test_one_that_comes_when_all_are_there_and_the_run_has_begun_is_of_another_run() -> None:
     channel = StandIn([hello(0, 1), hello(1, 2)])
-    header = Header(run_id="r", world_size=2, launcher="hand", options=RunOptions(), created="", version="0.1.0")
-    lines: list[Line] = []
-    membership = Membership(channel, header, lambda: None, Patience(), lines.append)
+    membership, events = membership_of(channel)
     membership.gather(5.0, lambda _left: None)
     channel.said = [hello(0, 3), hello(1, 4)]
     membership.attend(0.0)
-    assert [line.kind for line in lines if isinstance(line, Event)] == [EventKind.OTHER_RUN]
+    assert [event.kind for event in events] == [EventKind.OTHER_RUN]
     assert sum(isinstance(message, Refused) and message.other_run for _, message in channel.answers) == 2

@@ -24,34 +24,23 @@ def failure(name: str) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("name", ["nccl2-sleep", "nccl-sleep"])
-def test_the_rank_that_slept_between_collectives_is_named(golden, name: str) -> None:
+# In `first`, the rank never called the first collective; in `init`, the communicator is never made.
+FAILURES = [
+    *((f"{group}-{name}", code, ranks, step)
+      for group in ("nccl2", "nccl")
+      for name, code, ranks, step in (
+          ("sleep", "hung", (1,), None),
+          ("sizes", "mismatch", (), None),
+          ("first", "hung", (1,), None),
+          ("init", "hung", (), "communicator"),
+      )),
+    ("mixed-classes", "hung", (), "communicator"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "code", "ranks", "step"), FAILURES)
+def test_the_rank_that_failed_is_named(golden, name: str, code: str, ranks: tuple[int, ...], step: str | None) -> None:
     finding = failure(name)
-    assert (finding.code, finding.ranks) == ("RUN003.hung", (1,))
-    golden(finding.message)
-
-
-@pytest.mark.parametrize("name", ["nccl2-sizes", "nccl-sizes"])
-def test_sizes_that_differ_are_shown_with_their_ranks(golden, name: str) -> None:
-    finding = failure(name)
-    assert (finding.code, finding.ranks) == ("RUN003.mismatch", ())
-    golden(finding.message)
-
-
-@pytest.mark.parametrize("name", ["nccl2-first", "nccl-first"])
-def test_the_rank_that_never_called_the_first_collective_is_named(name: str) -> None:
-    finding = failure(name)
-    assert (finding.code, finding.ranks) == ("RUN003.hung", (1,))
-
-
-@pytest.mark.parametrize("name", ["nccl2-init", "nccl-init"])
-def test_a_communicator_that_is_never_made_is_a_step_of_its_own(golden, name: str) -> None:
-    finding = failure(name)
-    assert (finding.ranks, finding.evidence["last_step"]) == ((), "communicator")
-    golden(finding.message)
-
-
-def test_ranks_with_different_classes_hang_in_the_communicator_and_the_variable_explains_it(golden) -> None:
-    finding = failure("mixed-classes")
-    assert (finding.ranks, finding.hosts) == ((), ())
+    assert (finding.code, finding.ranks) == (f"RUN003.{code}", ranks)
+    assert step is None or finding.evidence["last_step"] == step
     golden(finding)
