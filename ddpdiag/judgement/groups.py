@@ -82,6 +82,14 @@ def judge_groups(check: GroupCheck) -> tuple[Finding, ...]:
     return (*_wrong_values(check), *ranks, *_slow_links(check, slow_ranks))
 
 
+def in_time_without_answer(sent: Sequence[int], world_size: int) -> Sequence[int]:
+    """The ranks in time, as the others judge it that rank 0 does not answer. `sent` are the ranks that sent a value.
+
+    Rank 0 waits for missing ranks. If none is missing, it is at fault itself, whatever it sent before.
+    """
+    return sent if len(sent) < world_size else [rank for rank in sent if rank != 0]
+
+
 def needs_repetition(findings: Sequence[Finding]) -> bool:
     """Whether all findings are about speed, so that a second measurement may refute them."""
     return bool(findings) and all(".slow-" in finding.code for finding in findings)

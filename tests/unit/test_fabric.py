@@ -113,6 +113,16 @@ def test_a_way_between_two_blames_neither():
         assert len(found.paths[0].tests) == 3
 
 
+def test_a_slow_path_beside_a_slow_uplink_is_named_as_well():
+    leaves = {unit: unit // 2 for unit in range(8)}
+    slow = [(0, 6), (2, 7), (4, 6), (0, 2)]  # three cross the uplink of leaf 3; the ends of (0, 2) do so with others
+    for seed in (1, 2, 5, 7):  # with others the rounds are over before each slow pair has failed three times
+        found = searched(Fleet(8, paths=slow, by=0.5, transients=0, seed=seed), domains=leaves, seed=seed)
+        assert [(part.domain, part.units) for part in found.congested] == [(3, (0, 2, 4, 6, 7))]
+        assert [path.pair for path in found.paths] == [(0, 2)]
+        assert not found.bad
+
+
 @pytest.mark.parametrize("fault", [{"bad": (1,), "by": 0.99}, {"dead": (1,)}])
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_one_of_a_few_is_no_matter_of_all_though_it_spoils_most_pairs(count, fault):

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from ddpdiag.cli.manual import manual_page
-from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, needs_repetition
+from ddpdiag.judgement.groups import find_mistake, group_report, in_time_without_answer, judge_groups, needs_repetition
 from ddpdiag.model import Severity, Verdict
 from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord, GroupTimes, group_key
 
@@ -141,6 +141,17 @@ def test_a_pattern_of_measurements_blames(check, expected):
     shown = sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
     assert all(finding.title in report.sentence for finding in shown[:1])
     assert all(f"- {word}: " in manual_page(f"GRP001.{word}", width=80, color=False) for word, _, _ in expected)
+
+
+@pytest.mark.parametrize(
+    ("sent", "absent"),
+    [((0, 1, 2), (3,)), ((1, 2, 3), (0,)), ((1, 2), (0, 3)), ((0, 1, 2, 3), (0,))],
+    ids=["rank 0 waits", "rank 0 is late", "two are late", "rank 0 does not answer"],
+)
+def test_without_an_answer_rank_0_is_blamed_unless_it_waits_for_another_rank(sent, absent):
+    arrivals = {rank: ARRIVALS[rank] for rank in in_time_without_answer(sent, 4)}
+    (finding,) = judge_groups(check_of(arrivals=arrivals))
+    assert (finding.code, finding.ranks) == ("GRP001.absent", absent)
 
 
 @pytest.mark.parametrize(("factor", "severity"), [(4.0, Severity.WARNING), (20.0, Severity.ERROR)])

@@ -452,6 +452,17 @@ def read_again(folder: Path, index: Path) -> dict[str, object]:
     return seen | {"runs": runs, "readings": readings}
 
 
+def test_a_file_that_cannot_be_read_is_tried_again_in_the_next_call(folder, tmp_path):
+    source, *_ = find_sources([str(folder)])
+    store, path = Store(str(tmp_path / "index")), Path(source.path)
+    path.rename(tmp_path / "away")
+    assert [name for name, _ in store.read([source]).problems] == [source.path]
+    (tmp_path / "away").rename(path)
+    assert store.read([source]).problems == ()
+    assert len(store.runs(0, 1e12)) == 1
+    store.close()
+
+
 def test_two_calls_may_share_an_index(folder, tmp_path):
     (tmp_path / "one").mkdir()
     first, *_ = sorted(folder.iterdir())

@@ -77,6 +77,17 @@ def test_blame_of_wrong_values_from_a_collective(golden, wrong, word, blamed):
     golden(found[word])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "word", "blamed"), [(["7", "0", "0"], "differs", (0,)), (["7", "7", "7"], "wrong", ())]
+)
+def test_a_collective_is_compared_between_different_devices(wrong, word, blamed):
+    devices = ("CPU X, torch 2", "CPU Y, torch 2", "CPU Z, torch 2")
+    found = findings({rank: differing(f"p{rank}", reduce=own, device=devices[rank]) for rank, own in enumerate(wrong)})
+    assert set(found) == {word, "incomplete", "tried"}
+    assert found[word].ranks == blamed
+    assert found[word].evidence.get("result", REDUCE) == REDUCE
+
+
 def test_the_sender_is_blamed_if_most_ranks_received_wrong_values(golden):
     rows = {rank: differing("a") for rank in range(3)}
     for rank, wrong in enumerate(("7", "0", "7")):
