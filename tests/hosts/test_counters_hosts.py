@@ -31,3 +31,8 @@ def test_a_link_that_flaps_and_a_host_that_gets_damaged_segments_are_named(hosts
     damage = found.pop("HST006.damaged")
     assert (damage["severity"], damage["hosts"]) == ("warning", ["h2"])
     assert found == {}
+    counters = {(row["host"], row["part"]): row["totals"] for row in report["counters"]}
+    assert counters.keys() == {(f"h{host}", part) for host in range(3) for part in ("eth0", "TCP")}
+    assert counters["h1", "eth0"]["carrier_down_count"] > 0
+    assert counters["h2", "TCP"]["damaged_segments"] > 3
+    assert counters["h0", "TCP"]["sent_segments"] > 1000
