@@ -196,7 +196,7 @@ def _trend_clauses(history: History, name: str) -> Iterator[str]:
             yield f"{label(slower.name)} of {slower.subject} gets {week} worse a week"
     for rise in history.rises:
         if rise.host == name:
-            yield f"{label(rise.counter)} of {rise.part} rise faster and faster"
+            yield f"errors of {rise.part} ({label(rise.counter)}) rise faster and faster"
 
 
 def _named(each: Sequence[Recurring], noun: str) -> str:

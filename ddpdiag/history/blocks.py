@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import structs
+
 from ddpdiag.errors import ExitCode
 from ddpdiag.history.answers import History, time_text
 from ddpdiag.history.drift import MIN_DAYS, MIN_PEERS
 from ddpdiag.history.recurrence import MIN_RUNS, Recurrence, Recurring
-from ddpdiag.history.rows import Run, State
+from ddpdiag.history.rows import ARROW, Run, State
 from ddpdiag.render import Sample
 from ddpdiag.render.blocks import Block, Cell, Column, HeatMap, Items, Mark, Section, Table, Text
 from ddpdiag.text import count, fold_hosts, label, share_text
@@ -222,8 +224,11 @@ def _scope_blocks(history: History) -> Iterator[Block]:
 # One host -------------------------------------------------------------------------------------------------------------
 
 
-def host_sections(runs: Sequence[Run], name: str) -> Iterator[Section]:
-    """Yield the runs of a host, the newest first, and the changes of its versions and GPUs."""
+def host_sections(history: History, runs: Sequence[Run], name: str) -> Iterator[Section]:
+    """Yield the trends of a host, its runs, the newest first, and the changes of its versions and GPUs."""
+    drifts = tuple(each for each in history.drifts if name in each.subject.split(ARROW))
+    own = structs.replace(history, drifts=drifts, rises=tuple(each for each in history.rises if each.host == name))
+    yield from (section for section in sections(own) if section.name in ("slower", "rises"))
     rows, changes = [], []
     facts: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()

@@ -109,7 +109,7 @@ def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], ahead: fl
 def _sections(history: History, runs: Sequence[Run], host: str | None) -> tuple[Section, ...]:
     if host is None:
         return tuple(sections(history))
-    own = tuple(host_sections(runs, host))
+    own = tuple(host_sections(history, runs, host))
     if not own:
         known = {row.host for run in runs for row in run.hosts}
         raise UsageError(f"--host {readable(host)}: no run of it since {history.since}{did_you_mean(host, known)}")

@@ -21,7 +21,7 @@ from ddpdiag.cli.edge import guarded
 from ddpdiag.codec import indented_json
 from ddpdiag.history import parquet
 from ddpdiag.history.answers import History, answer, host_answer, time_text
-from ddpdiag.history.blocks import samples, sparkline
+from ddpdiag.history.blocks import host_sections, samples, sparkline
 from ddpdiag.history.counters import rises
 from ddpdiag.history.distributions import (
     beta_binomial_tail,
@@ -384,6 +384,7 @@ def test_errors_that_rise_faster_and_faster(readings, named):
         assert only.now > 3 * max(only.before, only.others)
         assert f"errors on 1 host ({named[0]}) rise faster" in history.sentence
         assert host_answer(history, named[0])[1] == 1
+        assert [section.name for section in host_sections(history, [], named[0])] == ["rises"]
 
 
 def test_the_index_keeps_the_last_counters_of_a_day(folder, tmp_path):
