@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypeVar
 
+from msgspec import structs
+
 import ddpdiag
 from ddpdiag.bandwidth import algbw, busbw
 from ddpdiag.checks.blame import contains_echo
@@ -108,6 +110,8 @@ def group_report(check: GroupCheck, findings: tuple[Finding, ...], *, strict: bo
         sentence = f"{world} cannot train: {errors[0].title}"
     elif findings:
         sentence += f"; but {findings[0].title}"
+    elif len(check.rounds) > 1 and (unconfirmed := judge_groups(structs.replace(check, rounds=check.rounds[:1]))):
+        sentence += f"; only in the first of two measurements, {unconfirmed[0].title}"
     return Report(
         verdict=Verdict.UNFIT if errors else Verdict.FIT,
         sentence=f"{sentence}.",
@@ -127,8 +131,9 @@ def group_report(check: GroupCheck, findings: tuple[Finding, ...], *, strict: bo
 
 
 def _figures(records: Mapping[int, GroupRecord]) -> Iterator[tuple[str, float]]:
-    """The median over ranks of the time of a product, and of the rates in the groups of each name."""
+    """The median and longest time of a product on a rank, and the median rates in the groups of each name."""
     yield "product.seconds", median(record.product_seconds for record in records.values())
+    yield "product.longest_seconds", max(record.product_seconds for record in records.values())
     all_times = [times for record in records.values() for times in record.groups]
     for name in dict.fromkeys(times.name for times in all_times):
         group = [times for times in all_times if times.name == name]

@@ -154,6 +154,25 @@ def test_without_an_answer_rank_0_is_blamed_unless_it_waits_for_another_rank(sen
     assert (finding.code, finding.ranks) == ("GRP001.absent", absent)
 
 
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ({"product": 3e-3}, "; only in the first of two measurements, rank 3 on n1 computes 3.0 times slower."),
+        (
+            {"slow": [(1, 3)]},
+            "; only in the first of two measurements, the link from rank 1 on n0 to rank 3 on n1 is slow.",
+        ),
+        ({}, "in the groups dp, tp."),
+    ],
+    ids=["rank", "link", "none"],
+)
+def test_what_the_second_measurement_does_not_confirm_is_in_the_sentence_only(fault, text):
+    report = group_report(check_of(one(**fault), one(product=1.2e-3)), (), strict=True)
+    assert report.sentence.endswith(text)
+    assert (report.exit_code, report.findings, report.degraded) == (0, (), False)
+    assert report.measurements["product.longest_seconds"] == 1.2e-3
+
+
 @pytest.mark.parametrize(("factor", "severity"), [(4.0, Severity.WARNING), (20.0, Severity.ERROR)])
 def test_a_link_that_is_far_too_slow_twice_is_an_error(factor, severity):
     check = check_of(*[round_of(slow=[(1, 3)], factor=factor)] * 2)
