@@ -43,8 +43,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     # Runs of the gallery go on between its tests, and take the cores for themselves.
     if "results" in getattr(item, "fixturenames", ()):
         return (yield)
-    with cores(alone=item.get_closest_marker("alone") is not None):
+    with cores(alone=_runs_alone(item)):
         return (yield)
+
+
+def _runs_alone(item: pytest.Item) -> bool:
+    """Whether all other tests wait for it. One that needs a GPU is skipped at once where torch can use none."""
+    if item.get_closest_marker("alone") is None:
+        return False
+    if item.get_closest_marker("gpu") is None:
+        return True
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.hookimpl(optionalhook=True)
