@@ -14,15 +14,11 @@ from pathlib import Path
 
 import pytest
 from anonymise import anonymise
-from field import NAME, SECONDS, SECONDS_OF_EIGHT, FieldRun
+from field import NAME, ON_ONE_GPU, SECONDS, SECONDS_OF_EIGHT, FieldRun
 from jobs import Job, Start, free_port
 from shown import SHOWN
 
 import ddpdiag
-
-# Two ranks are strangers to NCCL then, so it does not mind that they share a GPU, and goes through a socket (NCCL
-# init.cc compares GPUs of one host only; misc/utils.cc, getHostHash).
-ON_ONE_GPU = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,9 @@ from anonymise import Texts, anonymise_with, hosts_in
 from ddpdiag.codec import readable
 from ddpdiag.sanitize import without_secrets
 
+# Two ranks are strangers to NCCL then, so it does not mind that they share a GPU, and goes through a socket (NCCL
+# init.cc compares GPUs of one host only; misc/utils.cc, getHostHash).
+ON_ONE_GPU = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
 NAME = "gpu-field-run"
 # "At most 8 minutes on one GPU"; what eight GPUs are asked for takes longer.
 SECONDS, SECONDS_OF_EIGHT = 480.0, 1800.0

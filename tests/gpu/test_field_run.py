@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 from acts import SILENT_SECONDS
-from conftest import ON_ONE_GPU
-from field import FieldRun, ForkServer, Kill, Step, unexpected_in
+from field import ON_ONE_GPU, FieldRun, ForkServer, Kill, Step, unexpected_in
 from jobs import Job, Start, free_port
 from smi import differences
 
