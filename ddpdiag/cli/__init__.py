@@ -28,7 +28,7 @@ def _command_line() -> int | None:
     try:
         code: int | None = app(words or ["--help"], prog_name=_NAME, standalone_mode=False)
     except CommandLineError as error:
-        raise UsageError(usage_sentence(error, _NAME)) from error
+        raise UsageError(usage_sentence(error, f"{_NAME} {words[0]}")) from error
     except SystemExit as error:
         # If the reader of a pipe has ended, Typer exits with 1, which means UNFIT.
         if isinstance(error.__context__, BrokenPipeError):

@@ -177,7 +177,10 @@ def examples(*lines: str) -> str:
 
 
 def usage_sentence(error: Exception, program: str) -> str:
-    """Describe click's exception for a mistake on the command line in one sentence."""
+    """Describe click's exception for a mistake on the command line in one sentence.
+
+    `program` is the command, for exceptions that do not name it.
+    """
     message = " ".join(error.format_message().rstrip(".").split())  # type: ignore[attr-defined]
     context = getattr(error, "ctx", None)
     if context is not None and (command := re.match(r"No such command '(.*?)'", message)) is not None:

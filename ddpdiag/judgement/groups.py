@@ -105,7 +105,8 @@ def group_report(check: GroupCheck, findings: tuple[Finding, ...], *, strict: bo
     records = check.rounds[-1] if check.rounds else {}
     names = list(dict.fromkeys(times.name for record in records.values() for times in record.groups))
     sentence = f"{world}: no {'errors' if findings else 'problems'} found"
-    sentence += f" in the groups {names_text(names)}" if names else "; no group has two ranks, so none was tested"
+    groups = "group" if len(names) == 1 else "groups"
+    sentence += f" in the {groups} {names_text(names)}" if names else "; no group has two ranks, so none was tested"
     if errors:
         sentence = f"{world} cannot train: {errors[0].title}"
     elif findings:
