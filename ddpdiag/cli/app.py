@@ -185,16 +185,11 @@ def train(
     allow_interspersed_args=False,  # what follows the command's name is the command's own
 )
 def watch(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[COMMAND...]",
-            help="The command that starts the training.",
-            default_factory=list,
-            show_default=False,
-        ),
-    ],
     args: WatchArgs,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND...]", help="The command that starts the training.", show_default=False),
+    ] = None,
 ) -> None:
     """Start a training unchanged, or attach to one (--pid), and report which rank stops it when it stalls.
 
@@ -206,7 +201,7 @@ def watch(
     """
     from ddpdiag.watch import command as watch
 
-    exit_at_once(guarded(lambda: watch.run(command, args)))
+    exit_at_once(guarded(lambda: watch.run(command or (), args)))
 
 
 @_command(

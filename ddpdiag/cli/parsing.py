@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, fields, is_dataclass
+from enum import Enum
 from functools import wraps
 from inspect import Parameter, Signature, get_annotations, signature
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -43,9 +44,10 @@ _UNSUPPORTED_FLAGS = {
 }
 
 
-def declared_name(name: str) -> str:
+def declared_name(name: str | Enum) -> str:
     """The declared name of an option or command, such as --local-rank for --local_rank, which launchers write."""
-    name = name.replace("_", "-")
+    # click before 8.2 also passes defaults.
+    name = (str(name.value) if isinstance(name, Enum) else name).replace("_", "-")
     return "allreduce-bench" if name == "bench" else name
 
 

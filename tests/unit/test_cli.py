@@ -22,6 +22,7 @@ from ddpdiag.cli.check import _absolute_path
 from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.options import Color, split_at_commas
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal_style
+from ddpdiag.cli.parsing import declared_name
 from ddpdiag.codec import disassemble, encode, indented_json, read_recording
 from ddpdiag.errors import ExitCode, OutputNotWritten, UsageError
 from ddpdiag.judgement import judge
@@ -97,6 +98,14 @@ def test_a_documented_command_is_understood(words: tuple[str, ...]) -> None:
             ),
             all_checks(),
         )
+
+
+def test_the_command_line_suits_click_8_1():
+    """Typer 0.15 is bound to it. It refuses a default of several words, and normalizes other defaults."""
+    arguments = [each for command in GROUP.commands.values() for each in command.params if each.nargs == -1]
+    assert [each.default for each in arguments if each.default is not None] == []
+    assert len(arguments) > 4
+    assert declared_name(Color.AUTO) == "auto"
 
 
 def test_a_budget_in_which_nothing_can_be_measured_is_refused() -> None:
