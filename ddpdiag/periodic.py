@@ -23,14 +23,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from ddpdiag.codec import decode, encode, readable
 from ddpdiag.errors import UnfitError, UsageError
-from ddpdiag.judgement.groups import (
-    find_mistake,
-    group_report,
-    in_time_without_answer,
-    judge_groups,
-    lost_store,
-    needs_repetition,
-)
+from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, lost_store, needs_repetition, reporters
 from ddpdiag.model import Report
 from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord, group_key
 from ddpdiag.render.findings import findings_text
@@ -175,7 +168,7 @@ class GroupMonitor:
                 return decode(store.get(key), _Answer)
             has_all = self._rank == 0 and _is_set(store, [*keys.values()], seconds)
             sent = [rank for rank, name in keys.items() if has_all or store.check([name])]
-            in_time = sent if self._rank == 0 else in_time_without_answer(sent, self._world_size)
+            in_time = sent if self._rank == 0 else reporters(sent, self._world_size)
             answer = decide({rank: decode(store.get(keys[rank]), type(own)) for rank in in_time})
             if self._rank == 0:
                 store.set(key, encode(answer).decode())

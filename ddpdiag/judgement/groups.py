@@ -84,8 +84,8 @@ def judge_groups(check: GroupCheck) -> tuple[Finding, ...]:
     return (*_wrong_values(check), *ranks, *_slow_links(check, slow_ranks))
 
 
-def in_time_without_answer(sent: Sequence[int], world_size: int) -> Sequence[int]:
-    """The ranks in time, as the others judge it that rank 0 does not answer. `sent` are the ranks that sent a value.
+def reporters(sent: Sequence[int], world_size: int) -> Sequence[int]:
+    """The ranks that took part, for a rank that gets no answer from rank 0. `sent` are those that sent a value.
 
     Rank 0 waits for missing ranks. If none is missing, it is at fault itself, whatever it sent before.
     """

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from ddpdiag.cli.manual import manual_page
-from ddpdiag.judgement.groups import find_mistake, group_report, in_time_without_answer, judge_groups, needs_repetition
+from ddpdiag.judgement.groups import find_mistake, group_report, judge_groups, needs_repetition, reporters
 from ddpdiag.model import Severity, Verdict
 from ddpdiag.model.groups import GroupArrival, GroupCheck, GroupRecord, GroupTimes, group_key
 
@@ -149,7 +149,7 @@ def test_a_pattern_of_measurements_blames(check, expected):
     ids=["rank 0 waits", "rank 0 is late", "two are late", "rank 0 does not answer"],
 )
 def test_without_an_answer_rank_0_is_blamed_unless_it_waits_for_another_rank(sent, absent):
-    arrivals = {rank: ARRIVALS[rank] for rank in in_time_without_answer(sent, 4)}
+    arrivals = {rank: ARRIVALS[rank] for rank in reporters(sent, 4)}
     (finding,) = judge_groups(check_of(arrivals=arrivals))
     assert (finding.code, finding.ranks) == ("GRP001.absent", absent)
 
