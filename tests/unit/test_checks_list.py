@@ -89,6 +89,13 @@ def test_settings_that_a_check_reads_are_declared() -> None:
         assert read == set(check.settings), check.code
 
 
+def test_settings_that_texts_name_are_declared() -> None:
+    sources = "".join(path.read_text() for path in Path(ddpdiag.__file__).parent.rglob("*.py"))
+    named = set(re.findall(r"--set ([A-Z0-9]{3}\d{3})\.(\w+)", sources))
+    assert named
+    assert all(name in {*check_by_code(code).settings, "deadline_seconds"} for code, name in named), named
+
+
 @pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.code)
 def test_a_test_makes_each_finding_that_a_check_declares(check: Check[object]) -> None:
     missing = [word for word in check.findings if not re.search(rf"{check.code}\.{word}\b|[\"'{{]{word}[\"'}}]", TESTS)]
