@@ -13,9 +13,9 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec.json import Decoder
+from msgspec.json import Decoder, encode
 
-from ddpdiag.codec import encode, readable
+from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.history.rows import DAY_SECONDS, Blame, Figure, HostRow, Reading, Run, State, row_of
 from ddpdiag.judgement.reading import read_report
@@ -209,7 +209,7 @@ class Store:
                     text_id(row.host),
                     text_id(row.part),
                     row.seconds,
-                    encode(row.totals).decode(),
+                    encode({readable(name): total for name, total in row.totals.items()}).decode(),
                 )
                 for row in run.readings
             ],
