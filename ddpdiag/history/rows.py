@@ -19,6 +19,8 @@ _IGNORED_COLUMNS = frozenset({"arrival_seconds"})
 _UNITS = ("_seconds", "_per_s", "_per_second")
 ARROW = " -> "
 DAY_SECONDS = 86_400.0
+# In a database. A damaged report, or the counter of a broken driver, may have a larger one.
+LARGEST_INTEGER = 2**63 - 1
 # The parts of a host whose changes are shown beside findings.
 _FACTS = ("kernel", "driver", "torch", "CUDA", "NCCL", "GPU")
 # Links between hosts have figures of their own in runs of at most so many hosts. In larger jobs the same two hosts

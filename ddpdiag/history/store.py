@@ -17,7 +17,7 @@ from msgspec.json import Decoder, encode
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.history.rows import DAY_SECONDS, Blame, Figure, HostRow, Reading, Run, State, row_of
+from ddpdiag.history.rows import DAY_SECONDS, LARGEST_INTEGER, Blame, Figure, HostRow, Reading, Run, State, row_of
 from ddpdiag.judgement.reading import read_report
 
 # In the file's header, so that no other program's database is changed. Any number that no other program uses.
@@ -26,7 +26,6 @@ _APPLICATION_ID = 0x64647068
 _VERSION = 2
 _MEMORY = ":memory:"
 _LOCK_SECONDS = 30.0
-_LARGEST_INTEGER = 2**63 - 1
 # A signal or a full disk loses at most so many files' work.
 _FILES_PER_COMMIT = 500
 _SUFFIXES = (".json", ".jsonl")
@@ -178,7 +177,7 @@ class Store:
                 run.begin_seconds,
                 text_id(run.verdict),
                 readable(run.sentence),
-                min(run.ranks, _LARGEST_INTEGER),
+                min(run.ranks, LARGEST_INTEGER),
                 joined_id(sorted(run.codes)),
                 path,
             ),
