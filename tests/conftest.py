@@ -14,6 +14,8 @@ from golden import golden, pytest_addoption  # noqa: F401 (pytest finds them her
 from hypothesis import HealthCheck, settings
 from shown import SHOWN
 
+# Before any conftest of a folder imports it.
+pytest.register_assert_rewrite("jobs")
 # On a busy machine an example may take long.
 settings.register_profile("local", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("local")

@@ -5,14 +5,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-# Before the first import of it, as in tests/processes.
-pytest.register_assert_rewrite("jobs")
-
-from cuda_faults import FAULTS  # noqa: E402
-from cuda_runs import CudaResult, run, table  # noqa: E402
-from cuda_standin import Standin, Unavailable, standin  # noqa: E402
-from shown import SHOWN  # noqa: E402
+from cuda_faults import FAULTS
+from cuda_runs import CudaResult, run, table
+from cuda_standin import Standin, Unavailable, standin
+from shown import SHOWN
 
 TITLE = "CUDA stand-in"
 _LINES = pytest.StashKey[list[str]]()

@@ -4,14 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
-# Before the first import of it, here as in tests/processes.
-pytest.register_assert_rewrite("jobs")
-
-import scoreboard  # noqa: E402
-from required import require_hosts  # noqa: E402
-from runs import Pool, Result, faults  # noqa: E402
-from shown import SHOWN  # noqa: E402
+import scoreboard
+from required import require_hosts
+from runs import Pool, Result, faults
+from shown import SHOWN
 
 _RESULTS = pytest.StashKey[dict[str, Result]]()
 _BEGIN = pytest.StashKey[float]()

@@ -7,10 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-pytest.register_assert_rewrite("jobs")
-
-from jobs import Job, Start  # noqa: E402
+from jobs import Job, Start
 
 
 @contextmanager
