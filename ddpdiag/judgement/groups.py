@@ -110,7 +110,7 @@ def group_report(check: GroupCheck, findings: tuple[Finding, ...], *, strict: bo
     if errors:
         sentence = f"{world} cannot train: {errors[0].title}"
     elif findings:
-        sentence += f"; but {findings[0].title}"
+        sentence += f"; but {findings[0].title}" + (" (an error, because of strict=True)" if strict else "")
     elif len(check.rounds) > 1 and (unconfirmed := judge_groups(structs.replace(check, rounds=check.rounds[:1]))):
         sentence += f"; only in the first of two measurements, {unconfirmed[0].title}"
     return Report(

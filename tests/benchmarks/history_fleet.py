@@ -74,6 +74,27 @@ def rise_days(
     return sorted(day - first_day for host, day in found.items() if host in planted), found.keys() - planted
 
 
+def crowded(seeds: int) -> None:
+    """Print the same for fleets of which a tenth fails, where faults could be taken for the usual state."""
+    plan = Plan(hosts=200, days=30, jobs_per_day=30, lemons=20, repaired=0, drifting=0, pairs=8)
+    hits = others = pair_hits = other_pairs = 0
+    for seed in range(seeds):
+        fleet = FleetMonths(plan, seed)
+        found = recurrence(host_trials([row_of(report) for report in fleet.reports()]))
+        named, planted = {each.name for each in found.recurring}, {host_name(host) for host in fleet.lemons}
+        pairs, planted_pairs = (
+            {each.hosts for each in found.pairs},
+            {tuple(map(host_name, pair)) for pair in fleet.pairs},
+        )
+        hits, others = hits + len(named & planted), others + len(named - planted)
+        pair_hits, other_pairs = pair_hits + len(pairs & planted_pairs), other_pairs + len(pairs - planted_pairs)
+    print(
+        f"a tenth of 200 hosts fails, {seeds} seeds: {hits} of {seeds * plan.lemons} hosts named, {others} others;",
+        end=" ",
+    )
+    print(f"{pair_hits} of {seeds * plan.pairs} pairs, {other_pairs} others")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=2_000)
@@ -125,6 +146,7 @@ def main() -> None:
             end=" ",
         )
         print(f"3 in a week names {len(naive(window))}", flush=True)
+    crowded(8)
 
 
 if __name__ == "__main__":
