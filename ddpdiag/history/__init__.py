@@ -47,6 +47,10 @@ class HistoryArgs(DisplayArgs):
         None, "Prometheus metrics (text format).", metavar="FILE", panel=FILES, variable=False
     )
     write_failing_hosts: str | None = option(
-        None, "The recurring hosts, one per line (sbatch -x ./FILE).", metavar="FILE", panel=FILES, variable=False
+        None,
+        "The recurring hosts, one per line (sbatch -x ./FILE, if not empty).",
+        metavar="FILE",
+        panel=FILES,
+        variable=False,
     )
     details: bool = option(False, "Show lists in full, and each day.", panel=DISPLAY)

@@ -7,14 +7,16 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from ddpdiag.errors import ExitCode
-from ddpdiag.history.counters import Rise, rises
-from ddpdiag.history.drift import Drift, drift
-from ddpdiag.history.recurrence import MIN_RUNS, Recurrence, Recurring, gpu_trials, host_trials, recurrence
+from ddpdiag.history.counters import Rise, RiseAnswer, rises
+from ddpdiag.history.drift import MIN_PEERS, Drift, DriftAnswer, drift
+from ddpdiag.history.recurrence import MIN_RUNS, Recurrence, gpu_trials, host_trials, recurrence
 from ddpdiag.history.rows import ARROW, DAY_SECONDS, Reading, Run, State
 from ddpdiag.history.since import Appearance, appearances
 from ddpdiag.text import count, fold_hosts, label, share_text
 
 SCHEMA = "ddpdiag.history/1"
+# At this share of failing runs a job of 7 hosts fails more often than not (0.9**7 = 0.48).
+MANY_FAILURES_SHARE = 0.1
 _NAMES_SHOWN = 6
 # Programs read the list of failing hosts; another name could mean several hosts to them ("n[1-9]").
 _HOST_NAME = re.compile(r"\w[\w.:-]*")
@@ -31,8 +33,9 @@ class HostDays(Struct, frozen=True, kw_only=True):
 class History(Struct, frozen=True, kw_only=True):
     """The answers. `since` and `until` are the window (UTC, ISO 8601).
 
-    `failing_hosts` are the recurring hosts, and the hosts to which recurring GPUs were moved. `exit_code` is 1 if a
-    host, GPU or pair recurs, a host or link gets slower or its errors rise, 3 if no host could be judged, else 0.
+    `failing_hosts` are the recurring hosts whose failures are not only warnings, and the hosts to which recurring GPUs
+    were moved. `exit_code` is 1 if a host, GPU or pair recurs, a host or link gets slower, its errors become more
+    frequent, or all hosts fail often (`MANY_FAILURES_SHARE`); 3 if no two hosts could be judged; else 0.
     `problems` are sentences about files and runs that do not count. `host_runs` counts hosts over all runs. `days` has
     the hosts that are named anywhere, and `day_names` its days.
     """
@@ -67,21 +70,32 @@ def answer(
     problems: Sequence[str] = (),
 ) -> History:
     """Answer all questions about the runs of a window, and the readings of counters; both are in order of time."""
-    hosts_of_gpu = _hosts_of_blamed_gpus(runs)
-    gpus = recurrence(gpu_trials(runs), hosts_of_gpu)
+    homes = _homes_of_blamed_gpus(runs)
+    gpus = recurrence(gpu_trials(runs), homes)
     moved = {gpu.name: gpu.hosts[-1] for gpu in gpus.recurring if len(gpu.hosts) > 1}
-    hosts = recurrence(host_trials(runs, frozenset(moved)))
-    failing = dict.fromkeys([*(each.name for each in hosts.recurring), *moved.values()])
+    hosts = recurrence(host_trials(runs, frozenset(moved), homes))
+    failing = dict.fromkeys([*(each.name for each in hosts.recurring if each.has_errors), *moved.values()])
     slower, rising = drift(runs), rises(readings)
     all_hosts = {row.host for run in runs for row in run.hosts}
-    named = [*(each.name for each in (*hosts.recurring, *hosts.recovered)), *(each.subject for each in slower.drifts)]
-    names = dict.fromkeys(name for name in (*named, *(each.host for each in rising.rises)) if name in all_hosts)
+    named = [
+        *(each.name for each in (*hosts.recurring, *hosts.recovered)),
+        *moved.values(),
+        *(host for pair in hosts.pairs for host in pair.hosts),
+        *(each.subject for each in slower.drifts),
+        *(each.host for each in rising.rises),
+    ]
+    names = dict.fromkeys(name for name in named if name in all_hosts)
     is_found = bool(hosts.recurring or gpus.recurring or hosts.pairs or slower.drifts or rising.rises)
-    exit_code = ExitCode.UNFIT if is_found else ExitCode.FIT if hosts.judged else ExitCode.UNKNOWN
+    is_found = is_found or (hosts.judged > 0 and hosts.fleet_share >= MANY_FAILURES_SHARE)
+    # With one host there is no other to compare with.
+    exit_code = ExitCode.UNFIT if is_found else ExitCode.FIT if hosts.judged > 1 else ExitCode.UNKNOWN
+    if hidden := [name for name in failing if not _HOST_NAME.fullmatch(name)]:
+        who = f"{count(len(hidden), 'recurring host')} ({', '.join(hidden[:3])})"
+        problems = (*problems, f"not in the list of failing hosts: {who}, as the name could mean others")
     first_day = int(since_seconds // DAY_SECONDS)
     day_count = int((until_seconds - 1) // DAY_SECONDS) - first_day + 1
     return History(
-        sentence=_sentence(hosts, gpus, slower.drifts, rising.rises, len(runs), len(all_hosts)),
+        sentence=_sentence(hosts, gpus, slower, rising, len(runs), len(all_hosts)),
         exit_code=exit_code,
         since=time_text(since_seconds),
         until=time_text(until_seconds),
@@ -107,17 +121,16 @@ def time_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
-def _hosts_of_blamed_gpus(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-    """For each blamed GPU, the hosts on which it was blamed, the last one at the end."""
-    hosts: dict[str, dict[str, None]] = {}
-    for run in runs:
-        blamed = {gpu for blame in run.blames for gpu in blame.gpus}
-        for row in run.hosts if blamed else ():
-            for gpu in blamed.intersection(row.gpus):
-                names = hosts.setdefault(gpu, {})
-                names.pop(row.host, None)
-                names[row.host] = None
-    return {gpu: tuple(names) for gpu, names in hosts.items()}
+def _homes_of_blamed_gpus(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+    """For each GPU that was blamed, the hosts that had it, the present one at the end."""
+    blamed = {gpu for run in runs for blame in run.blames for gpu in blame.gpus}
+    homes: dict[str, dict[str, None]] = {}
+    for row in (row for run in runs for row in run.hosts if blamed):
+        for gpu in blamed.intersection(row.gpus):
+            names = homes.setdefault(gpu, {})
+            names.pop(row.host, None)
+            names[row.host] = None
+    return {gpu: tuple(names) for gpu, names in homes.items()}
 
 
 def _host_days(runs: Sequence[Run], names: Sequence[str], first_day: int, day_count: int) -> tuple[HostDays, ...]:
@@ -133,33 +146,45 @@ def _host_days(runs: Sequence[Run], names: Sequence[str], first_day: int, day_co
 
 
 def _sentence(
-    hosts: Recurrence, gpus: Recurrence, drifts: Sequence[Drift], rising: Sequence[Rise], runs: int, host_count: int
+    hosts: Recurrence, gpus: Recurrence, slower: DriftAnswer, rising: RiseAnswer, runs: int, host_count: int
 ) -> str:
     if not runs:
         return "No run in this time, so no host is known to be healthy."
-    parts = []
-    if hosts.recurring:
-        parts.append(f"{_named(hosts.recurring, 'host')} {_verb(hosts.recurring, 'fail')} again and again")
-    if gpus.recurring:
-        parts.append(f"{_named(gpus.recurring, 'GPU')} {_verb(gpus.recurring, 'fail')} again and again")
-    if number := len(hosts.pairs):
-        parts.append(f"{count(number, 'pair')} of hosts {'fails' if number == 1 else 'fail'} together")
-    slower = list(dict.fromkeys(each.subject for each in drifts))
-    for noun in ("host", "link"):
-        if own := [name for name in slower if (ARROW in name) == (noun == "link")]:
-            names = fold_hosts(own, limit=_NAMES_SHOWN)
-            parts.append(f"{count(len(own), noun)} ({names}) {_verb(own, 'get')} slower")
-    if own := list(dict.fromkeys(each.host for each in rising)):
-        names = fold_hosts(own, limit=_NAMES_SHOWN)
-        parts.append(f"errors on {count(len(own), 'host')} ({names}) rise faster and faster")
-    judged = f"{hosts.judged:,} of {count(host_count, 'host')} had {MIN_RUNS} or more runs"
-    if parts:
-        return f"{'; '.join(parts)}. {judged}."
+    judged = f"{hosts.judged:,} of {count(host_count, 'host')} had {MIN_RUNS} or more runs."
+    if slower.unjudged + rising.unjudged and not slower.judged + rising.judged:
+        judged += f" Slow changes were not judged: too few days, or fewer than {MIN_PEERS + 1} hosts to compare."
+    clauses = [*_recurrence_clauses(hosts, gpus), *_change_clauses(slower, rising)]
+    if hosts.judged and hosts.fleet_share >= MANY_FAILURES_SHARE:
+        share, others = share_text(hosts.fleet_share), "other " if clauses else ""
+        clauses.append(f"all {others}hosts together fail in {share} of their runs, so what they share may be at fault")
+    if clauses:
+        text = "; ".join(clauses)
+        return f"{text[0].upper()}{text[1:]}. {judged}"
     if not hosts.judged:
         return f"Too few runs to judge any of {count(host_count, 'host')}: expected {MIN_RUNS} or more of a host."
+    if hosts.judged == 1:
+        return f"There is no other host to compare with. {judged}"
     limit = hosts.detectable_share
     found = f" A host that fails in {share_text(limit)} of its runs would be found." if limit is not None else ""
-    return f"No host fails more often than the others. {judged}.{found}"
+    return f"No host fails more often than the others. {judged}{found}"
+
+
+def _recurrence_clauses(hosts: Recurrence, gpus: Recurrence) -> Iterator[str]:
+    for answer, noun in ((hosts, "host"), (gpus, "GPU")):
+        if answer.recurring:
+            names = [each.name for each in answer.recurring]
+            yield f"{_named(names, noun)} {_verb(names, 'fail')} again and again"
+    if number := len(hosts.pairs):
+        yield f"{count(number, 'pair')} of hosts {'fails' if number == 1 else 'fail'} together"
+
+
+def _change_clauses(slower: DriftAnswer, rising: RiseAnswer) -> Iterator[str]:
+    subjects = list(dict.fromkeys(each.subject for each in slower.drifts))
+    for noun in ("host", "link"):
+        if own := [name for name in subjects if (ARROW in name) == (noun == "link")]:
+            yield f"{_named(own, noun)} {_verb(own, 'get')} slower"
+    if own := list(dict.fromkeys(each.host for each in rising.rises)):
+        yield f"errors on {_named(own, 'host')} become more frequent"
 
 
 def host_answer(history: History, name: str) -> tuple[str, ExitCode]:
@@ -192,15 +217,17 @@ def _failure_clauses(history: History, name: str) -> Iterator[str]:
 def _trend_clauses(history: History, name: str) -> Iterator[str]:
     for slower in history.drifts:
         if name in slower.subject.split(ARROW):
-            week = share_text(slower.loss_share_per_week)
-            yield f"{label(slower.name)} of {slower.subject} gets {week} worse a week"
+            pace = f"{share_text(slower.loss_share_per_week)} worse a week"
+            if slower.step_seconds is not None:
+                pace = f"{share_text(slower.loss_share)} worse on {time_text(slower.step_seconds)[:10]}"
+            yield f"{label(slower.name)} of {slower.subject} got {pace}"
     for rise in history.rises:
         if rise.host == name:
-            yield f"errors of {rise.part} ({label(rise.counter)}) rise faster and faster"
+            yield f"errors of {rise.part} ({label(rise.counter)}) become more frequent"
 
 
-def _named(each: Sequence[Recurring], noun: str) -> str:
-    return f"{count(len(each), noun)} ({fold_hosts((one.name for one in each), limit=_NAMES_SHOWN)})"
+def _named(names: Sequence[str], noun: str) -> str:
+    return f"{count(len(names), noun)} ({fold_hosts(names, limit=_NAMES_SHOWN)})"
 
 
 def _verb(subjects: Sequence[object], verb: str) -> str:

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from ddpdiag.errors import ExitCode
 from ddpdiag.history.answers import History, time_text
-from ddpdiag.history.drift import MIN_DAYS, MIN_PEERS
+from ddpdiag.history.drift import MIN_DAYS, MIN_PEERS, Drift
 from ddpdiag.history.recurrence import MIN_RUNS, Recurrence, Recurring
 from ddpdiag.history.rows import ARROW, Run, State
 from ddpdiag.render import Sample
@@ -39,7 +39,7 @@ def sections(history: History) -> Iterator[Section]:
         ("gpus", "Recurring GPUs", _recurrence_blocks(gpus, "GPU")),
         ("pairs", "Pairs that fail together", _pair_blocks(history)),
         ("slower", "Hosts and links that get slower", _drift_blocks(history)),
-        ("rises", "Errors that rise faster and faster", _rise_blocks(history)),
+        ("rises", "Errors that become more frequent", _rise_blocks(history)),
         ("new", "New findings", _appearance_blocks(history)),
         ("days", "Day by day", _day_blocks(history)),
         ("judged", "What was judged", _scope_blocks(history)),
@@ -125,8 +125,7 @@ def _drift_blocks(history: History) -> Iterator[Block]:
             (
                 each.subject,
                 label(each.name),
-                f"-{100 * each.loss_share_per_week:.1f} %",
-                f"{100 * each.low_share_per_week:.1f}-{100 * each.high_share_per_week:.1f} %",
+                *_pace_cells(each),
                 f"-{share_text(each.loss_share)}",
                 each.days,
                 sparkline(each.series),
@@ -136,6 +135,13 @@ def _drift_blocks(history: History) -> Iterator[Block]:
         noun="figure",
         note="Compared with the other hosts of the same run, or of the same day. The course is the median of each day.",
     )
+
+
+def _pace_cells(drift: Drift) -> tuple[str, str | None]:
+    if drift.step_seconds is not None:
+        return f"at once, {_day(drift.step_seconds)[5:]}", None
+    low, high = 100 * drift.low_share_per_week, 100 * drift.high_share_per_week
+    return f"-{100 * drift.loss_share_per_week:.1f} %", f"{low:.1f}-{high:.1f} %"
 
 
 def _rise_blocks(history: History) -> Iterator[Block]:
@@ -181,8 +187,8 @@ def _appearance_blocks(history: History) -> Iterator[Block]:
         if (version := each.version) is not None:
             text += (
                 f" It coincides with {version.fact}, first seen at {time_text(version.first_seconds)}: "
-                f"{version.found:,} of {version.host_runs:,} host-runs with it have the finding, and "
-                f"{version.found_without:,} of {version.host_runs_without:,} with another version."
+                f"{version.found:,} of {version.host_days:,} host-days with it have the finding, and "
+                f"{version.found_without:,} of {version.host_days_without:,} with another version."
             )
         yield Text(text, mark=Mark.WARNING if each.version is not None else Mark.NONE)
 
@@ -214,8 +220,8 @@ def _scope_blocks(history: History) -> Iterator[Block]:
         )
     if history.series_unjudged:
         yield Text(
-            f"{history.series_unjudged:,} series of figures and counters had fewer than {MIN_DAYS} days with "
-            f"{MIN_PEERS} others to compare with, and were not judged for slow changes; {history.series_judged:,} were."
+            f"{history.series_judged:,} series of figures and counters were judged for slow changes; "
+            f"{history.series_unjudged:,} had fewer than {MIN_DAYS} days with {MIN_PEERS} others to compare with."
         )
     if history.problems:
         yield Items(history.problems, "Not counted")
@@ -289,5 +295,5 @@ def samples(history: History, until_seconds: float) -> Iterator[Sample]:
         yield Sample("history_drift_ratio_per_week", help_text, slower.loss_share_per_week, labels)
     for rise in history.rises:
         labels = {"host": rise.host, "part": rise.part, "counter": rise.counter}
-        help_text = "Errors a day (resent_segments: of a million) lately, where they rise faster and faster."
+        help_text = "Errors a day (resent_segments: of a million) lately, where they become more frequent."
         yield Sample("history_error_rate", help_text, rise.now, labels)

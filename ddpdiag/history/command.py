@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 from ddpdiag.cli.outputs import is_one_file, progress_line, show, terminal_style
 from ddpdiag.codec import indented_json, readable
@@ -25,6 +26,8 @@ from ddpdiag.text import count
 
 # Clocks of hosts differ by seconds; a run that begins an hour ahead has a wrong clock.
 _MAX_AHEAD_SECONDS = 3_600.0
+# Runs of later years are refused when they are read.
+_ALL_TIME = (0.0, datetime(9999, 1, 1, tzinfo=UTC).timestamp())
 _OUTPUTS = ("json", "html", "markdown", "prometheus", "write_failing_hosts")
 
 
@@ -44,11 +47,11 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
                 raise UsageError(f"{readable(words[0])}: no report (*.json) and no recording (*.jsonl) in it")
             if args.parquet is not None:
                 progress.tell("writing Parquet ...")
-                parquet.write(args.parquet, store.runs(-math.inf, math.inf), store.readings(-math.inf, math.inf))
+                parquet.write(args.parquet, store.runs(*_ALL_TIME), store.readings(*_ALL_TIME))
             progress.tell("judging ...")
             # Runs that seem to begin after now do not count, even if the window ends later.
             end = min(until, now + _MAX_AHEAD_SECONDS)
-            runs, readings = store.runs(since, end), store.readings(since, end)
+            runs, readings = list(store.runs(since, end)), store.readings(since, end)
             problems = _problems(store, summary, runs, now + _MAX_AHEAD_SECONDS)
             history = answer(runs, readings, since_seconds=since, until_seconds=until, problems=problems)
     finally:
@@ -90,6 +93,8 @@ def _check_outputs(args: HistoryArgs) -> None:
 def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], ahead: float) -> list[str]:
     """Sentences about files and runs that do not count."""
     problems = [f"skipped: {problem}" for _path, problem in summary.problems]
+    if summary.unread:
+        problems.append(f"{count(summary.unread, 'new file')} not read: the index can only be read (--index)")
     if summary.duplicates:
         problems.append(f"{count(summary.duplicates, 'file')} of runs that other files also hold")
     number, last, later = store.bounds(ahead)
@@ -121,7 +126,7 @@ def _write_files(
 ) -> None:
     contents: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: indented_json(history),
-        "html": lambda: html.render_page(_html_page(history, code, verdict, shown)),
+        "html": lambda: html.render_page(_html_page(history, args.host, code, verdict, shown)),
         "markdown": lambda: "\n".join(fit_pieces(draw_pieces((verdict, *shown)))).rstrip() + "\n",
         "prometheus": lambda: prometheus.render_samples(samples(history, until)),
         "write_failing_hosts": lambda: "".join(f"{host}\n" for host in history.failing_hosts),
@@ -131,19 +136,21 @@ def _write_files(
             write(path, content())
 
 
-def _html_page(history: History, code: ExitCode, verdict: Text, shown: Sequence[Section]) -> html.Page:
+def _html_page(
+    history: History, host: str | None, code: ExitCode, verdict: Text, shown: Sequence[Section]
+) -> html.Page:
     facts = (
         ("runs", f"{history.runs:,}"),
         ("hosts", f"{history.hosts:,}"),
         ("from", history.since),
         ("to", history.until),
     )
-    failing = ",".join(history.failing_hosts)
+    failing = ",".join(history.failing_hosts) if host is None else ""
     return html.Page(
         verdict=code.name.lower(),
         verdict_text=verdict.lead,
         sentence=cut_line(verdict.text),
-        head=cut_line(f"History of {count(history.hosts, 'host')}"),
+        head=cut_line(f"History of {host or count(history.hosts, 'host')}"),
         facts=tuple(Fact(*fact) for fact in facts),
         commands=(Fact("Leave these hosts out:", f"sbatch -x {failing} ..."),) if failing else (),
         findings=None,

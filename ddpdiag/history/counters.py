@@ -1,10 +1,10 @@
-"""Error counters that rise faster and faster: of GPUs, of network ports, and TCP segments that were sent again.
+"""Error counters that rise more than before: of GPUs, of network ports, and TCP segments that were sent again.
 
 Counters go on counting between the runs, so two readings of a part show the errors of the jobs between them, too. The
 rise between two days, for each day or for a million sent segments, makes a series. It is compared with the median of
 all parts of its kind on that day, and tested for a trend by Spearman's rank correlation with time; Benjamini and
-Hochberg's procedure limits the share of false ones. Days count as independent, unlike in `drift`: errors often begin
-with a jump, after which days are alike. A counter that fell was reset (a reboot, a new driver); that step is left out.
+Hochberg's procedure limits the share of false ones. Days that are alike count as fewer, as in `drift`. A part whose
+counter fell was reset (a reboot, a new driver), and that day is left out.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.history.distributions import false_discovery_limit, median
-from ddpdiag.history.drift import MAX_FALSE_SHARE, MIN_DAYS, MIN_PEERS, p_value_of_fall
+from ddpdiag.history.drift import MAX_FALSE_SHARE, MIN_DAYS, MIN_PEERS, p_value_of_trend
 from ddpdiag.history.rows import DAY_SECONDS, Reading
 from ddpdiag.model import TCP_PART
 
@@ -24,14 +24,16 @@ from ddpdiag.model import TCP_PART
 # less than `MIN_RATIO` times as fast as before and as the others. For segments it is a tenth of RDZ004's limit for a
 # lost share, because dead connections of other programs send some again on any host.
 MIN_PER_DAY, MIN_PER_MILLION_SEGMENTS, MIN_RATIO = 1.0, 100.0, 3.0
+# Errors come in bursts; one of a week is no trend.
+MIN_ERROR_DAYS = 8
 _SENT, _RESENT = "sent_segments", "resent_segments"
 _GPU = "GPU-"
 
 
 class Rise(Struct, frozen=True, kw_only=True):
-    """An error counter of a part of a host that rises faster and faster, beyond those of the other parts of its kind.
+    """An error counter of a part of a host that rises more than before, beyond those of the other parts of its kind.
 
-    `before` and `now` are the means of the first and the last third of the `days` with values, and `others` is the
+    `before` and `now` are the medians of the first and the last third of the `days` with values, and `others` is the
     median of the other parts in the last third; all are a day, or of a million sent segments for `resent_segments`.
     `series` has the values of the days.
     """
@@ -67,7 +69,7 @@ class _Part(NamedTuple):
 
 
 def rises(readings: Iterable[Reading]) -> RiseAnswer:
-    """Find the counters that rise faster and faster. `readings` are in order of time."""
+    """Find the counters that rise more than before. `readings` are in order of time."""
     parts = list(_parts(readings))
     counters: dict[str, set[str]] = defaultdict(set)
     on_day: dict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
@@ -106,11 +108,14 @@ def _parts(readings: Iterable[Reading]) -> Iterator[_Part]:
         # A GPU keeps its counters when it moves to another host.
         own["" if reading.part.startswith(_GPU) else reading.host, reading.part].append(reading)
     for (_, name), rows in own.items():
-        kind = "GPU" if name.startswith(_GPU) else name if name == TCP_PART else "port"
+        # The counters of an RDMA port ("mlx5_0:1") are not those of an interface.
+        is_named = name.startswith(_GPU) or name == TCP_PART
+        kind = name[: len(_GPU)] if is_named else "RDMA port" if ":" in name else "interface"
         by_day = {
             int(after.seconds // DAY_SECONDS): _rises(before, after)
             for before, after in pairwise(rows)
             if after.seconds > before.seconds
+            and all(after.totals.get(key, 0) >= before.totals[key] for key in before.totals)
         }
         yield _Part(rows[-1].host, name, kind, by_day)
 
@@ -121,9 +126,7 @@ def _rises(before: Reading, after: Reading) -> dict[str, float]:
     days = (after.seconds - before.seconds) / DAY_SECONDS
     rates = {name: rise / days for name, rise in risen.items() if rise > 0 and name != _SENT}
     if _RESENT in rates:
-        # If the number of sent segments fell, all were reset.
-        sent = risen.get(_SENT, 0)
-        rates[_RESENT] = 1e6 * risen[_RESENT] / sent if sent >= risen[_RESENT] else 0.0
+        rates[_RESENT] = 1e6 * risen[_RESENT] / max(risen.get(_SENT, 0), risen[_RESENT])
     return rates
 
 
@@ -134,11 +137,11 @@ def _rise(part: _Part, counter: str, days: Sequence[int], series: Sequence[float
         host=part.host,
         part=part.name,
         counter=counter,
-        before=sum(series[:third]) / third,
-        now=sum(series[-third:]) / third,
+        before=median(series[:third]),
+        now=median(series[-third:]),
         others=median(others[-third:]),
         days=len(days),
-        p_value=p_value_of_fall([float(day) for day in days], losses, len(days)),
+        p_value=p_value_of_trend([float(day) for day in days], losses),
         since_seconds=days[0] * DAY_SECONDS,
         until_seconds=days[-1] * DAY_SECONDS,
         series=tuple(series),
@@ -150,4 +153,5 @@ def _least(counter: str) -> float:
 
 
 def _matters(rise: Rise) -> bool:
-    return rise.now >= max(_least(rise.counter), MIN_RATIO * rise.before, MIN_RATIO * rise.others)
+    least = max(_least(rise.counter), MIN_RATIO * rise.before, MIN_RATIO * rise.others)
+    return rise.now >= least and sum(value >= least for value in rise.series) >= MIN_ERROR_DAYS

@@ -22,7 +22,14 @@ _RUN = {"day": "VARCHAR", "run_id": "VARCHAR", "begin_seconds": "DOUBLE"}
 _TABLES: Mapping[str, Mapping[str, str]] = {
     "runs": {**_RUN, "verdict": "VARCHAR", "sentence": "VARCHAR", "ranks": "BIGINT", "codes": "VARCHAR[]"},
     "hosts": {**_RUN, "host": "VARCHAR", "state": "VARCHAR", "gpus": "VARCHAR[]", "facts": "VARCHAR[]"},
-    "blames": {**_RUN, "code": "VARCHAR", "title": "VARCHAR", "hosts": "VARCHAR[]", "gpus": "VARCHAR[]"},
+    "blames": {
+        **_RUN,
+        "code": "VARCHAR",
+        "title": "VARCHAR",
+        "hosts": "VARCHAR[]",
+        "gpus": "VARCHAR[]",
+        "is_error": "BOOLEAN",
+    },
     "figures": {**_RUN, "subject": "VARCHAR", "name": "VARCHAR", "value": "DOUBLE"},
     "counters": {
         "day": "VARCHAR",

@@ -54,8 +54,10 @@ _MAX_P_ALONE = 0.05
 _MAX_REPETITIONS = 10
 # Weights are sums of shares, so that a whole number may miss a little.
 _ROUNDING = 1e-9
-# At least nine of ten subjects are taken for usual ones, and all with at most this number of incidents.
-_USUAL_SHARE, _FEW_INCIDENTS = 0.9, 2
+# At least three of four subjects are taken for usual ones, and all with at most this number of incidents. With nine of
+# ten, a fifth of the hosts can be sick and hide each other; with half, hosts of small fleets that merely differ are
+# named (in 6 of 20 simulated fleets of 20 hosts without a fault).
+_USUAL_SHARE, _FEW_INCIDENTS = 0.75, 2
 _RUN_CLASSES = 12
 _SPREADS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0)
 _RATE_FACTORS = (0.8, 0.9, 1.0, 1.1, 1.25, 1.45, 1.7, 2.0, 2.5)
@@ -69,7 +71,8 @@ class Recurring(Struct, frozen=True, kw_only=True):
     the limits of the rate (95 %), and `fleet_share` is the rate of the others. `codes` counts the incidents of all
     checks by finding, the most frequent first. `first_seconds` and `last_seconds` are the times of the first and last,
     and `healthy_since` counts the healthy runs of the failed checks after the last. `has_recovered`: so many are
-    unlikely at the earlier rate. `hosts` are the hosts on which a GPU was blamed.
+    unlikely at the earlier rate. `has_errors`: not all incidents are warnings. `hosts` are the hosts that had a GPU,
+    the present one at the end.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Recurring(Struct, frozen=True, kw_only=True):
     last_seconds: float
     healthy_since: int
     has_recovered: bool
+    has_errors: bool
     hosts: tuple[str, ...] = ()
 
 
@@ -125,6 +129,7 @@ class Incident(NamedTuple):
     seconds: float
     codes: frozenset[str]
     company: frozenset[str]
+    has_error: bool = True
 
     @property
     def checks(self) -> frozenset[str]:
@@ -145,17 +150,34 @@ class Subject(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A run of a subject in which it is known whether it was at fault. A healthy one has no `failures`."""
+    """A run of a subject in which it is known whether it was at fault. A healthy one has no `failures`.
+
+    `has_error` is False if all failures are warnings.
+    """
 
     seconds: float
     codes: frozenset[str]  # the checks of the run
     failures: frozenset[str] = frozenset()
     company: frozenset[str] = frozenset()
+    has_error: bool = False
 
 
-def host_trials(runs: Iterable[Run], moved_gpus: frozenset[str] = frozenset()) -> dict[str, list[Trial]]:
-    """The trials of each host, in order of time. Failures of `moved_gpus` are not the host's: they follow the GPU."""
-    return _trials(runs, lambda row: (row.host,), lambda blame: blame.hosts, moved_gpus)
+def host_trials(
+    runs: Iterable[Run],
+    moved_gpus: frozenset[str] = frozenset(),
+    homes: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, list[Trial]]:
+    """The trials of each host, in order of time.
+
+    Failures of `moved_gpus` are not the host's: they follow the GPU. Neither are those of GPUs that other hosts have
+    now: `homes` has the hosts of each GPU, the present one at the end.
+    """
+
+    def is_of_host(blame: Blame, host: str) -> bool:
+        has_left = homes is not None and all(host in homes.get(gpu, ())[:-1] for gpu in blame.gpus)
+        return not blame.gpus or not (has_left or moved_gpus.issuperset(blame.gpus))
+
+    return _trials(runs, lambda row: (row.host,), lambda blame: [h for h in blame.hosts if is_of_host(blame, h)])
 
 
 def gpu_trials(runs: Iterable[Run]) -> dict[str, list[Trial]]:
@@ -167,24 +189,25 @@ def _trials(
     runs: Iterable[Run],
     present: Callable[[HostRow], Sequence[str]],
     blamed: Callable[[Blame], Sequence[str]],
-    ignored_gpus: frozenset[str] = frozenset(),
 ) -> dict[str, list[Trial]]:
     trials: dict[str, list[Trial]] = defaultdict(list)
     for run in runs:
         codes: dict[str, set[str]] = defaultdict(set)
         company: dict[str, frozenset[str]] = {}
+        with_error: set[str] = set()
         for blame in run.blames:
-            if not (blame.gpus and ignored_gpus.issuperset(blame.gpus)):
-                together = frozenset(blamed(blame))
-                for name in together:
-                    codes[name].add(blame.code)
-                    company[name] = min(company.get(name, together), together, key=len)
+            together = frozenset(blamed(blame))
+            with_error.update(together if blame.is_error else ())
+            for name in together:
+                codes[name].add(blame.code)
+                company[name] = min(company.get(name, together), together, key=len)
         healthy = Trial(run.begin_seconds, run.codes)  # one for all healthy hosts of the run
         for row in run.hosts:
             for name in present(row):
                 if name in codes:
                     others = company[name] - {name}
-                    trials[name].append(Trial(run.begin_seconds, run.codes, frozenset(codes[name]), others))
+                    failures = frozenset(codes[name])
+                    trials[name].append(Trial(run.begin_seconds, run.codes, failures, others, name in with_error))
                 elif row.state is State.HEALTHY:
                     trials[name].append(healthy)
                 else:
@@ -203,9 +226,10 @@ def subject_of(trials: Sequence[Trial]) -> Subject:
             is_open = is_open and not incidents[-1].checks <= trial.codes
         elif is_open and trial.seconds - (last := incidents[-1]).seconds <= DAY_SECONDS:
             company = min(last.company, trial.company, key=len)
-            incidents[-1] = last._replace(codes=last.codes | trial.failures, company=company)
+            codes, has_error = last.codes | trial.failures, last.has_error or trial.has_error
+            incidents[-1] = last._replace(codes=codes, company=company, has_error=has_error)
         else:
-            incidents.append(Incident(trial.seconds, trial.failures, trial.company))
+            incidents.append(Incident(trial.seconds, trial.failures, trial.company, trial.has_error))
             is_open = True
     return Subject(tuple(incidents), healthy, Counter(trial.codes for trial in trials))
 
@@ -223,10 +247,8 @@ class _Counts(NamedTuple):
     runs: dict[str, int]
 
 
-def recurrence(
-    trials: Mapping[str, Sequence[Trial]], hosts_of: Mapping[str, Sequence[str]] | None = None
-) -> Recurrence:
-    """Find the subjects of `trials` that fail more often than the others. `hosts_of` gives the hosts of each GPU."""
+def recurrence(trials: Mapping[str, Sequence[Trial]], homes: Mapping[str, Sequence[str]] | None = None) -> Recurrence:
+    """Find the subjects of `trials` that fail more often than the others. `homes` has the hosts of each GPU."""
     subjects = {name: subject_of(rows) for name, rows in trials.items()}
     established: dict[str, _Score] = {}
     pairs: dict[tuple[str, str], list[Incident]] = {}
@@ -247,12 +269,12 @@ def recurrence(
         established |= added
     pairs = {pair: shared for pair, shared in pairs.items() if established.keys().isdisjoint(pair)}
     remarkable = {*established, *(name for pair in pairs for name in pair)}
-    rates = {
-        check: _fleet_rate(_counts(subjects, remarkable, check))
-        for check in {_ALL, *(score.check for score in established.values())}
-    }
+    others = _counts(subjects, remarkable, _ALL)
+    rates = {_ALL: _fleet_rate(others)}
+    for check in {score.check for score in established.values()} - {_ALL}:
+        rates[check] = _fleet_rate(_counts(subjects, remarkable, check))
     named = [
-        _recurring(score, subjects[name], trials[name], rates[score.check], (hosts_of or {}).get(name, ()))
+        _recurring(score, subjects[name], trials[name], rates[score.check], (homes or {}).get(name, ()))
         for name, score in established.items()
     ]
     named.sort(key=lambda each: (-each.low_share, each.name))
@@ -267,7 +289,7 @@ def recurrence(
         unjudged=tuple(sorted(name for name, n in runs.items() if n < MIN_RUNS and name not in established)),
         fleet_share=rates[_ALL],
         median_runs=middle,
-        detectable_share=_detectable_share(middle, rates[_ALL], len(subjects)) if judged else None,
+        detectable_share=_detectable_share(middle, others, len(subjects) * len(_tests(subjects))) if judged else None,
     )
 
 
@@ -314,13 +336,17 @@ def _fleet_rate(counts: _Counts) -> float:
     return sum(counts.incidents.values()) / max(1, sum(counts.runs.values()))
 
 
-def _accepted_scores(subjects: Mapping[str, Subject], established: Collection[str]) -> list[_Score]:
-    """Test all subjects that are not established. Returns the accepted ones, the clearest first."""
+def _tests(subjects: Mapping[str, Subject]) -> list[str]:
+    """The tests of each subject: all checks together, and each check. With one check, the former is its test."""
     checks = {
         code.partition(".")[0] for subject in subjects.values() for each in subject.incidents for code in each.codes
     }
-    # With one check, the test of all codes is its test.
-    tests = [_ALL, *(sorted(checks) if len(checks) > 1 else ())]
+    return [_ALL, *(sorted(checks) if len(checks) > 1 else ())]
+
+
+def _accepted_scores(subjects: Mapping[str, Subject], established: Collection[str]) -> list[_Score]:
+    """Test all subjects that are not established. Returns the accepted ones, the clearest first."""
+    tests = _tests(subjects)
     best: dict[str, _Score] = {}
     spread = 0.0
     for check in tests:
@@ -341,13 +367,14 @@ def _accepted_scores(subjects: Mapping[str, Subject], established: Collection[st
 def _p_values(counts: _Counts, least_spread: float = 0.0) -> tuple[dict[str, float], float]:
     """The p-value of each subject with enough incidents: the probability of as many or more at the others' rate.
 
-    The rate is that of the subjects that are not accepted themselves, found by repetition. Also returns the spread,
-    which is at least `least_spread`.
+    The rate is that of the subjects that are not accepted themselves, found by repetition, at first without those that
+    are unusual. Also returns the spread, which is at least `least_spread`.
     """
     candidates = {name: weight for name, weight in counts.incidents.items() if weight >= MIN_INCIDENTS}
     total, runs = sum(counts.incidents.values()), sum(counts.runs.values())
     p_values: dict[str, float] = {}
-    accepted: set[str] = set()
+    usual = _usual_incidents(counts)
+    accepted = {name for name, weight in candidates.items() if weight > usual}
     spread = max(least_spread, _spread(counts)) if candidates else least_spread
     for _ in range(_MAX_REPETITIONS):
         for name, weight in candidates.items():
@@ -371,6 +398,12 @@ def _beta(rate: float, spread: float) -> tuple[float, float]:
     return rate * concentration, (1 - rate) * concentration
 
 
+def _usual_incidents(counts: _Counts) -> int:
+    """The number of incidents that most subjects have at most."""
+    numbers = sorted(counts.incidents.get(name, 0.0) for name in counts.runs)
+    return max(_FEW_INCIDENTS, int(quantile(numbers, _USUAL_SHARE) + _ROUNDING)) if numbers else _FEW_INCIDENTS
+
+
 def _spread(counts: _Counts) -> float:
     """The variance of the subjects' rates as a share of the squared mean.
 
@@ -378,7 +411,7 @@ def _spread(counts: _Counts) -> float:
     those that recur, whose number is not known yet, would make it too large, and then hide each other.
     """
     rows = sorted((runs, int(counts.incidents.get(name, 0.0) + _ROUNDING)) for name, runs in counts.runs.items())
-    most = max(_FEW_INCIDENTS, int(quantile(sorted(incidents for _, incidents in rows), _USUAL_SHARE)))
+    most = _usual_incidents(counts)
     few = [(runs, incidents) for runs, incidents in rows if incidents <= most]
     rate = sum(incidents for _, incidents in few) / max(1, sum(runs for runs, _ in few))
     # Subjects with similar numbers of runs are counted together.
@@ -447,6 +480,7 @@ def _recurring(
         last_seconds=tested[-1].seconds,
         healthy_since=healthy_since,
         has_recovered=silence < RECOVERED_PROBABILITY,
+        has_errors=any(incident.has_error for incident in tested),
         hosts=tuple(hosts),
     )
 
@@ -467,10 +501,13 @@ def _pair(pair: tuple[str, str], shared: Sequence[Incident], trials: Mapping[str
     )
 
 
-def _detectable_share(runs: int, rate: float, subjects: int) -> float | None:
-    """The rate at which one of `subjects` with `runs` runs is found with a probability of 80 %. None if it never is."""
-    limit = MAX_FALSE_SHARE / subjects
-    least = next((k for k in range(MIN_INCIDENTS, runs + 1) if binomial_tail(k, runs, max(rate, 1e-9)) <= limit), None)
-    if least is None:
-        return None
-    return solve(lambda share: binomial_tail(least, runs, share), 0.8)
+def _detectable_share(runs: int, others: _Counts, tests: int) -> float | None:
+    """The rate at which a subject with `runs` runs is found with a probability of 80 %, as the only one in `tests`.
+
+    None if it never is.
+    """
+    a, b = _beta(max(_fleet_rate(others), 1e-9), _spread(others))
+    limit = MAX_FALSE_SHARE / tests
+    numbers = range(MIN_INCIDENTS, runs + 1)
+    least = next((number for number in numbers if beta_binomial_tail(number, runs, a, b) <= limit), None)
+    return None if least is None else solve(lambda share: binomial_tail(least, runs, share), 0.8)

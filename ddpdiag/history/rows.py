@@ -53,6 +53,7 @@ class Blame(NamedTuple):
     title: str
     hosts: tuple[str, ...]
     gpus: tuple[str, ...] = ()
+    is_error: bool = True
 
 
 class Figure(NamedTuple):
@@ -128,7 +129,7 @@ def _blames(report: Report, host_of_gpu: dict[str, str]) -> Iterator[Blame]:
         ends = {end for link in finding.links for end in link.split(ARROW)}
         # Links of ranks ("rank 0 -> rank 1") have no hosts.
         if blamed := tuple(dict.fromkeys(filter(None, hosts or sorted(ends.intersection(report.world.hosts))))):
-            yield Blame(finding.code, finding.title, blamed, finding.gpus)
+            yield Blame(finding.code, finding.title, blamed, finding.gpus, finding.severity is Severity.ERROR)
 
 
 def _hosts(report: Report, blames: tuple[Blame, ...], host_of_gpu: dict[str, str]) -> Iterator[HostRow]:

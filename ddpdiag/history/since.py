@@ -1,8 +1,9 @@
 """First appearances of findings, beside the changes of versions that may explain them.
 
-For each finding, the share of host-runs with it is compared between the hosts that had a version (of driver, torch,
-CUDA, NCCL or the kind of GPU) and the host-runs with another one. A version that came later than the first half of the
-runs and with which the finding is much more frequent is named. It coincides; whether it is the cause is not tested.
+For each finding and version (of the kernel, driver, torch, CUDA or NCCL, or the model of GPU), the share of host-days
+with the finding is compared between hosts with the version and hosts with another one. A version that came later than
+the others, and with which the finding is much more frequent on two hosts or more, is named. They appeared together;
+whether the version is the cause is not tested.
 """
 
 from collections import Counter, defaultdict
@@ -13,22 +14,24 @@ from msgspec import Struct
 from ddpdiag.history.distributions import binomial_tail
 from ddpdiag.history.rows import DAY_SECONDS, Run
 
-# With a bar for each of some hundred pairs of finding and version, a false one is rare.
+# So low because some hundred pairs of finding and version are tested.
 _MAX_P_VALUE = 1e-5
-# The share of host-runs with the finding is at least so many times higher with the version.
+# The share of host-days with the finding is at least so many times higher with the version.
 _MIN_RATIO = 3.0
-_MIN_HOST_RUNS = 3
+_MIN_HOST_DAYS = 3
+# One host with a new version may fail for another reason.
+_MIN_HOSTS = 2
 
 
 class Version(Struct, frozen=True, kw_only=True):
-    """A version ("NCCL 2.28.3") that appeared at `first_seconds`, and the finding's host-runs with and without it."""
+    """A version ("NCCL 2.28.3") that appeared at `first_seconds`, and the finding's host-days with and without it."""
 
     fact: str
     first_seconds: float
     found: int
-    host_runs: int
+    host_days: int
     found_without: int
-    host_runs_without: int
+    host_days_without: int
 
 
 class Appearance(Struct, frozen=True, kw_only=True):
@@ -54,21 +57,24 @@ def appearances(runs: Sequence[Run]) -> tuple[Appearance, ...]:
     first: dict[str, tuple[int, str, str]] = {}
     found_runs: Counter[str] = Counter()
     hosts: dict[str, set[str]] = defaultdict(set)
+    days: dict[str, set[float]] = defaultdict(set)
     facts = _FactCounts()
     for number, run in enumerate(runs):
         codes_by_host: dict[str, set[str]] = defaultdict(set)
         for blame in run.blames:
             first.setdefault(blame.code, (number, blame.title, blame.hosts[0]))
             hosts[blame.code].update(blame.hosts)
+            days[blame.code].add(run.begin_seconds // DAY_SECONDS)
             for host in blame.hosts:
                 codes_by_host[host].add(blame.code)
         found_runs.update({blame.code for blame in run.blames})
         facts.add(run, codes_by_host)
+    facts.end_day()
     answers = []
     for code, (number, title, host) in first.items():
         clean_runs = sum(code.partition(".")[0] in run.codes for run in runs[:number])
         version = facts.explanation(code)
-        if found_runs[code] >= 2 and (version is not None or clean_runs >= max(10, len(runs) // 5)):
+        if len(days[code]) >= 2 and (version is not None or clean_runs >= max(10, len(runs) // 5)):
             answers.append(
                 Appearance(
                     code=code,
@@ -86,24 +92,36 @@ def appearances(runs: Sequence[Run]) -> tuple[Appearance, ...]:
 
 
 class _FactCounts:
-    """Counts of host-runs by version, and by finding and version."""
+    """Counts of the days of hosts by version, and by finding and version. A job that is retried counts once a day."""
 
     def __init__(self) -> None:
         self._first: dict[str, float] = {}
-        self._host_runs: Counter[tuple[str, str]] = Counter()  # by check and version
+        self._host_days: Counter[tuple[str, str]] = Counter()  # by check and version
         self._found: Counter[tuple[str, str]] = Counter()  # by finding and version
+        self._hosts: dict[tuple[str, str], set[str]] = defaultdict(set)  # by finding and version
+        self._day = -1
+        # Of the present day, by host and version: the checks and the findings.
+        self._today: dict[tuple[str, str], tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
 
     def add(self, run: Run, codes_by_host: dict[str, set[str]]) -> None:
-        number_of_facts = Counter(row.facts for row in run.hosts)
-        for facts, number in number_of_facts.items():
-            for fact in facts:
-                self._first.setdefault(fact, run.begin_seconds)
-                for check in run.codes:
-                    self._host_runs[check, fact] += number
+        day = int(run.begin_seconds // DAY_SECONDS)
+        if day != self._day:
+            self.end_day()
+            self._day = day
         for row in run.hosts:
-            for code in codes_by_host.get(row.host, ()):
-                for fact in row.facts:
-                    self._found[code, fact] += 1
+            for fact in row.facts:
+                self._first.setdefault(fact, run.begin_seconds)
+                checks, codes = self._today[row.host, fact]
+                checks |= run.codes
+                codes |= codes_by_host.get(row.host, set())
+
+    def end_day(self) -> None:
+        for (host, fact), (checks, codes) in self._today.items():
+            self._host_days.update((check, fact) for check in checks)
+            for code in codes:
+                self._found[code, fact] += 1
+                self._hosts[code, fact].add(host)
+        self._today.clear()
 
     def explanation(self, code: str) -> Version | None:
         """The version with which the finding is most surprisingly frequent, among versions that came later."""
@@ -115,21 +133,21 @@ class _FactCounts:
             if not others or first_seconds < min(map(self._first.__getitem__, others)) + DAY_SECONDS:
                 continue  # the only version, or one of those that were there from the begin
             found = self._found[code, fact]
-            host_runs = max(found, self._host_runs[check, fact])
+            host_days = max(found, self._host_days[check, fact])
             without = sum(self._found[code, other] for other in others)
-            host_runs_without = sum(self._host_runs[check, other] for other in others)
-            if found < _MIN_HOST_RUNS or not host_runs_without:
+            host_days_without = sum(self._host_days[check, other] for other in others)
+            if found < _MIN_HOST_DAYS or len(self._hosts[code, fact]) < _MIN_HOSTS or not host_days_without:
                 continue
-            rate_without = (without + 0.5) / (host_runs_without + 1)
-            p_value = binomial_tail(found, host_runs, min(0.999, rate_without))
-            if p_value <= _MAX_P_VALUE and found / host_runs >= _MIN_RATIO * without / host_runs_without:
+            rate_without = (without + 0.5) / (host_days_without + 1)
+            p_value = binomial_tail(found, host_days, min(0.999, rate_without))
+            if p_value <= _MAX_P_VALUE and found / host_days >= _MIN_RATIO * without / host_days_without:
                 version = Version(
                     fact=fact,
                     first_seconds=first_seconds,
                     found=found,
-                    host_runs=host_runs,
+                    host_days=host_days,
                     found_without=without,
-                    host_runs_without=host_runs_without,
+                    host_days_without=host_days_without,
                 )
                 if best is None or p_value < best[0]:
                     best = p_value, version

@@ -8,6 +8,8 @@ deleted. SQLite is in Python's standard library; docs/history.md compares it wit
 import os
 import re
 import sqlite3
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path
@@ -26,8 +28,8 @@ _APPLICATION_ID = 0x64647068
 _VERSION = 2
 _MEMORY = ":memory:"
 _LOCK_SECONDS = 30.0
-# A signal or a full disk loses at most so many files' work.
-_FILES_PER_COMMIT = 500
+# A signal or a full disk loses at most so many seconds' work, and another process waits so long.
+_COMMIT_SECONDS = 1.0
 _SUFFIXES = (".json", ".jsonl")
 # The recordings that the ranks of one run leave in a folder (--shared-dir).
 _PART = re.compile(r"(run|rank-\d+)\.jsonl")
@@ -45,7 +47,7 @@ CREATE TABLE hosts (
     run INTEGER, host INTEGER, state INTEGER, gpus INTEGER, facts INTEGER, PRIMARY KEY (run, host)
 ) WITHOUT ROWID;
 CREATE TABLE blames (
-    run INTEGER, number INTEGER, code INTEGER, title INTEGER, hosts INTEGER, gpus INTEGER,
+    run INTEGER, number INTEGER, code INTEGER, title INTEGER, hosts INTEGER, gpus INTEGER, is_error INTEGER,
     PRIMARY KEY (run, number)
 ) WITHOUT ROWID;
 CREATE TABLE figures (
@@ -60,10 +62,14 @@ _TOTALS = Decoder(dict[str, int])
 
 
 class ReadSummary(NamedTuple):
-    """The result of reading: numbers of files, and the files that hold no run, each with the reason."""
+    """The result of reading: numbers of files, and the files that hold no run, each with the reason.
+
+    `unread` files are new, but the index can only be read.
+    """
 
     files: int
     read: int
+    unread: int
     duplicates: int
     problems: tuple[tuple[str, str], ...]
 
@@ -91,18 +97,26 @@ class Store:
             raise self._unusable(error) from error
 
     def _open(self) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
+        if not self._is_index():
+            self._database.execute("BEGIN IMMEDIATE")
+            if not self._is_index():  # else another process has made the tables meanwhile
+                self._database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                self._database.execute(f"PRAGMA user_version = {_VERSION}")
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    self._database.execute(statement)
+            self._database.execute("COMMIT")
+
+    def _is_index(self) -> bool:
+        """Whether the tables are there. UsageError if the file has other tables. A new file is empty."""
         (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (application,) = self._database.execute("PRAGMA application_id").fetchone()
         (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        if not tables and not application:
-            self._database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            self._database.execute(f"PRAGMA user_version = {_VERSION}")
-            for statement in filter(str.strip, _TABLES.split(";")):
-                self._database.execute(statement)
-        elif application != _APPLICATION_ID or version != _VERSION:
-            raise UsageError(f"--index {readable(str(self._path))}: not an index of this version; give a new file")
-        self._database.execute("COMMIT")
+        if (tables or application) and (application, version) != (_APPLICATION_ID, _VERSION):
+            raise UsageError(
+                f"--index {readable(str(self._path))}: another program or version made it; give a new file, or delete "
+                "an old index, and all reports are read again"
+            )
+        return bool(tables)
 
     def _unusable(self, error: sqlite3.Error) -> UsageError:
         return UsageError(f"--index {readable(self._path or _MEMORY)}: cannot be used: {error}")
@@ -113,34 +127,48 @@ class Store:
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def read(self, sources: Sequence[Source], announce: Callable[[str], None] = lambda _text: None) -> ReadSummary:
-        """Read the sources that are new or changed. UsageError if the index cannot be written."""
-        known = {
+        """Read the sources that are new or changed; none of them if the index can only be read."""
+        known: dict[str, tuple[int, int, str | None, str | None]] = {
             path: (size, changed, run_id, problem)
             for path, size, changed, run_id, problem in self._database.execute("SELECT * FROM files")
         }
-        problems: list[tuple[str, str]] = []
-        paths_by_run: dict[str, set[str]] = {}
-        read = 0
+        states = [known.get(readable(source.path), (None, None, None, None)) for source in sources]
+        found = {
+            source.path: state[2:]
+            for source, state in zip(sources, states, strict=True)
+            if state[:2] == (source.size, source.changed_ns)
+        }
+        new = [source for source in sources if source.path not in found]
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            for source in sources:
-                size, changed_ns, run_id, problem = known.get(readable(source.path), (None, None, None, None))
-                if (size, changed_ns) != (source.size, source.changed_ns):
-                    read += 1
-                    run_id, problem = self._read_source(source)
-                    if read % _FILES_PER_COMMIT == 0:
-                        self._database.execute("COMMIT")
-                        self._database.execute("BEGIN IMMEDIATE")
-                    announce(f"reading reports: {read:,} of at most {len(sources):,} ...")
-                if problem is not None:
-                    problems.append((source.path, problem))
-                else:
-                    paths_by_run.setdefault(str(run_id), set()).add(source.path)
-            self._database.execute("COMMIT")
+            if new:
+                self._read_new(new, found, announce)
         except sqlite3.Error as error:
-            raise self._unusable(error) from error
-        duplicates = sum(len(paths) - 1 for paths in paths_by_run.values())
-        return ReadSummary(len(sources), read, duplicates, tuple(problems))
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                raise self._unusable(error) from error
+            self._database.execute("ROLLBACK")
+            found = {path: state for path, state in found.items() if path in known}
+        problems = tuple((path, problem) for path, (_, problem) in found.items() if problem is not None)
+        numbers = Counter(str(run_id) for run_id, problem in found.values() if problem is None)
+        unread = len(sources) - len(found)
+        return ReadSummary(len(sources), len(new) - unread, unread, numbers.total() - len(numbers), problems)
+
+    def _read_new(
+        self,
+        sources: Sequence[Source],
+        found: dict[str, tuple[str | None, str | None]],
+        announce: Callable[[str], None],
+    ) -> None:
+        """Read the sources into the index, and their run ids and problems into `found`."""
+        self._database.execute("BEGIN IMMEDIATE")
+        commit_at = time.monotonic() + _COMMIT_SECONDS
+        for number, source in enumerate(sources, 1):
+            found[source.path] = self._read_source(source)
+            if time.monotonic() > commit_at:
+                self._database.execute("COMMIT")
+                self._database.execute("BEGIN IMMEDIATE")
+                commit_at = time.monotonic() + _COMMIT_SECONDS
+            announce(f"reading reports: {number:,} of {len(sources):,} ...")
+        self._database.execute("COMMIT")
 
     def _read_source(self, source: Source) -> tuple[str | None, str | None]:
         """Read a source into the index. Returns its run id, or the reason for which it holds no run."""
@@ -188,9 +216,9 @@ class Store:
             [(number, text_id(row.host), row.state, joined_id(row.gpus), joined_id(row.facts)) for row in run.hosts],
         )
         many(
-            "INSERT INTO blames VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO blames VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
-                (number, index, text_id(b.code), text_id(b.title), joined_id(b.hosts), joined_id(b.gpus))
+                (number, index, text_id(b.code), text_id(b.title), joined_id(b.hosts), joined_id(b.gpus), b.is_error)
                 for index, b in enumerate(run.blames)
             ],
         )
@@ -227,8 +255,8 @@ class Store:
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def runs(self, since_seconds: float, until_seconds: float) -> list[Run]:
-        """The runs that began in the window, in order of time."""
+    def runs(self, since_seconds: float, until_seconds: float) -> Iterator[Run]:
+        """Yield the runs that began in the window, in order of time."""
         # One transaction: another process may add runs and names meanwhile.
         self._database.execute("BEGIN")
         texts: dict[int, str] = dict(self._database.execute("SELECT id, text FROM names"))
@@ -238,38 +266,41 @@ class Store:
         hosts = self._rows("hosts", window)
         blames = self._rows("blames", window)
         figures = self._rows("figures", window)
-        runs = []
         for number, run_id, begin, verdict, sentence, ranks, codes, _path in self._database.execute(
             "SELECT * FROM runs WHERE begin_seconds >= ? AND begin_seconds < ? ORDER BY begin_seconds, id", window
         ):
-            runs.append(
-                Run(
-                    run_id=run_id,
-                    begin_seconds=begin,
-                    verdict=texts[verdict],
-                    sentence=sentence,
-                    ranks=ranks,
-                    # One set for all runs with the same checks: they are counted by set.
-                    codes=sets.setdefault(codes, frozenset(words[codes])),
-                    hosts=tuple(HostRow(texts[h], State(s), words[g], words[f]) for _, h, s, g, f in hosts.of(number)),
-                    blames=tuple(
-                        Blame(texts[code], texts[title], words[h], words[g])
-                        for _, _, code, title, h, g in blames.of(number)
-                    ),
-                    figures=tuple(Figure(texts[h], texts[name], value) for _, h, name, value in figures.of(number)),
-                )
+            yield Run(
+                run_id=run_id,
+                begin_seconds=begin,
+                verdict=texts[verdict],
+                sentence=sentence,
+                ranks=ranks,
+                # One set for all runs with the same checks: they are counted by set.
+                codes=sets.setdefault(codes, frozenset(words[codes])),
+                hosts=tuple(HostRow(texts[h], State(s), words[g], words[f]) for _, h, s, g, f in hosts.of(number)),
+                blames=tuple(
+                    Blame(texts[code], texts[title], words[h], words[g], bool(is_error))
+                    for _, _, code, title, h, g, is_error in blames.of(number)
+                ),
+                figures=tuple(Figure(texts[h], texts[name], value) for _, h, name, value in figures.of(number)),
             )
         self._database.execute("COMMIT")
-        return runs
 
     def readings(self, since_seconds: float, until_seconds: float) -> list[Reading]:
-        """The last reading of each counter of a day in the window, in order of the days."""
+        """The last reading of each part on each day of the window, in order of time."""
+        texts: dict[int, str] = dict(self._database.execute("SELECT id, text FROM names"))
         query = (
-            "SELECT h.text, p.text, begin_seconds, totals FROM counters JOIN names h ON h.id = host JOIN names p ON "
-            "p.id = part WHERE begin_seconds >= ? AND begin_seconds < ? ORDER BY day"
+            "SELECT host, part, begin_seconds, totals FROM counters WHERE day BETWEEN ? AND ? "
+            "AND begin_seconds >= ? AND begin_seconds < ? ORDER BY begin_seconds"
         )
-        rows = self._database.execute(query, (since_seconds, until_seconds))
-        return [Reading(host, part, seconds, _TOTALS.decode(totals)) for host, part, seconds, totals in rows]
+        days = (since_seconds // DAY_SECONDS, until_seconds // DAY_SECONDS)
+        rows = self._database.execute(query, (*days, since_seconds, until_seconds))
+        # Most parts have no errors; they share texts and the empty dictionary.
+        none: dict[str, int] = {}
+        return [
+            Reading(texts[host], texts[part], seconds, none if totals == "{}" else _TOTALS.decode(totals))
+            for host, part, seconds, totals in rows
+        ]
 
     def _rows(self, table: str, window: tuple[float, float]) -> "_RowsByRun":
         query = (

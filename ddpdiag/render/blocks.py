@@ -237,7 +237,7 @@ def strip_table(block: HeatMap) -> Table:
     )
     columns = (Column(block.noun, no_wrap=True), Column(f"{block.column_noun}s", no_wrap=True))
     span = f"a {block.column_noun}" if size == 1 else f"{size} {block.column_noun}s"
-    note = f"A letter for {span}, from {block.columns[0]} on: x failed, . healthy, - no run that says anything."
+    note = f"A letter for {span}, from {block.columns[0]} on: x blamed, . healthy, - no run that says anything."
     return Table(columns=columns, rows=rows, noun=block.noun, note=note)
 
 

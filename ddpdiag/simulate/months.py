@@ -10,7 +10,7 @@ schedulers do. Every host fails now and then by chance, and the chance differs f
 - bad days of a leaf switch, on which many of its hosts are blamed;
 - drifts: from a day on a host loses a share of its bandwidth every week. The load of a run and of a day moves all;
 - failing cables: from a day on the port of a host has more errors, and its TCP more lost segments, every week. Other
-  ports have bursts of errors, and reboots reset the counters.
+  ports have bursts of errors of some days, and reboots reset the counters.
 """
 
 import math
@@ -79,6 +79,7 @@ class _HostCounters:
 
     def __init__(self, random: Random) -> None:
         self._random, self._day, self._totals = random, 0.0, Counter[str]()
+        self._burst_days = 0.0
         # Congestion makes some hosts lose more segments than others.
         self._lost_per_million = random.lognormvariate(3, 0.7)
 
@@ -91,7 +92,11 @@ class _HostCounters:
         sent = int(days * random.lognormvariate(18, 0.5))
         lost = (self._lost_per_million + 30 * cable_errors_per_day) * random.lognormvariate(0, 0.3)
         errors = cable_errors_per_day * days * random.lognormvariate(0, 0.7)
-        errors += random.lognormvariate(4, 1) if random.random() < 0.02 * days else 0
+        if random.random() < 0.01 * days:
+            self._burst_days = random.uniform(1, 7)
+        burst_days = min(days, self._burst_days)
+        self._burst_days -= burst_days
+        errors += burst_days * random.lognormvariate(3, 1) if burst_days else 0
         rises = {"sent_segments": sent, "resent_segments": int(sent * lost / 1e6), "symbol_error": int(errors)}
         self._totals.update(rises)
         port, tcp = (
@@ -117,7 +122,7 @@ class FleetMonths:
         self._counters = [_HostCounters(counter_random) for _ in range(plan.hosts)]
         self.pairs = frozenset((host, host + 1) for host in chosen[plan.lemons + plan.drifting :])
         # A gamma distribution with shape 2: a host in twenty fails more than twice as often as the mean.
-        self._shares = [random.gammavariate(2.0, plan.failure_share / 2) for _ in range(plan.hosts)]
+        self._shares = [random.gammavariate(2.0, max(1e-9, plan.failure_share / 2)) for _ in range(plan.hosts)]
 
     def reports(self) -> Iterator[Report]:
         """Yield the reports of all days, in order of time."""

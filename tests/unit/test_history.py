@@ -222,6 +222,58 @@ def test_checks_that_did_not_run_are_no_exposure():
     assert [each.name for each in recurrence(trials).recurring] == ["n2"]
 
 
+def test_many_sick_hosts_do_not_hide_each_other():
+    random, names = Random(1), [f"n{number}" for number in range(40)]
+    rates = {name: 0.4 if number < 8 else 0.003 for number, name in enumerate(names)}
+    runs = [run(day / 2, names, *(blame(name) for name in names if random.random() < rates[name])) for day in range(60)]
+    assert set(of(runs).failing_hosts) == set(names[:8])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "share", "code", "words"),
+    [
+        (1, 0.0, 3, "There is no other host"),
+        (1, 0.5, 1, "All hosts together fail in 50 %"),
+        (8, 0.5, 1, "All hosts together fail in"),
+        (3, 0.0, 0, "Slow changes were not judged"),
+    ],
+)
+def test_what_no_comparison_with_others_shows(hosts, share, code, words):
+    random, names = Random(1), [f"n{number}" for number in range(hosts)]
+    bad = [[name for number, name in enumerate(names) if (day + number) % 2 < 2 * share] for day in range(40)]
+    history = of(
+        [
+            run(day / 2, names, *map(blame, own), figures=figures(day, 1.0, random, hosts=hosts))
+            for day, own in enumerate(bad)
+        ]
+    )
+    assert history.exit_code == code
+    assert words in history.sentence
+
+
+def test_warnings_alone_do_not_leave_a_host_out():
+    history = of(fleet_runs({day: blame("n3", is_error=False) for day in (2, 5, 9, 13, 18)}))
+    assert [each.name for each in history.recurring_hosts.recurring] == ["n3"]
+    assert history.failing_hosts == ()
+
+
+def test_a_gpu_is_where_it_was_seen_last():
+    """It failed on n1, and is on n5 now, where it has not failed yet."""
+    names = [f"n{number}" for number in range(8)]
+
+    def day_of(day: int) -> Run:
+        gpus = {name: (f"GPU-{name}",) for name in names}
+        where = "n1" if day < 14 else "n5"
+        gpus[where] = (*gpus[where], "GPU-x")
+        bad = [blame("n1", code="GPU003.ecc", gpus=("GPU-x",))] if day in (1, 4, 7, 10, 12) else []
+        return run(day, names, *bad, gpus=gpus)
+
+    history = of([day_of(day) for day in range(18)])
+    assert history.recurring_gpus.recurring[0].hosts == ("n1", "n5")
+    assert history.failing_hosts == ("n5",)
+    assert [host_answer(history, name)[1] for name in ("n1", "n5")] == [0, 1]
+
+
 def test_an_empty_history_of_gpus():
     assert recurrence(gpu_trials(fleet_runs({}))).recurring == ()
 
@@ -260,6 +312,40 @@ def test_a_host_that_gets_slower_than_its_peers(weekly, hosts, named):
     if named:
         (only,) = found.drifts
         assert only.low_share_per_week < weekly < only.high_share_per_week
+
+
+@pytest.mark.parametrize("day", [6, 15, 22])
+def test_a_host_that_lost_a_lane_on_one_day_is_slower(day):
+    random, names = Random(4), [f"n{host}" for host in range(50)]
+    days = [
+        run(each, names, figures=figures(each, 0.8 if each >= day else 1.0, random, hosts=50)) for each in range(30)
+    ]
+    assert [each.subject for each in drift(days).drifts] == ["n2"]
+
+
+def test_days_that_are_alike_make_no_trend():
+    random, names, named = Random(6), [f"n{host}" for host in range(20)], 0
+    for _ in range(10):
+        states, days = dict.fromkeys(names, 0.0), []
+        for day in range(30):
+            states = {name: 0.5 * state + random.gauss(0, 0.03) for name, state in states.items()}
+            values = tuple(Figure(name, "busbw_bytes_per_s", 1e9 * math.exp(state)) for name, state in states.items())
+            days.append(run(day, names, figures=values))
+        named += len(drift(days).drifts)
+    assert named <= 2
+
+
+def test_hosts_are_compared_with_those_of_the_same_gpu():
+    """More and more of the hosts of a job have the faster GPU."""
+    random, names = Random(2), [f"n{host}" for host in range(24)]
+    facts = {name: (f"GPU {'H100' if int(name[1:]) < 12 else 'A100'}",) for name in names}
+    days = []
+    for day in range(30):
+        own = random.sample(names[:12], 5 + day // 8) + random.sample(names[12:], 8 - day // 8)
+        rates = {name: (9e9 if "H100" in facts[name][0] else 4e9) * random.gauss(1, 0.01) for name in own}
+        values = tuple(Figure(name, "gemm_per_s", rate) for name, rate in rates.items())
+        days.append(run(day, own, figures=values, facts=facts))
+    assert drift(days).drifts == ()
 
 
 def test_times_that_rise_are_a_loss():
@@ -355,7 +441,7 @@ def gpu_readings(errors: Sequence[int | None], *, moves_on: int = 99, others: in
     return readings
 
 
-RISING = [0] * 10 + [2, 3, 4, 6, 9, 12, 20, 25, 40, 60]
+RISING = [0] * 12 + [2, 0, 3, 4, 2, 6, 8, 4, 9, 12, 7, 14, 20, 12, 25, 30, 40, 60]
 
 
 @pytest.mark.parametrize(
@@ -366,6 +452,8 @@ RISING = [0] * 10 + [2, 3, 4, 6, 9, 12, 20, 25, 40, 60]
         (gpu_readings([*RISING[:15], None, *RISING[15:]]), ["n0"]),
         (gpu_readings([0, 900, 0, 0, 5, 0, 0, 0, 800, 0, 0, 0, 3, 0, 0, 700, 0, 0, 0, 0]), []),  # bursts
         (gpu_readings([50] * 20), []),  # no faster than before
+        (gpu_readings([0] * 20 + [500] * 10), ["n0"]),  # a jump
+        (gpu_readings(([0] * 12 + [30] * 5) * 2), []),  # bursts of days
         (gpu_readings([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 1, 0]), []),  # single errors
         (gpu_readings(RISING, others=3), []),  # too few to compare with
         (gpu_readings(RISING[-8:]), []),  # too few days
@@ -382,7 +470,7 @@ def test_errors_that_rise_faster_and_faster(readings, named):
     if named:
         (only,) = history.rises
         assert only.now > 3 * max(only.before, only.others)
-        assert f"errors on 1 host ({named[0]}) rise faster" in history.sentence
+        assert f"rrors on 1 host ({named[0]}) become more frequent" in history.sentence
         assert host_answer(history, named[0])[1] == 1
         assert [section.name for section in host_sections(history, [], named[0])] == ["rises"]
 
@@ -414,8 +502,25 @@ def test_a_finding_that_came_with_a_version(old, new):
 
     (only,) = appearances([day_of(day) for day in range(20)])
     assert (only.code, only.first_host, only.clean_runs, only.runs, only.hosts) == ("FAB001.host", "n0", 12, 8, 2)
-    assert (only.version.fact, only.version.found, only.version.host_runs) == (new, 16, 16)
-    assert (only.version.found_without, only.version.host_runs_without) == (0, 104)
+    assert (only.version.fact, only.version.found, only.version.host_days) == (new, 16, 16)
+    assert (only.version.found_without, only.version.host_days_without) == (0, 104)
+
+
+@pytest.mark.parametrize("failures_a_day", [1, 5])
+def test_one_host_with_a_new_version_does_not_blame_the_version(failures_a_day):
+    names = [f"n{number}" for number in range(6)]
+    runs = []
+    for day in range(20):
+        facts = {name: (f"driver {580 if day >= 10 and name == 'n5' else 570}",) for name in names}
+        bad = [blame("n5")] if day in (12, 14, 16) else []
+        runs += [run(day + retry / 100, names, *bad, facts=facts) for retry in range(failures_a_day if bad else 1)]
+    assert [each.version for each in appearances(runs)] == [None]
+
+
+def test_a_job_and_its_retry_are_no_new_finding():
+    names = [f"n{number}" for number in range(6)]
+    runs = [run(day, names) for day in range(15)] + [run(15 + hour / 24, names, blame("n1")) for hour in range(3)]
+    assert appearances(runs) == ()
 
 
 def test_a_finding_of_the_first_days_is_not_new():
@@ -447,7 +552,7 @@ def called(*words: str, code: int | None = None) -> str:
 def read_again(folder: Path, index: Path) -> dict[str, object]:
     store = Store(str(index))
     summary = store.read(find_sources([str(folder)]))
-    runs, readings = store.runs(0, 1e12), store.readings(0, 1e12)
+    runs, readings = list(store.runs(0, 1e11)), store.readings(0, 1e11)
     store.close()
     seen = {"read": summary.read, "duplicates": summary.duplicates, "problems": summary.problems}
     return seen | {"runs": runs, "readings": readings}
@@ -460,7 +565,7 @@ def test_a_file_that_cannot_be_read_is_tried_again_in_the_next_call(folder, tmp_
     assert [name for name, _ in store.read([source]).problems] == [source.path]
     (tmp_path / "away").rename(path)
     assert store.read([source]).problems == ()
-    assert len(store.runs(0, 1e12)) == 1
+    assert len(list(store.runs(0, 1e11))) == 1
     store.close()
 
 
@@ -471,7 +576,7 @@ def test_two_calls_may_share_an_index(folder, tmp_path):
     early = Store(str(tmp_path / "index"))
     early.read(find_sources([str(tmp_path / "one")]))
     runs = read_again(folder, tmp_path / "index")["runs"]
-    assert early.runs(0, 1e12) == runs
+    assert list(early.runs(0, 1e11)) == runs
     early.close()
 
 
@@ -484,6 +589,23 @@ def test_rows_survive_the_index(folder, tmp_path):
         assert new._replace(**rows) == old._replace(**rows)
         assert sorted(new.hosts) == sorted(old.hosts)
         assert sorted(new.figures) == sorted(old.figures)
+
+
+def test_an_index_that_can_only_be_read_answers_without_the_new_files(folder, tmp_path, monkeypatch):
+    index, first = tmp_path / "index", next(folder.iterdir())
+    count = len(list(folder.iterdir()))
+    first.rename(tmp_path / "later.json")
+    read_again(folder, index)
+    (tmp_path / "later.json").rename(folder / "later.json")
+    index.chmod(0o444)
+    if os.access(index, os.W_OK):  # root
+        connect = sqlite3.connect
+        monkeypatch.setattr(
+            sqlite3, "connect", lambda path, **words: connect(f"file:{path}?mode=ro", uri=True, **words)
+        )
+    text = called(str(folder), "--index", str(index), "--until", "2026-01-05", "--days", "5")
+    assert "1 new file not read" in text
+    assert f"{count - 1} runs of 8 hosts" in text
 
 
 def test_only_new_and_changed_files_are_read(folder, tmp_path):

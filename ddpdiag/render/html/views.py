@@ -160,7 +160,7 @@ def _heat_map_view(block: HeatMap) -> TableView:
 
     shown = block.rows[:_ROWS_SHOWN]
     note = (
-        f"The number of failures of each {block.column_noun}, coloured by their share of the runs; an empty cell had "
+        f"The runs of a {block.column_noun} in which the {block.noun} was blamed, coloured by their share. Empty cell: "
         f"no run that says anything. {omitted_sentence(len(block.rows) - len(shown))}"
     )
     return TableView(
