@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -108,25 +108,11 @@ class Outputs(DisplayArgs):
 
     def check(self, inputs: Sequence[str] = ()) -> None:
         """Raise UsageError, before measuring, if an output file cannot be written or would overwrite an input."""
-        from ddpdiag.render.files import check_writable
-
         if self.html is not None:
             from ddpdiag.render import html
 
             html.check_available()
-        option_of: dict[str, str] = {}
-        for name, path in self._files.items():
-            real_path = path if path == "-" else os.path.realpath(path)
-            if real_path in option_of:
-                raise UsageError(f"{option_of[real_path]} and {name} both name {path}; give each its own file")
-            option_of[real_path] = name
-            if any(is_one_file(path, file) for file in inputs):
-                raise UsageError(f"{name} {path} would overwrite a file that is read; give it another one")
-        for name, path in self._files.items():
-            try:
-                check_writable(path)
-            except UsageError as error:
-                raise UsageError(f"{name}: {error}") from error
+        check_output_files(self._files, inputs)
 
     @property
     def _files(self) -> dict[str, str]:
@@ -223,6 +209,24 @@ def features_of(report: "Report") -> tuple["Feature", ...]:
 
 def _as_lines(words: Iterable[str]) -> str:
     return "".join(f"{word}\n" for word in words)
+
+
+def check_output_files(path_of: Mapping[str, str], inputs: Iterable[str] = ()) -> None:
+    """Raise UsageError if a file, by its option, cannot be written, is named twice, or would overwrite an input."""
+    from ddpdiag.codec import readable
+    from ddpdiag.render.files import check_writable
+
+    sources, option_of = tuple(inputs), dict[str, str]()
+    for name, path in path_of.items():
+        if (other := option_of.setdefault(path if path == "-" else os.path.realpath(path), name)) != name:
+            raise UsageError(f"{other} and {name} both name {readable(path)}; give each its own file")
+        if any(is_one_file(path, source) for source in sources):
+            raise UsageError(f"{name} {readable(path)} would overwrite a file that is read; give it another one")
+    for name, path in path_of.items():
+        try:
+            check_writable(path)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
 
 
 def is_one_file(path: str, other: str) -> bool:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdiag.cli.options import Color
-from ddpdiag.cli.outputs import is_one_file, show, terminal_style
+from ddpdiag.cli.outputs import check_output_files, show, terminal_style
 from ddpdiag.codec import encode, readable
 from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import Direction
-from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.reading import read_report
 from ddpdiag.render.blocks import Block, Fold, Items, Mark, Text
-from ddpdiag.render.files import check_writable, write
+from ddpdiag.render.files import write
 from ddpdiag.render.markup import draw_pieces, fit_pieces
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
@@ -27,12 +27,7 @@ def run(old: str, new: str, *, json: str | None = None, markdown: str | None = N
     """
     outputs = {"--json": (json, as_json), "--markdown": (markdown, as_markdown)}
     files = {option: (path, content) for option, (path, content) in outputs.items() if path is not None}
-    for option, (path, _) in files.items():
-        if any(is_one_file(path, source) for source in (old, new)):
-            raise UsageError(f"{option} {path} would overwrite an input of the comparison; give it another file")
-        check_writable(path)
-    if json is not None and json == markdown:
-        raise UsageError("--json and --markdown name the same file; give each its own")
+    check_output_files({option: path for option, (path, _) in files.items()}, (old, new))
     comparison = compare(read_report(old), read_report(new), old_source=readable(old), new_source=readable(new))
     for path, content in files.values():
         write(path, content(comparison))

@@ -1,13 +1,13 @@
 """`ddpdiag history`: read the reports of many runs, answer, and write the files that options name."""
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from ddpdiag.cli.outputs import is_one_file, progress_line, show, terminal_style
+from ddpdiag.cli.options import option_name
+from ddpdiag.cli.outputs import check_output_files, progress_line, show, terminal_style
 from ddpdiag.codec import indented_json, readable
 from ddpdiag.errors import ExitCode, UsageError, did_you_mean
 from ddpdiag.history import HistoryArgs, parquet
@@ -17,7 +17,7 @@ from ddpdiag.history.rows import DAY_SECONDS, Run
 from ddpdiag.history.store import ReadSummary, Store, find_sources
 from ddpdiag.render import html, prometheus
 from ddpdiag.render.blocks import Section, Text
-from ddpdiag.render.files import check_writable, write
+from ddpdiag.render.files import write
 from ddpdiag.render.html.views import Fact, cut_line
 from ddpdiag.render.markup import draw_pieces, fit_pieces
 from ddpdiag.render.page import Page
@@ -75,19 +75,8 @@ def _check_outputs(args: HistoryArgs) -> None:
         html.check_available()
     if args.parquet is not None:
         parquet.check_available()
-    option_of: dict[str, str] = {}
-    for name in _OUTPUTS:
-        path, option = getattr(args, name), f"--{name.replace('_', '-')}"
-        if path is None:
-            continue
-        if args.index is not None and is_one_file(path, args.index):
-            raise UsageError(f"{option} {readable(path)} would overwrite the index; give it another file")
-        if (other := option_of.setdefault(path if path == "-" else os.path.realpath(path), option)) != option:
-            raise UsageError(f"{other} and {option} both name {readable(path)}; give each its own file")
-        try:
-            check_writable(path)
-        except UsageError as error:
-            raise UsageError(f"{option}: {error}") from error
+    paths = {option_name(name): path for name in _OUTPUTS if (path := getattr(args, name)) is not None}
+    check_output_files(paths, [args.index] if args.index is not None else ())
 
 
 def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], ahead: float) -> list[str]:
@@ -139,19 +128,18 @@ def _write_files(
 def _html_page(
     history: History, host: str | None, code: ExitCode, verdict: Text, shown: Sequence[Section]
 ) -> html.Page:
-    facts = (
-        ("runs", f"{history.runs:,}"),
-        ("hosts", f"{history.hosts:,}"),
-        ("from", history.since),
-        ("to", history.until),
-    )
     failing = ",".join(history.failing_hosts) if host is None else ""
     return html.Page(
         verdict=code.name.lower(),
         verdict_text=verdict.lead,
         sentence=cut_line(verdict.text),
         head=cut_line(f"History of {host or count(history.hosts, 'host')}"),
-        facts=tuple(Fact(*fact) for fact in facts),
+        facts=(
+            Fact("runs", f"{history.runs:,}"),
+            Fact("hosts", f"{history.hosts:,}"),
+            Fact("from", history.since),
+            Fact("to", history.until),
+        ),
         commands=(Fact("Leave these hosts out:", f"sbatch -x {failing} ..."),) if failing else (),
         findings=None,
         sections=tuple(shown),

@@ -18,7 +18,7 @@ from msgspec import Struct
 from rich.cells import cell_len
 
 from ddpdiag.cli.edge import complain, standard_input
-from ddpdiag.cli.outputs import LintArgs, is_one_file, show, terminal_style
+from ddpdiag.cli.outputs import LintArgs, check_output_files, show, terminal_style
 from ddpdiag.codec import encode, read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, did_you_mean
 from ddpdiag.lint import Rule
@@ -68,9 +68,7 @@ def run(paths: Sequence[str], options: LintArgs) -> int:
     """Judge scripts and show the report. Returns the exit code: 1 for errors or warnings, 2 for unreadable files."""
     json = options.json
     if json is not None:
-        if any(is_one_file(json, path) for path in paths):
-            raise UsageError(f"--json {json} would overwrite the script that is read; give it another file")
-        files.check_writable(json)
+        check_output_files({"--json": json}, paths)
     rules = select_rules(options.select, options.ignore)
     report = judge_files(paths, rules, quiet=options.quiet)
     stream = sys.stderr if json == "-" else sys.stdout
