@@ -111,7 +111,7 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)
     except BrokenPipeError:
-        return report.exit_code or ExitCode.CLOSED_PIPE, report.sentence
+        return exit_code_of(report, outputs.exit_codes) or ExitCode.CLOSED_PIPE, report.sentence
     except (OutputNotWritten, OSError, ValueError) as error:
         sentence = too_many_files_text(error) or str(error)
         complain(sentence)  # the verdict does not change, and all ranks still receive it

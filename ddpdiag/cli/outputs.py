@@ -230,11 +230,11 @@ def check_output_files(path_of: Mapping[str, str], inputs: Iterable[str] = ()) -
 
 
 def is_one_file(path: str, other: str) -> bool:
-    """Whether both paths lead to the same existing file."""
+    """Whether both paths lead to the same file, which may not exist yet."""
     try:
         return os.path.samefile(path, other)
     except OSError:  # one of them does not exist
-        return False
+        return path != "-" and os.path.realpath(path) == os.path.realpath(other)
 
 
 def terminal_style(stream: TextIO | None, color_option: Color = Color.AUTO) -> tuple[int, bool]:

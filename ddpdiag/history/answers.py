@@ -155,7 +155,7 @@ def _sentence(
         judged += f" Slow changes were not judged: too few days, or fewer than {MIN_PEERS + 1} hosts to compare."
     clauses = [*_recurrence_clauses(hosts, gpus), *_change_clauses(slower, rising)]
     if hosts.judged and hosts.fleet_share >= MANY_FAILURES_SHARE:
-        share, others = share_text(hosts.fleet_share), "other " if clauses else ""
+        share, others = share_text(hosts.fleet_share), "other " if hosts.recurring or hosts.pairs else ""
         clauses.append(f"all {others}hosts together fail in {share} of their runs, so what they share may be at fault")
     if clauses:
         text = "; ".join(clauses)
@@ -197,6 +197,14 @@ def host_answer(history: History, name: str) -> tuple[str, ExitCode]:
         return f"{name} had fewer than {MIN_RUNS} runs with a result, too few to judge it.", ExitCode.UNKNOWN
     if own is not None:
         return f"{name} failed again and again; {count(own.healthy_since, 'healthy run')} since.", ExitCode.FIT
+    if hosts.fleet_share >= MANY_FAILURES_SHARE:
+        share = share_text(hosts.fleet_share)
+        return (
+            f"{name} fails no more often than others, but all together fail in {share} of their runs.",
+            ExitCode.UNFIT,
+        )
+    if hosts.judged < 2:
+        return f"There is no other host to compare {name} with.", ExitCode.UNKNOWN
     return f"{name} fails no more often than the other hosts.", ExitCode.FIT
 
 
@@ -211,7 +219,7 @@ def _failure_clauses(history: History, name: str) -> Iterator[str]:
             yield f"{name} fails together with {fold_hosts({*pair.hosts} - {name})}"
     for gpu in history.recurring_gpus.recurring:
         if gpu.hosts and gpu.hosts[-1] == name:
-            yield f"GPU {gpu.name}, last blamed on {name}, fails again and again"
+            yield f"{gpu.name}, which {name} has now, fails again and again"
 
 
 def _trend_clauses(history: History, name: str) -> Iterator[str]:

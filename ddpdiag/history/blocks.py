@@ -186,7 +186,7 @@ def _appearance_blocks(history: History) -> Iterator[Block]:
         )
         if (version := each.version) is not None:
             text += (
-                f" It coincides with {version.fact}, first seen at {time_text(version.first_seconds)}: "
+                f" It appeared together with {version.fact}, first seen at {time_text(version.first_seconds)}: "
                 f"{version.found:,} of {version.host_days:,} host-days with it have the finding, and "
                 f"{version.found_without:,} of {version.host_days_without:,} with another version."
             )
@@ -291,8 +291,8 @@ def samples(history: History, until_seconds: float) -> Iterator[Sample]:
         yield Sample("history_gpu_failures", "Failures of a GPU.", gpu.incidents, {"gpu_uuid": gpu.name})
     for slower in history.drifts:
         labels = {"subject": slower.subject, "figure": slower.name}
-        help_text = "Loss of a figure of a host or link each week, beside the others."
-        yield Sample("history_drift_ratio_per_week", help_text, slower.loss_share_per_week, labels)
+        help_text = "Loss of a figure of a host or link in the window, beside the others."
+        yield Sample("history_drift_ratio", help_text, slower.loss_share, labels)
     for rise in history.rises:
         labels = {"host": rise.host, "part": rise.part, "counter": rise.counter}
         help_text = "Errors a day (resent_segments: of a million) lately, where they become more frequent."

@@ -14,7 +14,7 @@ from ddpdiag.history import HistoryArgs, parquet
 from ddpdiag.history.answers import History, answer, host_answer, time_text
 from ddpdiag.history.blocks import host_sections, samples, sections, verdict_of
 from ddpdiag.history.rows import DAY_SECONDS, Run
-from ddpdiag.history.store import ReadSummary, Store, find_sources
+from ddpdiag.history.store import ReadSummary, Source, Store, find_sources
 from ddpdiag.render import html, prometheus
 from ddpdiag.render.blocks import Section, Text
 from ddpdiag.render.files import write
@@ -33,7 +33,8 @@ _OUTPUTS = ("json", "html", "markdown", "prometheus", "write_failing_hosts")
 
 def run(words: Sequence[str], args: HistoryArgs) -> int:
     """Read the reports that `words` name, show the answers, and return the exit code: 1 if anything recurs."""
-    _check_outputs(args)
+    sources = find_sources(words)
+    _check_outputs(args, sources)
     if math.isnan(args.days):
         raise UsageError("--days nan: expected a number of days")
     now = time.time()
@@ -42,7 +43,7 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
     store = Store(args.index)
     try:
         with progress_line(quiet=args.quiet) as progress:
-            summary = store.read(find_sources(words), progress.tell)
+            summary = store.read(sources, progress.tell)
             if not summary.files:
                 raise UsageError(f"{readable(words[0])}: no report (*.json) and no recording (*.jsonl) in it")
             if args.parquet is not None:
@@ -70,20 +71,20 @@ def run(words: Sequence[str], args: HistoryArgs) -> int:
     return code
 
 
-def _check_outputs(args: HistoryArgs) -> None:
+def _check_outputs(args: HistoryArgs, sources: Sequence[Source]) -> None:
     if args.html is not None:
         html.check_available()
     if args.parquet is not None:
         parquet.check_available()
     paths = {option_name(name): path for name in _OUTPUTS if (path := getattr(args, name)) is not None}
-    check_output_files(paths, [args.index] if args.index is not None else ())
+    check_output_files(paths, [*([args.index] if args.index is not None else []), *(each.path for each in sources)])
 
 
 def _problems(store: Store, summary: ReadSummary, runs: Sequence[Run], ahead: float) -> list[str]:
     """Sentences about files and runs that do not count."""
     problems = [f"skipped: {problem}" for _path, problem in summary.problems]
     if summary.unread:
-        problems.append(f"{count(summary.unread, 'new file')} not read: the index can only be read (--index)")
+        problems.append(f"{count(summary.unread, 'new file')} not read: the index is read-only (--index)")
     if summary.duplicates:
         problems.append(f"{count(summary.duplicates, 'file')} of runs that other files also hold")
     number, last, later = store.bounds(ahead)

@@ -26,7 +26,7 @@ from ddpdiag.model import TCP_PART
 MIN_PER_DAY, MIN_PER_MILLION_SEGMENTS, MIN_RATIO = 1.0, 100.0, 3.0
 # Errors come in bursts; one of a week is no trend.
 MIN_ERROR_DAYS = 8
-_SENT, _RESENT = "sent_segments", "resent_segments"
+_SENT, _RESENT, _NEEDLESS = "sent_segments", "resent_segments", "needless_segments"
 _GPU = "GPU-"
 
 
@@ -124,9 +124,10 @@ def _rises(before: Reading, after: Reading) -> dict[str, float]:
     """The rise of each counter that rose, for each day or for a million sent segments."""
     risen = {name: total - before.totals.get(name, 0) for name, total in after.totals.items()}
     days = (after.seconds - before.seconds) / DAY_SECONDS
-    rates = {name: rise / days for name, rise in risen.items() if rise > 0 and name != _SENT}
+    rates = {name: rise / days for name, rise in risen.items() if rise > 0 and name not in (_SENT, _NEEDLESS)}
     if _RESENT in rates:
-        rates[_RESENT] = 1e6 * risen[_RESENT] / max(risen.get(_SENT, 0), risen[_RESENT])
+        lost = max(0, risen[_RESENT] - risen.get(_NEEDLESS, 0))
+        rates[_RESENT] = 1e6 * lost / max(1, risen.get(_SENT, 0), lost)
     return rates
 
 

@@ -16,7 +16,7 @@ from msgspec.json import encode
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.history.rows import LARGEST_INTEGER, Reading, Run
+from ddpdiag.history.rows import Reading, Run
 
 _RUN = {"day": "VARCHAR", "run_id": "VARCHAR", "begin_seconds": "DOUBLE"}
 _TABLES: Mapping[str, Mapping[str, str]] = {
@@ -86,7 +86,7 @@ def _rows(runs: Iterable[Run], readings: Iterable[Reading]) -> Iterator[tuple[st
     for reading in readings:
         part = {"day": _day(reading.seconds), "begin_seconds": reading.seconds, "host": reading.host}
         for name, total in reading.totals.items():
-            yield "counters", {**part, "part": reading.part, "name": name, "total": min(total, LARGEST_INTEGER)}
+            yield "counters", {**part, "part": reading.part, "name": name, "total": total}
 
 
 def _day(seconds: float) -> str:

@@ -1,8 +1,8 @@
 """Hosts and GPUs that fail more often than the fleet, and pairs of hosts that fail only together.
 
 Counts. A host's runs are those that name it as healthy, failing or blamed by a warning; other runs say nothing about
-it. Failures that follow each other within a day, without a healthy run of the same checks between, are one incident: a
-job that is retried on a broken host five times shows one fault, even if a Prolog runs `ddpdiag host` before each. A
+it. Failures that follow each other within 20 hours, without a healthy run of the same checks between, are one incident:
+a job that is retried on a broken host five times shows one fault, even if a Prolog runs `ddpdiag host` before each. A
 finding with several hosts is shared out among them by how often each is blamed alone.
 
 Test. The number of incidents is compared with what the other hosts' rate makes likely, under a beta-binomial
@@ -43,8 +43,12 @@ MIN_RUNS = 10
 MIN_INCIDENTS = 3
 # A host has recovered if a series of healthy runs as long as its last one has this probability at its earlier rate.
 RECOVERED_PROBABILITY = 0.01
+# Less than a day: a host that fails each day, some minutes earlier than the day before, fails each day.
+_INCIDENT_SECONDS = 20 * 3600.0
 _ALL = ""  # the test of all codes together
 _SHOWN_CODES = 3
+# Of rates, because a beta distribution has none for 1.
+_MAX_RATE = 0.999
 # A beta distribution with this a + b is as narrow as a single rate.
 _ALIKE = 1e6
 # A host passes the test of all hosts first. Whether it or the pair with its partner is named is one more question about
@@ -224,7 +228,7 @@ def subject_of(trials: Sequence[Trial]) -> Subject:
         if not trial.failures:
             healthy += 1
             is_open = is_open and not incidents[-1].checks <= trial.codes
-        elif is_open and trial.seconds - (last := incidents[-1]).seconds <= DAY_SECONDS:
+        elif is_open and trial.seconds - (last := incidents[-1]).seconds <= _INCIDENT_SECONDS:
             company = min(last.company, trial.company, key=len)
             codes, has_error = last.codes | trial.failures, last.has_error or trial.has_error
             incidents[-1] = last._replace(codes=codes, company=company, has_error=has_error)
@@ -382,7 +386,7 @@ def _p_values(counts: _Counts, least_spread: float = 0.0) -> tuple[dict[str, flo
             other_weight = total - sum(counts.incidents[other] for other in others)
             other_runs = runs - sum(counts.runs[other] for other in others)
             # Half an incident and one run more: without incidents of others their rate is small, but not 0.
-            a, b = _beta(min(0.999, (other_weight + 0.5) / (other_runs + 1)), spread)
+            a, b = _beta(min(_MAX_RATE, (other_weight + 0.5) / (other_runs + 1)), spread)
             p_values[name] = beta_binomial_tail(int(weight + _ROUNDING), counts.runs[name], a, b)
         limit = false_discovery_limit([*p_values.values()], len(counts.runs), MAX_FALSE_SHARE)
         before, accepted = accepted, {name for name, p_value in p_values.items() if p_value <= limit}
@@ -410,6 +414,8 @@ def _spread(counts: _Counts) -> float:
     It is the most likely one for the subjects with few incidents, given that they have few (a truncated distribution):
     those that recur, whose number is not known yet, would make it too large, and then hide each other.
     """
+    if not counts.runs:
+        return 0.0
     rows = sorted((runs, int(counts.incidents.get(name, 0.0) + _ROUNDING)) for name, runs in counts.runs.items())
     most = _usual_incidents(counts)
     few = [(runs, incidents) for runs, incidents in rows if incidents <= most]
@@ -506,7 +512,7 @@ def _detectable_share(runs: int, others: _Counts, tests: int) -> float | None:
 
     None if it never is.
     """
-    a, b = _beta(max(_fleet_rate(others), 1e-9), _spread(others))
+    a, b = _beta(min(_MAX_RATE, max(_fleet_rate(others), 1e-9)), _spread(others))
     limit = MAX_FALSE_SHARE / tests
     numbers = range(MIN_INCIDENTS, runs + 1)
     least = next((number for number in numbers if beta_binomial_tail(number, runs, a, b) <= limit), None)

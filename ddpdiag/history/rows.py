@@ -117,7 +117,15 @@ def row_of(report: Report) -> Run:
         hosts=tuple(_hosts(report, blames, host_of_gpu)),
         blames=blames,
         figures=tuple(_figures(report, host_of_gpu)),
-        readings=tuple(Reading(row.host, row.part, begin_seconds, row.totals) for row in report.counters),
+        readings=tuple(
+            Reading(
+                row.host,
+                row.part,
+                begin_seconds,
+                {name: min(total, LARGEST_INTEGER) for name, total in row.totals.items() if total > 0},
+            )
+            for row in report.counters
+        ),
     )
 
 

@@ -131,7 +131,7 @@ class _FactCounts:
             name = fact.partition(" ")[0]
             others = [other for other in self._first if other != fact and other.partition(" ")[0] == name]
             if not others or first_seconds < min(map(self._first.__getitem__, others)) + DAY_SECONDS:
-                continue  # the only version, or one of those that were there from the begin
+                continue  # the only version, or one of those that were there from the beginning
             found = self._found[code, fact]
             host_days = max(found, self._host_days[check, fact])
             without = sum(self._found[code, other] for other in others)

@@ -143,10 +143,10 @@ class Store:
             if new:
                 self._read_new(new, found, announce)
         except sqlite3.Error as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
                 raise self._unusable(error) from error
             self._database.execute("ROLLBACK")
-            found = {path: state for path, state in found.items() if path in known}
+            found = {path: state for path, state in found.items() if readable(path) in known}
         problems = tuple((path, problem) for path, (_, problem) in found.items() if problem is not None)
         numbers = Counter(str(run_id) for run_id, problem in found.values() if problem is None)
         unread = len(sources) - len(found)
@@ -288,6 +288,8 @@ class Store:
 
     def readings(self, since_seconds: float, until_seconds: float) -> list[Reading]:
         """The last reading of each part on each day of the window, in order of time."""
+        # One transaction, as for runs.
+        self._database.execute("BEGIN")
         texts: dict[int, str] = dict(self._database.execute("SELECT id, text FROM names"))
         query = (
             "SELECT host, part, begin_seconds, totals FROM counters WHERE day BETWEEN ? AND ? "
@@ -297,10 +299,12 @@ class Store:
         rows = self._database.execute(query, (*days, since_seconds, until_seconds))
         # Most parts have no errors; they share texts and the empty dictionary.
         none: dict[str, int] = {}
-        return [
+        readings = [
             Reading(texts[host], texts[part], seconds, none if totals == "{}" else _TOTALS.decode(totals))
             for host, part, seconds, totals in rows
         ]
+        self._database.execute("COMMIT")
+        return readings
 
     def _rows(self, table: str, window: tuple[float, float]) -> "_RowsByRun":
         query = (

@@ -165,9 +165,13 @@ class GuardedRendezvous(RendezvousHandler):
             return self._admitted()
         except SystemExit:  # a signal ends this agent; torchrun does not close the rendezvous then
             self._has_left = True
+            with suppress(RuntimeError):
+                self._announce(_ended_text(signal.SIGTERM))
             raise
         except KeyboardInterrupt:
             self._close(_ended_text(signal.SIGINT))
+            if _listens_here(self._store):
+                time.sleep(2 * _POLL)  # the others read why it was closed
             raise
         except SignalException as error:  # at a restart
             raise _EndedBySignal(_ended_text(error.sigval), error.sigval) from None
@@ -375,7 +379,7 @@ def _sentence_only(hook: _ExceptHook) -> _ExceptHook:
 
 
 def _ended_text(signum: signal.Signals) -> str:
-    return f"{signum.name} ended torchrun on {readable(socket.gethostname())} before it started the ranks"
+    return f"{signum.name} ended torchrun on {readable(socket.gethostname())} while it met the other hosts"
 
 
 def _lost_store(parameters: RendezvousParameters) -> RendezvousError:

@@ -140,7 +140,8 @@ class Counters(Struct, frozen=True, kw_only=True):
     """Counters of one part of a host, which count on after the run: two reports show how often they rose between them.
 
     `part` is the UUID of a GPU, the name of a network port ("eth0", "mlx5_0:1"), or TCP_PART. `totals` has the counters
-    that are not 0: those of a GPU since its driver was loaded, of a port or of TCP since the start of the host.
+    that are not 0: those of a GPU since its driver was loaded (row remaps: of its whole life), of a port or of TCP
+    since the start of the host.
     """
 
     host: str
@@ -148,7 +149,8 @@ class Counters(Struct, frozen=True, kw_only=True):
     totals: dict[str, int] = {}
 
 
-# All TCP connections of a host, with the counters `sent_segments`, `resent_segments` and `damaged_segments`.
+# All TCP connections of a host. The counters are `sent_segments`, `resent_segments`, those of them that the receiver
+# already had (`needless_segments`), and `damaged_segments`.
 TCP_PART = "TCP"
 
 

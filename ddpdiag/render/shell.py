@@ -1,5 +1,6 @@
 """Make lines for a shell: variables of a fix, the file of `--write-workaround`, and commands that exclude hosts."""
 
+import re
 from collections.abc import Mapping, Sequence
 from shlex import quote
 
@@ -9,6 +10,7 @@ from ddpdiag.text import fold_hosts, times_text
 
 # A longer list of hosts is not worth pasting.
 _MAX_LIST_LETTERS = 1_000
+_NAMES_SHOWN = 8
 # The reason why there are no variables to set, by the code of the finding that shows it.
 _REASON_BY_FINDING = {
     "P2P003.unfinished": "no variables: the search for them was not finished",
@@ -64,10 +66,11 @@ def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
 
 def _exclude_failing(report: Report, failing: Sequence[str]) -> tuple[str, str]:
     noun = "failing host" if len(failing) == 1 else "failing hosts"
-    if len(fold_hosts(failing)) > _MAX_LIST_LETTERS:
-        file, line = "run again with --write-failing-hosts failing, then", _exclude_command(report, failing, "failing")
-        return f"Without the {len(failing):,} {noun}: {file}", line
-    return f"Without the {noun} ({fold_hosts(failing)}):", _exclude_command(report, failing)
+    line = _exclude_command(report, failing)
+    if len(line) > _MAX_LIST_LETTERS:
+        line = _exclude_file_command(report, failing, "failing")
+        return f"Without the {len(failing):,} {noun}: run again with --write-failing-hosts failing, then", line
+    return f"Without the {noun} ({fold_hosts(failing, limit=_NAMES_SHOWN)}):", line
 
 
 def _exclude_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
@@ -75,19 +78,30 @@ def _exclude_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     lost_share = max(report.hosts.slow[name] for name in slow)
     verb = "host is" if len(slow) == 1 else "hosts are up to"
     sentence = f"{len(slow):,} {verb} {times_text(1 / max(1 - lost_share, 1e-6))} slower than the others"
-    failing = report.hosts.failing
-    failing_too = " and the failing ones" if failing else ""
-    without = f"Without {'it' if len(slow) == 1 else 'them'}{failing_too}:"
-    return f"{sentence}. {without}", _exclude_command(report, (*failing, *slow))
+    failing, them = report.hosts.failing, "it" if len(slow) == 1 else "them"
+    line = _exclude_command(report, (*failing, *slow))
+    if len(line) > _MAX_LIST_LETTERS:
+        line = _exclude_file_command(report, slow, "slow")
+        return f"{sentence}. Without {them}: run again with --write-slow-hosts slow, then", line
+    names = fold_hosts(slow, limit=_NAMES_SHOWN) + (" and the failing ones" if failing else "")
+    return f"{sentence}. Without {them} ({names}):", line
 
 
-def _exclude_command(report: Report, excluded: Sequence[str], file: str = "") -> str:
-    """The command that excludes hosts, by name or as listed in `file`."""
-    if not report.world.scheduler:
-        words = f"-f {file}" if file else " ".join(f"-e {quote(name)}" for name in sorted(excluded))
-        return f"grep -vwF {words} hostfile > healthy-hosts"
-    listed = f"./{file}" if file else quote(fold_hosts(excluded))
-    return f"srun {_remaining_size_options(report, excluded)}--exclude={listed} ..."
+def _exclude_command(report: Report, excluded: Sequence[str]) -> str:
+    if report.world.scheduler:
+        return f"srun {_remaining_size_options(report, excluded)}--exclude={quote(fold_hosts(excluded))} ..."
+    # "n1 slots=8", "n1:8" or "n1.cluster", but not "n10" or "n1-ib".
+    pattern = f"^[[:space:]]*({'|'.join(map(re.escape, sorted(excluded)))})([[:space:]:.]|$)"
+    return f"grep -vE {quote(pattern)} hostfile > healthy-hosts"
+
+
+def _exclude_file_command(report: Report, excluded: Sequence[str], file: str) -> str:
+    if report.world.scheduler:
+        return f"srun {_remaining_size_options(report, excluded)}--exclude=./{file} ..."
+    return (
+        'awk \'NR == FNR {bad[$1]; next} {split($1, part, ":"); split(part[1], name, ".")} '
+        f"!(part[1] in bad) && !(name[1] in bad)' {file} hostfile > healthy-hosts"
+    )
 
 
 def _remaining_size_options(report: Report, excluded: Sequence[str]) -> str:

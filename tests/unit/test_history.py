@@ -37,7 +37,7 @@ from ddpdiag.history.recurrence import gpu_trials, host_trials, recurrence, subj
 from ddpdiag.history.rows import Blame, Figure, HostRow, Reading, Run, State, row_of
 from ddpdiag.history.since import appearances
 from ddpdiag.history.store import Store, find_sources
-from ddpdiag.model import TCP_PART, Matrix
+from ddpdiag.model import TCP_PART, Counters, Matrix
 from ddpdiag.simulate.fleet import host_name
 from ddpdiag.simulate.months import BEGIN, FleetMonths, Plan
 
@@ -234,6 +234,8 @@ def test_many_sick_hosts_do_not_hide_each_other():
     [
         (1, 0.0, 3, "There is no other host"),
         (1, 0.5, 1, "All hosts together fail in 50 %"),
+        (1, 1.0, 1, "1 host (n0) fails again and again"),
+        (8, 1.0, 1, "All hosts together fail in 100 %"),
         (8, 0.5, 1, "All hosts together fail in"),
         (3, 0.0, 0, "Slow changes were not judged"),
     ],
@@ -249,6 +251,7 @@ def test_what_no_comparison_with_others_shows(hosts, share, code, words):
     )
     assert history.exit_code == code
     assert words in history.sentence
+    assert host_answer(history, "n0")[1] == code
 
 
 def test_warnings_alone_do_not_leave_a_host_out():
@@ -272,6 +275,18 @@ def test_a_gpu_is_where_it_was_seen_last():
     assert history.recurring_gpus.recurring[0].hosts == ("n1", "n5")
     assert history.failing_hosts == ("n5",)
     assert [host_answer(history, name)[1] for name in ("n1", "n5")] == [0, 1]
+
+
+def test_gpus_that_all_fail_always():
+    names = [f"n{number}" for number in range(3)]
+    gpus = {name: (f"GPU-{name}",) for name in names}
+    bad = [blame(name, code="GPU003.ecc", gpus=gpus[name], is_error=False) for name in names]
+    assert of([run(day, names, *bad, gpus=gpus) for day in range(20)]).exit_code == 1
+
+
+def test_a_run_each_day_that_fails_is_a_failure_each_day():
+    runs = [run(day - day / 200, [f"n{n}" for n in range(12)], *[blame("n3")] * (day % 4 > 0)) for day in range(24)]
+    assert of(runs).recurring_hosts.recurring[0].incidents == 18
 
 
 def test_an_empty_history_of_gpus():
@@ -376,6 +391,14 @@ def test_a_link_that_gets_slower_is_named_unless_its_host_does():
 
     assert found({"n1 -> n2"}) == ["n1 -> n2"]
     assert found({"n1", "n1 -> n2", "n3 -> n1"}) == ["n1"]
+
+
+def test_damaged_counters_are_limited():
+    (report,) = FleetMonths(Plan(hosts=3, days=1, jobs_per_day=1, lemons=0, repaired=0, pairs=0, drifting=0)).reports()
+    counters = (Counters(host="a", part=TCP_PART, totals={"sent_segments": 10**400, "resent_segments": -1}),)
+    assert [each.totals for each in row_of(structs.replace(report, counters=counters)).readings] == [
+        {"sent_segments": 2**63 - 1}
+    ]
 
 
 def test_links_of_small_runs_are_figures():
@@ -740,6 +763,8 @@ def test_a_run_of_the_future_is_named_and_does_not_count(folder):
         ([".", "--until", "tomorrow"], "expected a date or time"),
         ([".", "--until", "0001-01-02"], "expected a date or time"),
         ([".", "--json", "-", "--html", "-"], "both name"),
+        (["text.json", "--json", "text.json"], "would overwrite a file that is read"),
+        (["text.json", "--index", "new", "--json", "new"], "would overwrite a file that is read"),
     ],
 )
 def test_wrong_usage(tmp_path, monkeypatch, words, sentence):
@@ -759,7 +784,7 @@ def test_parquet_has_every_run_in_a_folder_for_its_day(tmp_path, monkeypatch):
     runs = [run(day, ("a", "b", "it's"), *([blame("b")] if day == 1 else [])) for day in (0, 0.2, 1)]
     for _ in range(2):  # a day that is written again replaces its files
         parquet.write(
-            str(tmp_path / "it's" / "lake"), runs, [Reading("a", TCP_PART, NOW, {"sent_segments": 2**64 - 1})]
+            str(tmp_path / "it's" / "lake"), runs, [Reading("a", TCP_PART, NOW, {"sent_segments": 2**63 - 1})]
         )
     folders = {name: len(list((tmp_path / "it's" / "lake" / name).iterdir())) for name in ("runs", "counters")}
     assert folders == {"runs": 2, "counters": 1}

@@ -290,5 +290,5 @@ def test_the_report_has_the_last_counters_of_the_ports_that_count():
     assert [(row.host, row.part, row.totals) for row in rows] == [
         ("n1", "eth0", {"carrier_down_count": 1}),
         ("n1", "mlx5_0:1", {"symbol_error": 6}),
-        ("n1", "TCP", {"sent_segments": 5000, "resent_segments": 50}),
+        ("n1", "TCP", {"sent_segments": 5000, "resent_segments": 90, "needless_segments": 40}),
     ]

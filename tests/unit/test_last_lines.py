@@ -1,5 +1,8 @@
 """The end of the page: hosts to leave out, as a line to paste, and what to do about the first error."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 from reports import finding_of, fit, unfit
 
@@ -32,9 +35,32 @@ def test_bad_and_slow_hosts_are_left_out_by_a_line_to_paste(golden, hosts) -> No
     golden(*("\n".join(line) for line in exclude_lines(report_of(**hosts))))
 
 
-def test_many_slow_hosts_are_all_in_the_list() -> None:
-    ((_, command),) = exclude_lines(report_of(slow=dict.fromkeys(MANY, 0.2)))
-    assert command.count("rack") == len(MANY)
+def test_many_slow_hosts_are_a_file() -> None:
+    ((sentence, command),) = exclude_lines(report_of(slow=dict.fromkeys(MANY, 0.2)))
+    assert "--write-slow-hosts slow" in sentence
+    assert command.startswith("awk ")
+
+
+HOSTFILE = """\
+n1 slots=8
+n10 slots=8
+  n1-ib:4
+n1.cluster:8
+rack.n1
+n.2
+nx2
+"""
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_the_line_leaves_out_these_hosts_and_no_others(tmp_path: Path, as_file: bool) -> None:
+    many = tuple(f"other{number:04d}" for number in range(200 if as_file else 0))
+    ((_, command),) = exclude_lines(report_of(bad=("n1", "n.2", *many)))
+    (tmp_path / "hostfile").write_text(HOSTFILE)
+    (tmp_path / "failing").write_text("n1\nn.2\n")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    left = (tmp_path / "healthy-hosts").read_text().split("\n")
+    assert left[:-1] == ["n10 slots=8", "  n1-ib:4", "rack.n1", "nx2"]
 
 
 def test_half_of_the_hosts_are_not_left_out_for_being_slow() -> None:

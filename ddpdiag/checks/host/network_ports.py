@@ -162,8 +162,11 @@ def lost_segments(tcp: Mapping[str, int]) -> int:
     On a busy host an acknowledgement is late, and the kernel then sends a segment again that was not lost: 2,831 of
     2,854 on two cores with a load of 20, and 635 of 635 between two network namespaces there.
     """
-    needless = max(tcp.get("TCPDSACKRecv", 0), tcp.get("TCPDSACKRecvSegs", 0))
-    return max(0, tcp.get("RetransSegs", 0) - needless)
+    return max(0, tcp.get("RetransSegs", 0) - _needless_segments(tcp))
+
+
+def _needless_segments(tcp: Mapping[str, int]) -> int:
+    return max(tcp.get("TCPDSACKRecv", 0), tcp.get("TCPDSACKRecvSegs", 0))
 
 
 class PortChange(NamedTuple):
@@ -404,8 +407,12 @@ def report(seen: Seen[Data]) -> Contribution:
         ports = {port.name: port.counters for _, port in readings.port_pairs() if port is not None}
         if tcp := readings.after.tcp:
             sent, damaged = tcp.get("OutSegs", 0), tcp.get("InCsumErrors", 0)
-            own = {"sent_segments": sent, "resent_segments": lost_segments(tcp), "damaged_segments": damaged}
-            ports[TCP_PART] = own
+            ports[TCP_PART] = {
+                "sent_segments": sent,
+                "resent_segments": tcp.get("RetransSegs", 0),
+                "needless_segments": _needless_segments(tcp),
+                "damaged_segments": damaged,
+            }
         for part, counters in ports.items():
             totals = {name: number for name, number in counters.items() if number}
             rows.append(Counters(host=host.name, part=part, totals=totals))
