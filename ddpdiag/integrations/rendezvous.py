@@ -130,6 +130,7 @@ class GuardedRendezvous(RendezvousHandler):
         self._has_left = False
         self._trains = False
         self._lost_count = 0
+        self._met_count = 1
 
     def get_backend(self) -> str:
         return self._parameters.backend
@@ -167,11 +168,11 @@ class GuardedRendezvous(RendezvousHandler):
             self._has_left = True
             with suppress(RuntimeError):
                 self._announce(_ended_text(signal.SIGTERM))
+                self._notes.add("read", 1)
             raise
         except KeyboardInterrupt:
             self._close(_ended_text(signal.SIGINT))
-            if _listens_here(self._store):
-                time.sleep(2 * _POLL)  # the others read why it was closed
+            self._let_others_read()
             raise
         except SignalException as error:  # at a restart
             raise _EndedBySignal(_ended_text(error.sigval), error.sigval) from None
@@ -210,6 +211,7 @@ class GuardedRendezvous(RendezvousHandler):
         RendezvousError if a host has closed the rendezvous since, as one that is interrupted does.
         """
         if self._inner.is_closed() and (reason := self._reason()):
+            self._let_others_read()
             raise RendezvousError(reason)
         self._notes.set("started", "")
         self._lost_count = self._notes.add("lost", 0)
@@ -223,9 +225,12 @@ class GuardedRendezvous(RendezvousHandler):
             if hasattr(self._inner, name):
                 setattr(self._inner, name, None)
         try:
-            return self._inner.next_rendezvous()
+            info = self._inner.next_rendezvous()
+            self._met_count = info.world_size
+            return info
         except (RendezvousClosedError, RendezvousTimeoutError):
             if reason := self._reason():
+                self._let_others_read()
                 raise RendezvousError(reason) from None
             raise
 
@@ -342,6 +347,16 @@ class GuardedRendezvous(RendezvousHandler):
                     return
                 time.sleep(_POLL)
         time.sleep(2 * _POLL)  # the others read why it was closed
+
+    def _let_others_read(self) -> None:
+        """Keep the store, if this process serves it, until those who met have read why the rendezvous was closed."""
+        with suppress(RuntimeError):
+            self._notes.add("read", 1)
+            if _listens_here(self._store):
+                end = time.monotonic() + _MESSAGE_WAIT
+                while self._notes.add("read", 0) < self._met_count and time.monotonic() < end:
+                    time.sleep(_POLL / 10)
+                time.sleep(2 * _POLL)  # others may wait for the next meeting
 
     def _stop(self, info: RendezvousInfo, sentence: str) -> NoReturn:
         """Close the rendezvous and raise RendezvousError. The host of the store waits for the other hosts."""

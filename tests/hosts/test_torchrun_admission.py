@@ -161,9 +161,11 @@ def test_the_death_of_the_host_of_the_store_is_named(start):
         assert "does not reach the store of the rendezvous at h0:29400" in run.jobs[name].stderr
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
-def test_the_others_do_not_wait_for_a_torchrun_that_a_signal_ends_during_the_check(start, signum, code):
-    _, run = start(count=3, fault=Fault("", stage="launch"))
+@pytest.mark.parametrize(
+    ("signum", "nnodes", "code"), [(signal.SIGTERM, "2:3", 0), (signal.SIGTERM, "3:3", 1), (signal.SIGINT, "2:3", 1)]
+)
+def test_the_others_do_not_wait_for_a_torchrun_that_a_signal_ends_during_the_check(start, signum, nnodes, code):
+    _, run = start(count=3, nnodes=nnodes, fault=Fault("", stage="launch"))
     ended, *others = (run.jobs[name] for name in ("h2", "h0", "h1"))
 
     def own(word: str) -> list[Process]:
@@ -176,7 +178,7 @@ def test_the_others_do_not_wait_for_a_torchrun_that_a_signal_ends_during_the_che
     assert codes(run)[:2] == [code] * 2, run.told()
     for job in others:
         assert job.stdout.count("of 4 has learned") == (0 if code else 2)
-        assert ("SIGINT ended torchrun on h2" in job.stderr) == bool(code), run.told()
+        assert (f"{signum.name} ended torchrun on h2" in job.stderr) == bool(code), run.told()
         assert "Traceback" not in job.stderr
 
 
