@@ -1,5 +1,6 @@
 """The answers to the questions of `ddpdiag history`, made from the rows of many runs by pure functions."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -93,7 +94,7 @@ def answer(
         who = f"{count(len(hidden), 'recurring host')} ({', '.join(hidden[:3])})"
         problems = (*problems, f"not in the list of failing hosts: {who}, as the name could mean others")
     first_day = int(since_seconds // DAY_SECONDS)
-    day_count = int((until_seconds - 1) // DAY_SECONDS) - first_day + 1
+    day_count = math.ceil(until_seconds / DAY_SECONDS) - first_day
     return History(
         sentence=_sentence(hosts, gpus, slower, rising, len(runs), len(all_hosts)),
         exit_code=exit_code,

@@ -137,7 +137,7 @@ def main() -> None:
         print(f"  errors that double every week: {len(after)} of {len(cables)} hosts named,", end=" ")
         print(f"after {statistics.median(after):.0f} days (median; {after[0]} to {after[-1]}); others: {len(false)}")
         plan = Plan(hosts=words.hosts, days=30, jobs_per_day=jobs, lemons=0, repaired=0, drifting=0, failing_cables=0)
-        window = [row_of(report) for report in FleetMonths(plan, seed).reports()]
+        window = until([row_of(report) for report in FleetMonths(plan, seed).reports()], 30)
         begin = BEGIN.timestamp()
         calm = answer(window, last_readings(window), since_seconds=begin, until_seconds=begin + 30 * DAY_SECONDS)
         print(

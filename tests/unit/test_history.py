@@ -738,6 +738,11 @@ def test_the_dashboard_shows_metrics_that_exist():
     assert asked <= known
 
 
+def test_a_run_in_the_last_moment_has_a_day():
+    history = answer([run(5, ["n0"])], since_seconds=NOW, until_seconds=NOW + 5 * DAY + 0.5)
+    assert len(history.day_names) == 6
+
+
 def test_one_host(folder):
     text = called(str(folder), "--until", "2026-01-05", "--host", "n0003", code=3)
     assert "Runs of n0003" in text
