@@ -11,6 +11,8 @@ from ddpdiag.text import fold_hosts, times_text
 # A longer list of hosts is not worth pasting.
 _MAX_LIST_LETTERS = 1_000
 _NAMES_SHOWN = 8
+# The signs of extended regular expressions. re.escape also escapes "-", which POSIX leaves undefined.
+_ERE_SIGN, _ESCAPED = re.compile(r"[][\\.^$*+?(){}|]"), r"\\\g<0>"
 # The reason why there are no variables to set, by the code of the finding that shows it.
 _REASON_BY_FINDING = {
     "P2P003.unfinished": "no variables: the search for them was not finished",
@@ -91,7 +93,7 @@ def _exclude_command(report: Report, excluded: Sequence[str]) -> str:
     if report.world.scheduler:
         return f"srun {_remaining_size_options(report, excluded)}--exclude={quote(fold_hosts(excluded))} ..."
     # "n1 slots=8", "n1:8" or "n1.cluster", but not "n10" or "n1-ib".
-    pattern = f"^[[:space:]]*({'|'.join(map(re.escape, sorted(excluded)))})([[:space:]:.]|$)"
+    pattern = f"^[[:space:]]*({'|'.join(_ERE_SIGN.sub(_ESCAPED, name) for name in sorted(excluded))})([[:space:]:.]|$)"
     return f"grep -vE {quote(pattern)} hostfile > healthy-hosts"
 
 

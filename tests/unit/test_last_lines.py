@@ -49,18 +49,21 @@ n1.cluster:8
 rack.n1
 n.2
 nx2
+gpu-1:8
+gpu-1-2
 """
 
 
 @pytest.mark.parametrize("as_file", [False, True])
 def test_the_line_leaves_out_these_hosts_and_no_others(tmp_path: Path, as_file: bool) -> None:
     many = tuple(f"other{number:04d}" for number in range(200 if as_file else 0))
-    ((_, command),) = exclude_lines(report_of(bad=("n1", "n.2", *many)))
+    ((_, command),) = exclude_lines(report_of(bad=("n1", "n.2", "gpu-1", *many)))
     (tmp_path / "hostfile").write_text(HOSTFILE)
-    (tmp_path / "failing").write_text("n1\nn.2\n")
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    (tmp_path / "failing").write_text("n1\nn.2\ngpu-1\n")
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stderr == ""
     left = (tmp_path / "healthy-hosts").read_text().split("\n")
-    assert left[:-1] == ["n10 slots=8", "  n1-ib:4", "rack.n1", "nx2"]
+    assert left[:-1] == ["n10 slots=8", "  n1-ib:4", "rack.n1", "nx2", "gpu-1-2"]
 
 
 def test_half_of_the_hosts_are_not_left_out_for_being_slow() -> None:
