@@ -73,14 +73,15 @@ def answer(
     """Answer all questions about the runs of a window, and the readings of counters; both are in order of time."""
     homes = _homes_of_blamed_gpus(runs)
     gpus = recurrence(gpu_trials(runs), homes)
-    moved = {gpu.name: gpu.hosts[-1] for gpu in gpus.recurring if len(gpu.hosts) > 1}
-    hosts = recurrence(host_trials(runs, frozenset(moved), homes))
-    failing = dict.fromkeys([*(each.name for each in hosts.recurring if each.has_errors), *moved.values()])
+    moved = [gpu for gpu in gpus.recurring if len(gpu.hosts) > 1]
+    hosts = recurrence(host_trials(runs, frozenset(gpu.name for gpu in moved), homes))
+    failing = dict.fromkeys(each.name for each in hosts.recurring if each.has_errors)
+    failing |= dict.fromkeys(gpu.hosts[-1] for gpu in moved if gpu.has_errors)
     slower, rising = drift(runs), rises(readings)
     all_hosts = {row.host for run in runs for row in run.hosts}
     named = [
         *(each.name for each in (*hosts.recurring, *hosts.recovered)),
-        *moved.values(),
+        *(gpu.hosts[-1] for gpu in moved),
         *(host for pair in hosts.pairs for host in pair.hosts),
         *(each.subject for each in slower.drifts),
         *(each.host for each in rising.rises),

@@ -24,7 +24,8 @@ from ddpdiag.model import TCP_PART
 # less than `MIN_RATIO` times as fast as before and as the others. For segments it is a tenth of RDZ004's limit for a
 # lost share, because dead connections of other programs send some again on any host.
 MIN_PER_DAY, MIN_PER_MILLION_SEGMENTS, MIN_RATIO = 1.0, 100.0, 3.0
-# Errors come in bursts; one of a week is no trend.
+# Errors come in bursts; one of a week is no trend. (This number and the ratio keep most bursts of up to 7 days out
+# of the answers in tests/benchmarks/history_fleet.py.)
 MIN_ERROR_DAYS = 8
 _SENT, _RESENT, _NEEDLESS = "sent_segments", "resent_segments", "needless_segments"
 _GPU = "GPU-"

@@ -33,8 +33,8 @@ MIN_PEERS = 4
 MIN_DAYS = 10
 # A smaller loss over the whole series is not reported: clocks and temperatures differ by as much between healthy hosts.
 MIN_LOSS_SHARE = 0.02
-# A step explains a series if it leaves a quarter of the square of a line's residuals. Noise alone seldom does.
-# A few days of another load are no step.
+# A step explains a series if it leaves a quarter of the square of a line's residuals; noise alone does not in
+# simulated series without a step. A few days of another load are no step.
 _STEP_SQUARE_SHARE, _MIN_STEP_DAYS = 0.25, 5
 _WEEK_DAYS = 7.0
 
@@ -44,8 +44,8 @@ class Drift(Struct, frozen=True, kw_only=True):
 
     `loss_share_per_week` is the loss of each week (0.01: 1 % slower than its peers), with the limits of its interval
     (95 %), and `loss_share` the loss over the `days` with values. `step_seconds` is the day of a loss that came at once
-    (None: over time). `since_seconds` and `until_seconds` are the times of
-    the first and the last day. `series` has the median of each day, as a share of the peers' (above 1: better).
+    (None: over time). `since_seconds` and `until_seconds` are the times of the first and the last day. `series` has the
+    median of each day, as a share of the peers' (above 1: better).
     """
 
     subject: str

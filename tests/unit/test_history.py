@@ -260,20 +260,22 @@ def test_warnings_alone_do_not_leave_a_host_out():
     assert history.failing_hosts == ()
 
 
-def test_a_gpu_is_where_it_was_seen_last():
-    """It failed on n1, and is on n5 now, where it has not failed yet."""
+@pytest.mark.parametrize("is_error", [True, False])
+def test_a_gpu_is_where_it_was_seen_last(is_error):
+    """It failed on n1, and is on n5 now, where it has not failed yet. Warnings leave no host out."""
     names = [f"n{number}" for number in range(8)]
 
     def day_of(day: int) -> Run:
         gpus = {name: (f"GPU-{name}",) for name in names}
         where = "n1" if day < 14 else "n5"
         gpus[where] = (*gpus[where], "GPU-x")
-        bad = [blame("n1", code="GPU003.ecc", gpus=("GPU-x",))] if day in (1, 4, 7, 10, 12) else []
+        own = blame("n1", code="GPU003.ecc", gpus=("GPU-x",), is_error=is_error)
+        bad = [own] if day in (1, 4, 7, 10, 12) else []
         return run(day, names, *bad, gpus=gpus)
 
     history = of([day_of(day) for day in range(18)])
     assert history.recurring_gpus.recurring[0].hosts == ("n1", "n5")
-    assert history.failing_hosts == ("n5",)
+    assert history.failing_hosts == (("n5",) if is_error else ())
     assert [host_answer(history, name)[1] for name in ("n1", "n5")] == [0, 1]
 
 

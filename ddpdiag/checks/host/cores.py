@@ -42,7 +42,8 @@ FINDINGS = {
 class Data(Struct, frozen=True, kw_only=True):
     """The number of cores of the host, and what limits the rank: `affinity` lists the cores on which it may run (empty:
     not known), `quota` is the control group's limit in cores (None: no limit), `omp_threads` is OMP_NUM_THREADS (None:
-    unset). `model` is the processor's name, `kernel` the kernel's release. Both and `cores` are None if not known."""
+    unset). `model` is the processor's name, and `kernel` the release of the kernel. `cores`, `model` and `kernel` are
+    None if they are not known."""
 
     cores: int | None
     affinity: tuple[int, ...]

@@ -406,12 +406,11 @@ def report(seen: Seen[Data]) -> Contribution:
     for host, readings in readings_by_host(seen):
         ports = {port.name: port.counters for _, port in readings.port_pairs() if port is not None}
         if tcp := readings.after.tcp:
-            sent, damaged = tcp.get("OutSegs", 0), tcp.get("InCsumErrors", 0)
             ports[TCP_PART] = {
-                "sent_segments": sent,
+                "sent_segments": tcp.get("OutSegs", 0),
                 "resent_segments": tcp.get("RetransSegs", 0),
                 "needless_segments": _needless_segments(tcp),
-                "damaged_segments": damaged,
+                "damaged_segments": tcp.get("InCsumErrors", 0),
             }
         for part, counters in ports.items():
             totals = {name: number for name, number in counters.items() if number}
